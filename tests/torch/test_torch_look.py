@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -33,8 +34,13 @@ class World:
     def grads(self) -> list[Any]:
         return [p.grad for p in self.params]
 
+    @property
+    def given(self) -> list[list[Tensor]]:
+        """As two groups have them."""
+        return [self.params[:1], self.params[1:]]
+
     def look(self, kind: str) -> Any:
-        given = [self.params[2], self.params[0]], self.grads, [2, 0], self.states
+        given = self.given, [2, 0], self.states
         if kind == "plain":
             return PlainLook(*given)
         if interpreter() is None:
@@ -42,6 +48,9 @@ class World:
         look = look_at(*given)
         assert isinstance(look, Look)
         return look
+
+    def find(self, look: Any) -> Any:
+        return look.find_gradients(self.given, self.states)
 
 
 def renew_entry(world: World) -> None:
@@ -82,9 +91,35 @@ def cast_parameter(world: World) -> None:
     world.params[0].data = world.params[0].data.double()
 
 
+def negate_parameter(world: World) -> None:
+    world.params[0].data = torch._neg_view(world.params[0].data)
+
+
+def exchange_parameter(world: World) -> None:
+    world.params[1] = nn.Parameter(torch.ones(5))
+
+
+def swap_parameters(world: World) -> None:
+    world.params[0], world.params[2] = world.params[2], world.params[0]
+
+
+def put_a_number(world: World) -> None:
+    world.params[0] = 0.5  # type: ignore[call-overload]
+
+
+def give_gradient(world: World) -> None:
+    world.params[1].grad = torch.ones(5)
+
+
+def take_gradient(world: World) -> None:
+    world.params[2].grad = None
+
+
 #: What makes a step no longer hold.
 CHANGES = {each.__name__: each for each in (renew_entry, renew_state, drop_state, add_entry, move_entry)}
 CHANGES |= {each.__name__: each for each in (move_parameter, swap_parameter, turn_entry, cast_parameter)}
+CHANGES |= {each.__name__: each for each in (negate_parameter, exchange_parameter, swap_parameters)}
+CHANGES |= {each.__name__: each for each in (give_gradient, take_gradient, put_a_number)}
 #: Other gradients for which it does not.
 GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "another dtype": lambda g: g.double(),
@@ -101,7 +136,9 @@ def test_gradients_are_found_where_they_are_now(kind: str) -> None:
     look = world.look(kind)
     for _ in range(2):
         grads = world.grads
-        assert look.find_gradients(grads, world.states) == array("Q", [grads[2].data_ptr(), grads[0].data_ptr()])
+        found, *others = world.find(look)
+        assert all(map(operator.is_, found, grads))
+        assert others == [array("Q", [grads[2].data_ptr(), grads[0].data_ptr()]), False]
         for p in (world.params[0], world.params[2]):
             p.grad = torch.full_like(p, 3.0)
 
@@ -112,15 +149,40 @@ def test_what_stays_must_be_where_it_was(name: str, kind: str) -> None:
     world = World()
     look = world.look(kind)
     CHANGES[name](world)
-    assert look.find_gradients(world.grads, world.states) is None
+    assert world.find(look) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_must_be_stored_alike(name: str, kind: str) -> None:
     world = World()
-    look, (first, *others) = world.look(kind), world.grads
-    assert look.find_gradients([GRADIENTS[name](first), *others], world.states) is None
+    look, g = world.look(kind), world.grads[0]
+    try:
+        world.params[0].grad = GRADIENTS[name](g)
+    except RuntimeError:  # which torch does not let be a gradient, but become one
+        g.data = GRADIENTS[name](g)
+    assert world.find(look) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_must_have_as_many_parameters(kind: str) -> None:
+    world = World()
+    look = world.look(kind)
+    for given in ([world.params], [*world.given, []], [world.params[:1], world.params[1:2]], [[], *world.given]):
+        assert look.find_gradients(given, world.states) is None
+    longer = [world.params[:1], [*world.params[1:], world.params[0]]]
+    assert look.find_gradients(longer, world.states) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_negative_views_are_told(kind: str) -> None:
+    """They may be where others were, and are something else."""
+    world = World()
+    look = world.look(kind)
+    world.params[0].grad = torch._neg_view(world.params[0].grad)
+    assert world.find(look)[2]
+    world.params[0].grad = torch.ones(4, 3)
+    assert not world.find(look)[2]
 
 
 class Answering(Tensor):

@@ -175,6 +175,14 @@ def swap_order(training: Training) -> None:
     group["param_names"] = group["param_names"][::-1]
 
 
+def rename(training: Training) -> None:
+    training.groups[-1]["param_names"][-1] = "another"
+
+
+def put_in_tuple(training: Training) -> None:
+    training.groups[0]["params"] = tuple(training.groups[0]["params"])
+
+
 def exchange(training: Training) -> None:
     """As trainers do: another tensor, with the state of the one before."""
     old, new = training.params["v"], torch.nn.Parameter(training.params["v"].detach().clone())
@@ -353,6 +361,8 @@ CHANGES: dict[str, tuple[str, Change, int]] = {
     "another weight decay": ("LAMB", set_option(weight_decay=0.5), SAME),
     "eps": ("LAMB", set_option(eps=1e-3), SAME),
     "order of parameters": ("LAMB", swap_order, ANEW),
+    "another name": ("LAMB", rename, ANEW),
+    "parameters in a tuple": ("LAMB", put_in_tuple, SAME),
     "another parameter": ("Adafactor", exchange, ANEW),
     "other storage": ("LAMB", set_data(torch.clone), ANEW),
     "cast": ("AdamW", set_data(lambda x: x.float()), ANEW),

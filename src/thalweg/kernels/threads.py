@@ -31,7 +31,10 @@ def num_threads(otherwise: Callable[[], int]) -> int:
 
 def of_environment(variable: str) -> int | None:
     """A number of threads in the environment; what is no such number is ignored, as OpenMP does."""
-    first = os.environ.get(variable, "").split(",")[0].strip()
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    first = text.split(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) > 0 else None
 
 

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
 from typing import Any, ClassVar, Literal
 
@@ -24,6 +24,7 @@ from thalweg.rules.checks import check_flag
 from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own
 from thalweg.torch.engines.choice import reason_missing_for
 from thalweg.torch.engines.lists import Lists
+from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.native import Native
 from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistics
 from thalweg.torch.engines.triton import Triton
@@ -61,7 +62,8 @@ from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradients import JointGradient
-from thalweg.torch.step.remembered import GRAD, MOST_REMEMBERED, RememberedStep, presence_of
+from thalweg.torch.step.look import GRAD
+from thalweg.torch.step.remembered import MOST_REMEMBERED, RememberedStep, presence_of
 from thalweg.torch.step.runs import Runs
 from thalweg.torch.step.turns import Turns
 
@@ -168,9 +170,13 @@ class Optimizer(torch.optim.Optimizer):
         self._turns = Turns()
         self._engines_used: set[str] = set()
         self._last: Statistics = {}
+        #: The statistics that were put there last.
+        self._told: list[Statistics] = []
         self._sorter = Sorter(engine, sharing, offload_state=offload_state)
         self._agreement = Agreement(sharing)
         self._steps: dict[Hashable, RememberedStep] = {}
+        #: The one that was taken last, if the next may be the same.
+        self._latest: RememberedStep | None = None
         self._joint = JointGradient()
         self._engines: dict[EngineKind, Engine] = {
             "lists": Lists(sharing.message_dtype),
@@ -199,13 +205,20 @@ class Optimizer(torch.optim.Optimizer):
         stays_eager = compiling and any(
             self._host.wanted or self._rule_of(group).needs_whole for group in self.param_groups
         )
+        if not compiling:
+            # as torch.no_grad() does, in a tenth of the time
+            are_enabled = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)
+            try:
+                self._step(None)
+            finally:
+                torch._C._set_grad_enabled(are_enabled)
+            return loss
         with torch.no_grad():
             if stays_eager:
                 self._step_uncompiled()
-            elif compiling:
-                self._step_eagerly(None, compiling=True)
             else:
-                self._step(None)
+                self._step_eagerly(None, compiling=True)
         return loss
 
     step = with_hooks(step)
@@ -230,7 +243,7 @@ class Optimizer(torch.optim.Optimizer):
     def _step(self, only: Tensor | None, *, compiling: bool = False) -> None:
         if self._is_evaluated:
             raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
-        with self._lock, self._host.stepping(), without_autocast():
+        with self._guard():
             known, self._written = len(self.state), False
             try:
                 prepare = self._prepare_eagerly if compiling else self._prepare
@@ -247,6 +260,18 @@ class Optimizer(torch.optim.Optimizer):
                     for p in list(self.state)[known:]:  # what was made for a step that is not taken
                         del self.state[p]
 
+    def _guard(self) -> AbstractContextManager[object]:
+        """What is around a step: a lock, and more where state is on the host or autocast is on."""
+        lowered = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+        if not lowered and not self._host.wanted:
+            return self._lock
+        stack = ExitStack()
+        stack.enter_context(self._lock)
+        stack.enter_context(self._host.stepping())
+        for device in lowered:  # products of matrices are in the precision that the rule is computed in
+            stack.enter_context(torch.autocast(device, enabled=False))
+        return stack
+
     # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
     _step_eagerly = torch.compiler.disable(_step, recursive=False)  # type: ignore[no-untyped-call]
 
@@ -261,30 +286,52 @@ class Optimizer(torch.optim.Optimizer):
 
         only: the one parameter to be stepped; None for all.
         """
-        groups, places = self.param_groups, self._places()
-        grads = list(map(GRAD, self._groups.params)) if only is None else [only.grad]
-        present: Hashable = presence_of(grads) if only is None else id(only)
+        groups = self.param_groups
+        repeated = self._latest if only is None and not compiling else None
+        if repeated is not None and self._groups.have_same_names(groups):
+            buckets = self._repeat(repeated, only)
+            if buckets is not None:
+                return buckets, repeated.runs
+        places = self._places()
         self._groups.report_unused(groups)
         rules, overrides = list(map(self._rule_of, groups)), self._groups.overrides
         self._agreement.reach(rules, places, groups, overrides, one_by_one=only is not None)
         settings = self._groups.current_settings(groups)
+        present: Hashable = presence_of(list(map(GRAD, self._groups.params))) if only is None else id(only)
         step = None if compiling else self._steps.get(present)
-        if step is not None:
-            by_group = list(map(self._rate, groups))
-            rates = [by_group[bucket.group] for bucket in step.buckets]
-            buckets = step.recall(grads, self._states_of(only), settings, rates)
-            if buckets is not None:
-                return buckets, step.runs
+        if step is not None and (buckets := self._repeat(step, only)) is not None:
+            self._note_latest(step, only)
+            return buckets, step.runs
         chosen = places if only is None else {only: places[only]}
         buckets = self._sorter.sort(self, chosen, settings, compiling=compiling)
         runs = self._lay_out(() if self._host.wanted else buckets, compiling=compiling)
         if not compiling:
             self._steps.pop(present, None)
-            self._steps[present] = RememberedStep(buckets, runs, chosen, self._states_of(only), settings)
+            step = RememberedStep(buckets, runs, self._given(only), chosen, self._states_of(only), settings)
+            self._steps[present] = step
+            self._note_latest(step, only)
             whole = [key for key in self._steps if isinstance(key, bytes)]
             if len(whole) > MOST_REMEMBERED:
                 del self._steps[whole[0]]
         return buckets, runs
+
+    def _repeat(self, step: RememberedStep, only: Tensor | None) -> list[Bucket] | None:
+        """The buckets of a remembered step, if it still holds."""
+        return step.recall(self._given(only), self._states_of(only), self._options)
+
+    def _note_latest(self, step: RememberedStep, only: Tensor | None) -> None:
+        """The next step may repeat this one; not where ranks have to agree first."""
+        self._latest = step if only is None and not self._agreement.distributed else None
+
+    def _given(self, only: Tensor | None) -> list[list[Tensor]]:
+        """The parameters that may be stepped, in lists as groups have them."""
+        if only is not None:
+            return [[only]]
+        return [own if type(own := group["params"]) is list else list(own) for group in self.param_groups]
+
+    def _options(self) -> tuple[list[Settings], list[tuple[Rate, float]]]:
+        """The settings and the rates of all groups."""
+        return self._groups.current_settings(self.param_groups), list(map(self._rate, self.param_groups))
 
     def _states_of(self, only: Tensor | None) -> Mapping[Tensor, Any]:
         """The states of one parameter, or of all."""
@@ -318,7 +365,10 @@ class Optimizer(torch.optim.Optimizer):
         """Step buckets as one. looks: for steps that are not finite, where that is an error."""
         on_nonfinite = self.param_groups[0]["on_nonfinite"]
         found = runs.take(buckets, on_nonfinite, looks=looks and on_nonfinite == "raise", commit=commit or self._commit)
-        self._last.update(found)
+        if not are_the_same(found, self._told):  # a run that is taken again goes on telling the same
+            self._told = found
+            for each in found:
+                self._last.update(each)
 
     def _commit(self, nonfinite: Sequence[str]) -> bool:
         """Before anything is written: refuse a step that is not finite."""
@@ -395,7 +445,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]:
         """What the rule is given as lr, and what multiplies the step size that it makes of it."""
-        return read_rate(group, shown_only=self._is_shown_only(group))
+        return read_rate(group, shown_only=bool(group.get("lr_is_scale")) and self._is_shown_only(group))
 
     def _is_shown_only(self, group: Mapping[str, Any]) -> bool:
         """Whether a scheduler writes the step size into a group for people to read, and not for us.
@@ -437,7 +487,8 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def state(self) -> Any:
         """By parameter, what is kept for it between steps. Reading it waits for copies to the host."""
-        self._host.wait_to_read()
+        if self._host.pending:
+            self._host.wait_to_read()
         return self.__dict__["state"]
 
     @state.setter
@@ -512,6 +563,7 @@ class Optimizer(torch.optim.Optimizer):
         self._resolved.clear()
         self._sorter.forget()
         self._steps.clear()
+        self._latest = None
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
@@ -644,17 +696,6 @@ class Optimizer(torch.optim.Optimizer):
         """Whether a GradScaler may leave ``grad_scale`` and ``found_inf`` to a step, which then waits for nothing."""
         homes = [(p, group) for group in self.param_groups for p in group["params"]]
         return all(not p.is_cpu and self._place_of_counts(p, group) == p.device for p, group in homes)
-
-
-def without_autocast() -> AbstractContextManager[object]:
-    """Products of matrices in the precision that the rule is computed in, also where autocast would lower it."""
-    lowered = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    if not lowered:
-        return nullcontext()
-    stack = ExitStack()
-    for device in lowered:
-        stack.enter_context(torch.autocast(device, enabled=False))
-    return stack
 
 
 def raise_if_nonfinite(names: Sequence[str]) -> None:

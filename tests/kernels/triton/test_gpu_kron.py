@@ -128,3 +128,23 @@ def test_a_parameter_that_is_not_finite_is_left_alone_without_a_wait() -> None:
     assert all(torch.equal(p, before[name]) for name, p in named)
     assert optimizer.skipped == 1
     assert optimizer.nonfinite() == ["a"]
+
+
+@pytest.mark.nightly
+def test_batches_that_are_at_the_same_step_are_prepared_together() -> None:
+    """With factors that are due and that are not, with rates that change, and after one batch has gone its own way."""
+    shapes = {"bias": (3,), "a": (4, 3), "b": (4, 3)}
+    ours, theirs = parameters(shapes=shapes), parameters(shapes=shapes)
+    options: dict[str, Any] = dict(precond_update_probability=0.4, overrides=[("bias", dict(lr_scale=0.5))])
+    fused, reference = kron(ours, "auto", **options), kron(theirs, "reference", **options)
+    together = []
+    for number, step in enumerate(gradients(10, shapes=shapes)):
+        for optimizer, named in ((fused, ours), (reference, theirs)):
+            optimizer.lr = 0.05 / (1 + number // 3)
+            if number == 8:  # the factors of one are due at other steps from now on
+                optimizer.state[named[0][1]]["refresh"].fill_(0.15)
+            train(optimizer, named, [step])
+        (run, _) = fused._latest.runs.runs[0]
+        together.append(run.batches.together)
+    agree(fused, ours, reference, theirs)
+    assert together == [False, False, False, *[True] * 5, False, False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import struct
 from array import array
@@ -24,6 +25,7 @@ from thalweg.storage import arithmetic
 
 #: Stages: passes that measure, from 0 on; a look at what would be written; the last pass; the end.
 MEASURE, REHEARSE, WRITE, END = 0, 8, 9, 10
+ZERO = array("d", [0.0])
 
 
 class Operand(NamedTuple):
@@ -192,6 +194,9 @@ class Tables:
         #: Of each row: whose it is, and how far behind the beginning of its gradient it begins.
         self.owners = array("q", [i for i, span in enumerate(self.spans) for _ in span])
         self.offsets = array("q", [i * own.strides[1] for own in rows for i in range(own.slices)])
+        given = self.tensors, self.count, address_of(self.owners), address_of(self.offsets)
+        self.set_gradients = functools.partial(load().thalweg_point, *given)
+        self.new_outcomes = structs.Outcome * self.count
 
     def place_of(self, group: int, code: Compiled) -> int:
         for place, (known, its) in enumerate(self.used):
@@ -202,33 +207,25 @@ class Tables:
 
     def point(self, bases: array[int]) -> None:
         """Follow gradients to where they are now, in the order of the operands."""
-        load().thalweg_point(
-            self.tensors, self.count, address_of(self.owners), address_of(self.offsets), address_of(bases)
-        )
+        self.set_gradients(bases.buffer_info()[0])
 
     def fill(self, options: Sequence[Options], threads: int) -> None:
         """Take the numbers of a step, for so many threads."""
-        self.numbers = [
-            code.numbers_of(
-                options[group].rule,
-                options[group].t,
-                options[group].lr,
-                options[group].lr_scale,
-                options[group].gradient_scale,
-            )
-            for group, code in self.used
-        ]
-        for own, numbers, (group, _) in zip(self.options, self.numbers, self.used, strict=True):
-            own.numbers, own.count = ctypes.addressof(numbers), len(numbers)
-            own.t = options[group].t & 0xFFFFFFFF
-            own.stochastic = options[group].handling.rounding == "stochastic"
-            own.guarded = options[group].is_guarded
-            own.state_stochastic = options[group].handling.state_rounding == "stochastic"
+        self.numbers = []
+        for own, (group, code) in zip(self.options, self.used, strict=True):
+            given = options[group]
+            handling, t = given.handling, given.t
+            numbers = code.numbers_of(given.rule, t, given.lr, given.lr_scale, given.gradient_scale)
+            self.numbers.append(numbers)
+            own.numbers, own.count, own.t = ctypes.addressof(numbers), len(numbers), t & 0xFFFFFFFF
+            own.stochastic = handling.rounding == "stochastic"
+            own.guarded = handling.on_nonfinite != "propagate"
+            own.state_stochastic = handling.state_rounding == "stochastic"
         if threads != self.threads:
             self.scratch = ctypes.create_string_buffer(self.scratch_bytes(threads))
             self.threads = threads
-        self.outcomes = (structs.Outcome * self.count)()
-        self.registers = (ctypes.c_double * (self.count * self.width))()
+        # new for each step: what the last one has found may be asked for after this one has failed
+        self.outcomes, self.registers = self.new_outcomes(), ZERO * (self.count * self.width)
 
     def scratch_bytes(self, threads: int) -> int:
         """What so many threads need; it is laid out for them."""
@@ -237,7 +234,7 @@ class Tables:
 
     def run(self, first: int, last: int) -> None:
         load().thalweg_run(
-            *(self.options, self.tensors, self.registers, self.width),
+            *(self.options, self.tensors, address_of(self.registers), self.width),
             *(self.outcomes, self.count, self.scratch),
             *(first, last, self.threads),
         )
@@ -254,7 +251,8 @@ class Tables:
 
     def decide(self, number: int) -> None:
         """Go on from the sums of a pass that are in the registers now."""
-        load().thalweg_decide(self.options, self.tensors, self.registers, self.width, self.outcomes, self.count, number)
+        registers = address_of(self.registers)
+        load().thalweg_decide(self.options, self.tensors, registers, self.width, self.outcomes, self.count, number)
 
     def finite(self) -> list[bool]:
         """For each operand whether all of its step is finite."""
@@ -270,7 +268,7 @@ class Tables:
 
     def figures(self) -> Figures:
         """The statistics of the last step."""
-        return Figures(self.stats, self.spans, self.stacks, bytes(self.registers), self.width)
+        return Figures(self.stats, self.spans, self.stacks, self.registers, self.width)
 
 
 class Figures(NamedTuple):
@@ -280,14 +278,13 @@ class Figures(NamedTuple):
     stats: list[dict[str, int]]
     spans: list[range]
     stacks: list[Shape | None]
-    registers: bytes
+    registers: array[float]
     width: int
 
     def of(self, operand: int, stacked: Callable[[list[float], Shape], Any]) -> dict[str, Any]:
         """The figures of an operand: numbers, or for stacked slices what ``stacked`` makes of a list and a shape."""
         stack, rows = self.stacks[operand], [row * self.width for row in self.spans[operand]]
-        registers = memoryview(self.registers).cast("d")
-        found = {key: [registers[row + place] for row in rows] for key, place in self.stats[operand].items()}
+        found = {key: [self.registers[row + place] for row in rows] for key, place in self.stats[operand].items()}
         return {key: values[0] if stack is None else stacked(values, stack) for key, values in found.items()}
 
 
@@ -295,21 +292,21 @@ class Counts:
     """Numbers of steps, each a float32 at an address of its own."""
 
     def __init__(self, addresses: Iterable[int]) -> None:
-        self.addresses = array("Q", addresses)
+        self.addresses, self.number = array("Q", addresses), ctypes.c_float()
+        given = self.addresses.buffer_info()
+        self.compare = functools.partial(load().thalweg_counts, *given, ctypes.byref(self.number))
+        self.count = functools.partial(load().thalweg_count, *given)
 
     def read(self) -> float | None:
         """The number that all of them are; None if they differ."""
-        number = ctypes.c_float()
-        same = load().thalweg_counts(address_of(self.addresses), len(self.addresses), ctypes.byref(number))
-        return number.value if same else None
+        return self.number.value if self.compare() else None
 
     def advance(self, chosen: Sequence[bool] | None = None) -> None:
         """Count a step, of all or of the chosen ones."""
-        marks = None if chosen is None else bytes(chosen)
-        load().thalweg_count(address_of(self.addresses), len(self.addresses), marks)
+        self.count(None if chosen is None else bytes(chosen))
 
 
-def address_of(numbers: array[int]) -> int:
+def address_of(numbers: array[Any]) -> int:
     return numbers.buffer_info()[0]
 
 

@@ -55,8 +55,8 @@ def is_watched() -> bool:
     knobs = getattr(triton, "knobs", None)
     if knobs is None:  # before Triton 3.4
         return False
-    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    return any(getattr(hook, "calls", hook) for hook in hooks)
+    before, after = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(getattr(before, "calls", before) or getattr(after, "calls", after))
 
 
 def direct(compiled: Any, *, is_known: bool = DIRECT) -> Callable[[tuple[int, int, int], tuple[Any, ...]], None] | None:

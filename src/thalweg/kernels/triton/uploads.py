@@ -67,7 +67,7 @@ class Uploads:
 
     def refill(self, table: Tensor, values: Sequence[int] | Tensor) -> None:
         """New numbers for a table, in place."""
-        host = torch.as_tensor(values, dtype=table.dtype)
+        host = values if isinstance(values, Tensor) else torch.as_tensor(values, dtype=table.dtype)
         later = deferred.get()
         if later is not None:
             later.append((self, table, host.clone()))

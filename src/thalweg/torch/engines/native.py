@@ -91,7 +91,7 @@ class NativeRun:
         self.tables.fill(list(map(options_of, buckets)), num_threads(torch.get_num_threads))
 
     def measure(self, on_nonfinite: str) -> Iterator[Computation]:
-        allowed = all(bucket.allowed is None or bool(bucket.allowed) for bucket in self.buckets)
+        allowed = not [bucket for bucket in self.buckets if bucket.allowed is not None and not bucket.allowed]
         self.forbidden = not allowed and on_nonfinite == "propagate"
         if self.forbidden:
             return
@@ -128,6 +128,9 @@ class NativeRun:
     def write(self) -> Statistics:
         if self.forbidden:
             return {}
+        # what was saved for a backward pass is no longer what it was; told before the step, which empties the cache
+        torch.autograd.graph.increment_version(self.params)
+        self.counts.advance(self.finite)
         if self.sharded:
             self.tables.run(REHEARSE, END)
         elif self.finite is None:
@@ -137,9 +140,6 @@ class NativeRun:
             self.tables.run(WRITE, END)
         for tensor, copy in self.staged:
             tensor.copy_(copy)
-        # what was saved for a backward pass is no longer what it was
-        torch.autograd.graph.increment_version(self.params)
-        self.counts.advance(self.finite)
         self.latest.figures = self.tables.figures()
         self.latest.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
         return self.statistics
@@ -163,6 +163,8 @@ class Latest:
 
 def addresses_in(buckets: Sequence[Bucket]) -> array[int] | None:
     """Where all gradients are, if every bucket knows it."""
+    if len(buckets) == 1:
+        return buckets[0].addresses
     known = [bucket.addresses for bucket in buckets if bucket.addresses is not None]
     return functools.reduce(operator.add, known) if len(known) == len(buckets) else None
 

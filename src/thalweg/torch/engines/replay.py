@@ -56,11 +56,13 @@ class Moving:
         self.packed: tuple[Any, array[int]] = None, array("Q")
         self.known_numbers: dict[tuple[int, tuple[str, ...]], dict[str, Tensor]] = {}
 
-    def note(self, table: Any, addresses: array[int]) -> None:
-        place = self.places[id(table)]
-        if self.host[place] != addresses:
-            self.host[place] = addresses
+    def put(self, place: slice, words: array[int]) -> None:
+        if self.host[place] != words:
+            self.host[place] = words
             self.has_news = True
+
+    def note(self, table: Any, addresses: array[int]) -> None:
+        self.put(self.places[id(table)], addresses)
 
     def rate(self, place: int, lr: float | None, lr_scale: float) -> tuple[Tensor | None, Tensor]:
         """Where the device finds a rate and what multiplies it."""
@@ -75,14 +77,15 @@ class Moving:
     def numbers(self, batch: Any, given: Mapping[str, float]) -> dict[str, Tensor]:
         """Where the device finds the numbers of a batch, by name."""
         first = self.numbered[id(batch)]
+        self.put(slice(first, first + NUMBERS), self.pack(given))
+        return self.named_numbers(id(batch), tuple(given))
+
+    def pack(self, given: Mapping[str, float]) -> array[int]:
+        """The numbers of a batch as words."""
         if given is not self.packed[0]:  # those of most batches are the same
             words = array("Q", struct.pack(f"{2 * NUMBERS}f", *given.values(), *[0.0] * (2 * NUMBERS - len(given))))
             self.packed = given, words
-        words = self.packed[1]
-        if self.host[first : first + NUMBERS] != words:
-            self.host[first : first + NUMBERS] = words
-            self.has_news = True
-        return self.named_numbers(id(batch), tuple(given))
+        return self.packed[1]
 
     def named_numbers(self, batch: int, names: tuple[str, ...]) -> dict[str, Tensor]:
         found = self.known_numbers.get((batch, names))
@@ -128,6 +131,9 @@ class Replay:
         self.works = (
             device.type == "cuda" and torch.version.hip is None and os.environ.get("THALWEG_REPLAY", "1") != "0"
         )
+        from thalweg.kernels.triton.launching import is_watched
+
+        self.is_watched = is_watched
 
     def run(self, launch: Callable[[], None], key: Hashable) -> None:
         """Launch, or replay. key: what a recorded step depends on beside memory that stays where it is."""
@@ -151,9 +157,7 @@ class Replay:
 
     def may_record(self) -> bool:
         """Not while a user records a graph of the whole step, nor while a profiler wants to see every launch."""
-        from thalweg.kernels.triton.launching import is_watched
-
-        return not torch.cuda.is_current_stream_capturing() and not is_watched()
+        return not torch.cuda.is_current_stream_capturing() and not self.is_watched()
 
     def record(self, launch: Callable[[], None]) -> Recorded | None:
         from thalweg.kernels.triton.uploads import deferred

@@ -18,6 +18,7 @@ from thalweg.rules import Kron, WholeRule
 from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.choice import is_by_hand
+from thalweg.torch.engines.kron_batches import KronBatches
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.engines.replay import Moving, Replay
@@ -78,6 +79,7 @@ class TritonRun:
         self.is_new, self.sharded = True, any(bucket.parts for bucket in buckets)
         devices = {launch.device for launch in self.launches}
         self.moving: Moving | None = None
+        self.batches: KronBatches | None = None
         self.replay: Replay | None = None
         #: Whether all is launched when it is time to write: no rank and no user is asked on the way.
         self.at_once = False
@@ -91,6 +93,8 @@ class TritonRun:
                 part.moving = self.moving, place
             for launch in kron:
                 launch.moving = self.moving
+            if kron:
+                self.batches = KronBatches(kron, self.of_kron(buckets), self.moving)
             self.replay = Replay(device)
         #: What a GradScaler or the joint norm decides, where recorded steps find it.
         self.scale: Tensor | None = None
@@ -105,17 +109,21 @@ class TritonRun:
         return Launch(stepped, pairs)
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
-        if self.moving is not None:
-            self.scale = held_in(self.scale, buckets[0].grad_scale)
-            self.allowed = held_in(self.allowed, buckets[0].allowed)
-            if self.scale is not None or self.allowed is not None:
-                buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
+        scale, allowed = buckets[0].grad_scale, buckets[0].allowed
+        if self.moving is not None and (scale is not None or allowed is not None):
+            self.scale, self.allowed = held_in(self.scale, scale), held_in(self.allowed, allowed)
+            buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
+        together = self.batches is not None and all(self.in_place) and self.batches.prepare(self.of_kron(buckets))
         for launch, bucket, in_place, contiguous in zip(
             self.launches, buckets, self.in_place, self.contiguous, strict=True
         ):
+            if together and isinstance(launch, KronLaunch):
+                continue
             places = bucket.addresses if in_place else None
             grads = bucket.grads if places is not None else gradients_of(bucket, contiguous)
             launch.prepare(bucket, grads, places)
+        if self.batches is not None and not together:
+            self.batches.note(self.of_kron(buckets))
         if self.moving is not None:
             self.moving.upload()
         capturing = is_capturing(self.params[0].device)
@@ -125,13 +133,17 @@ class TritonRun:
             self.prepare_kron(buckets, capturing)
         self.is_new = False
 
+    def of_kron(self, buckets: Sequence[Bucket]) -> list[Bucket]:
+        """Those of the buckets that Kron's own kernels step."""
+        pairs = zip(self.launches, buckets, strict=True)
+        return [bucket for launch, bucket in pairs if isinstance(launch, KronLaunch)]
+
     def prepare_kron(self, buckets: Sequence[Bucket], capturing: bool) -> None:
         """Compile what is new, and follow scratch memory, which all batches of an optimizer share."""
         kernels, launches = self.engine.kron, [launch for launch in self.launches if isinstance(launch, KronLaunch)]
         if self.is_new and launches:
-            own = [bucket for launch, bucket in zip(self.launches, buckets, strict=True) if launch in launches]
             grads = [launch.grads for launch in launches]
-            kernels.prepare(list(map(arguments_of, own, grads)))
+            kernels.prepare(list(map(arguments_of, self.of_kron(buckets), grads)))
         if not self.is_new and not capturing and self.scratch is kernels.scratch.get(self.params[0].device):
             return
         for launch in launches:
@@ -154,17 +166,24 @@ class TritonRun:
         if self.at_once:
             assert self.replay is not None
             with on_device(self.replay.device):
-                self.replay.run(self.launch_all, tuple([launch.key() for launch in self.launches]))
+                self.replay.run(self.launch_all, self.key())
         else:
             for launch in self.launches:
                 with on_device(launch.device):
                     launch.write()
+        if self.batches is not None:
+            self.batches.count_step()
         for launch in self.launches:
-            if isinstance(launch, (KronLaunch, WholeLaunch)):
+            if isinstance(launch, WholeLaunch) or (isinstance(launch, KronLaunch) and self.batches is None):
                 launch.count_step()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version(self.params)
         return self.statistics
+
+    def key(self) -> Hashable:
+        """What all launches depend on beside tables."""
+        others = [launch.key() for launch in self.launches if not isinstance(launch, KronLaunch)]
+        return tuple(others), None if self.batches is None else self.batches.key()
 
     def launch_all(self) -> None:
         for launch in self.launches:
@@ -242,7 +261,9 @@ def plain_launch(bucket: Bucket) -> Launch:
 class Launch:
     """One bucket, with its passes."""
 
+    #: The numbers of the step, and where they are or what they are.
     step: Any = None
+    step_places: tuple[Hashable, ...] = ()
     #: Whether its gradients are others from step to step.
     moves = True
     #: What copies addresses and rates to the device, and the place of its rate there; None: each launch has its own.
@@ -260,20 +281,22 @@ class Launch:
         return finite
 
     def __init__(self, bucket: Bucket, staged: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self.passes = passes_for(bucket)
+        from thalweg.kernels.triton.passes import Step
+
+        self.passes, self.new_step = passes_for(bucket), Step
         #: Tensors that are not contiguous, with the copies that are stepped in their place.
         self.staged = staged
         #: Gradients are kept until all has been launched: some are copies, whose memory must not be given to others.
         self.grads: Sequence[Tensor] = ()
         self.bucket, self.is_new = bucket, True
+        #: The bucket between steps.
+        self.idle = bucket.renewed(grads=(), grad_scale=None, allowed=None)
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor] | None, places: array[int] | None = None) -> None:
         """Take a step's gradients and numbers.
 
         grads: None if they come when it is time to write. places: where they are, if that is known.
         """
-        from thalweg.kernels.triton.passes import Step
-
         for tensor, copy in self.staged:
             copy.copy_(tensor)
         self.bucket = bucket
@@ -290,7 +313,9 @@ class Launch:
             moving, place = self.moving
             rate, scale = moving.rate(place, None if is_own else lr, scale)
             lr = lr if is_own else rate
-        self.step = Step(lr, scale, bucket.grad_scale, bucket.allowed)
+        step = self.new_step(lr, scale, bucket.grad_scale, bucket.allowed)
+        if is_own or self.step is None or not are_the_same(step, self.step):
+            self.step, self.step_places = step, tuple(map(address_of, step))
         if self.is_new:
             self.is_new = False
             with on_device(self.device):
@@ -302,7 +327,7 @@ class Launch:
 
     def key(self) -> Hashable:
         """What its launches depend on beside tables: how gradients are read, and tensors that may be others."""
-        return self.passes.tables.grads_aligned, tuple(map(address_of, self.step))
+        return self.passes.tables.grads_aligned, self.step_places
 
     def measure(self) -> Computation:
         """Run all passes before writing; yield the sums to complete over ranks, if the bucket is sharded."""
@@ -323,9 +348,8 @@ class Launch:
             tensor.copy_(copy)
 
     def release(self) -> None:
-        """Let go of gradients, and of what one step alone has."""
-        self.grads, self.step = (), None
-        self.bucket = self.bucket.renewed(grads=(), grad_scale=None, allowed=None)
+        """Let go of gradients."""
+        self.grads, self.bucket = (), self.idle
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""

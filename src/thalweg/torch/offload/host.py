@@ -35,7 +35,7 @@ class HostState:
 
     def wait_to_read(self) -> None:
         """The same for those who want to see it; a step leaves it to the device to wait."""
-        if self.pending and not self.is_stepping:
+        if not self.is_stepping:
             self.wait()
 
     @contextmanager

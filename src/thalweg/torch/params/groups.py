@@ -84,16 +84,20 @@ class Groups:
         """Whether groups hold other parameters, or other names, than before. On any error nothing is taken over."""
         # whole lists, compared by C code: this is asked at every step
         sizes = [len(group["params"]) for group in groups]
-        names = [group.get("param_names") for group in groups]
         params = list(chain.from_iterable(group["params"] for group in groups))
-        if sizes == self.sizes and names == self.names and all(map(operator.is_, params, self.params)):
+        if sizes == self.sizes and self.have_same_names(groups) and all(map(operator.is_, params, self.params)):
             return False
         places = self.find_places(groups)
         check_names(groups, self.overrides)
         self.places, self.sizes, self.params = places, sizes, params
         self.note_shapes(groups)
+        names = [group.get("param_names") for group in groups]
         self.names = [None if own is None else list(own) for own in names]
         return True
+
+    def have_same_names(self, groups: Sequence[Group]) -> bool:
+        """Whether parameters are named as at the last look."""
+        return [group.get("param_names") for group in groups] == self.names
 
     def find_places(self, groups: Sequence[Group]) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter; those that are new are checked."""

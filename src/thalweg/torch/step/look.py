@@ -8,7 +8,7 @@ import operator
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,27 +18,32 @@ from thalweg.kernels.cpu.look import Interpreter, Look, interpreter_with
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.sharding.shards import is_distributed, local
 
-DEVICE, DTYPE, LAYOUT, SHAPE = map(operator.attrgetter, ("device", "dtype", "layout", "shape"))
-States = Mapping[Tensor, Any]
+DEVICE, DTYPE, GRAD, LAYOUT, SHAPE = map(operator.attrgetter, ("device", "dtype", "grad", "layout", "shape"))
+States: TypeAlias = Mapping[Tensor, Any]
+Given: TypeAlias = list[list[Tensor]]
 
 
 class AnyLook(Protocol):
     """Parameters with gradients and states, as they were when this was made."""
 
-    def find_gradients(self, grads: list[Any], states: States) -> array[int] | None:
-        """Where gradients are now; None if they are stored otherwise, or anything else is not what or where it was."""
+    def find_gradients(self, given: Given, states: States) -> tuple[list[Any], array[int], bool] | None:
+        """The gradients of all, where those are that there are, and whether one is the negative of what lies there.
+
+        None if they are stored otherwise, or anything else is not what or where it was.
+        """
 
 
-def look_at(params: list[Tensor], grads: list[Any], places: list[int], states: States) -> AnyLook:
-    """places: of each parameter's gradient among the gradients."""
-    python = interpreter()
-    kept = [*params, *chain.from_iterable(map(dict.values, states.values()))]
-    if python is not None and all(map(has_strides_and_memory, [*kept, *(grads[i] for i in places)])):
-        read = [line for x in kept for line in memory_of(x)]
-        native = Look(python, params, grads, places, states, read)
+def look_at(given: Given, order: list[int], states: States) -> AnyLook:
+    """given: parameters, in lists as groups have them. order: the places of those with gradients, as they are told."""
+    python, params = interpreter(), list(chain.from_iterable(given))
+    stepped = [params[i] for i in order]
+    kept = [*stepped, *chain.from_iterable(map(dict.values, states.values()))]
+    if python is not None and all(map(has_strides_and_memory, [*kept, *map(GRAD, stepped)])):
+        read = [*map(id, states.values()), *(line for x in kept for line in memory_of(x))]
+        native = Look(python, given, order, states, read)
         if native.works:
             return native
-    return PlainLook(params, grads, places, states)
+    return PlainLook(given, order, states)
 
 
 def has_strides_and_memory(x: Any) -> bool:
@@ -48,6 +53,8 @@ def has_strides_and_memory(x: Any) -> bool:
     return plain and x.layout == torch.strided
 
 
+#: Words of a tensor among which is that of its dispatch keys.
+KEYS_WITHIN = 26
 #: The functions of torch's C interface that tell how a tensor is stored.
 OF_TENSORS = {
     **{name: f"aoti_torch_get_{name}" for name in ("layout", "dtype", "device_type", "device_index")},
@@ -63,15 +70,29 @@ def interpreter() -> Interpreter | None:
         return None
     library = ctypes.CDLL(torch._C.__file__)
     places = [find_tensor(x) for x in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1)))]
-    if len(places[0]) != 1 or places[0] != places[1] or not all(hasattr(library, name) for name in OF_TENSORS.values()):
+    keys, negative = find_keys()
+    known = len(places[0]) == 1 and places[0] == places[1] and len(keys) == 1
+    if not known or not all(hasattr(library, name) for name in OF_TENSORS.values()):
         return None
-    return interpreter_with({own: getattr(library, name) for own, name in OF_TENSORS.items()}, places[0][0])
+    functions = {own: getattr(library, name) for own, name in OF_TENSORS.items()}
+    return interpreter_with(functions, places[0][0], keys[0], negative)
 
 
 def find_tensor(x: Tensor) -> list[int]:
     """Where in the object of a tensor torch has its pointer to the tensor."""
     words = range(0, type(x).__basicsize__, ctypes.sizeof(ctypes.c_void_p))
     return [place for place in words if ctypes.c_void_p.from_address(id(x) + place).value == x._cdata]
+
+
+def find_keys() -> tuple[list[int], int]:
+    """Where in a tensor torch has the word of its dispatch keys, and which bit of it is that of negative views."""
+    x = torch.zeros(1)
+    tensors = x, torch._neg_view(x)
+    known = [torch._C._dispatch_keys(each).raw_repr() for each in tensors]
+    words = [(ctypes.c_uint64 * KEYS_WITHIN).from_address(each._cdata) for each in tensors]
+    places = [8 * i for i in range(KEYS_WITHIN) if [own[i] for own in words] == known]
+    bit = known[0] ^ known[1]
+    return places if bit.bit_count() == 1 and known[1] & bit else [], bit
 
 
 def memory_of(x: Tensor) -> list[int]:
@@ -82,29 +103,36 @@ def memory_of(x: Tensor) -> list[int]:
 class PlainLook:
     """The same without native code; and for DTensors, whose shards may be exchanged."""
 
-    def __init__(self, params: list[Tensor], grads: list[Any], places: list[int], states: States) -> None:
-        self.params, self.places = params, places
-        self.are_dtensors = any(map(is_distributed, params))
-        self.objects, self.forms = self.look(grads, states)
+    def __init__(self, given: Given, order: list[int], states: States) -> None:
+        self.sizes, self.params, self.order = list(map(len, given)), list(chain.from_iterable(given)), order
+        self.stepped = [self.params[i] for i in order]
+        self.are_dtensors = any(map(is_distributed, self.stepped))
+        self.objects, self.forms = self.look(list(map(GRAD, self.stepped)), states)
 
-    def find_gradients(self, grads: list[Any], states: States) -> array[int] | None:
-        own = [grads[i] for i in self.places]
-        if self.are_dtensors and not are_placed_alike(self.params, own):
+    def find_gradients(self, given: Given, states: States) -> tuple[list[Any], array[int], bool] | None:
+        if list(map(len, given)) != self.sizes or not are_the_same(list(chain.from_iterable(given)), self.params):
             return None
-        objects, forms = self.look(grads, states)
+        grads = list(map(GRAD, self.params))
+        own = [grads[i] for i in self.order]
+        if sum(g is not None for g in grads) != len(own) or any(g is None for g in own):
+            return None
+        if self.are_dtensors and not are_placed_alike(self.stepped, own):
+            return None
+        objects, forms = self.look(own, states)
         if forms != self.forms or not are_the_same(objects, self.objects):
             return None
-        return array("Q", map(Tensor.data_ptr, self.local_parts(own)))
+        held = self.local_parts(own)
+        return grads, array("Q", map(Tensor.data_ptr, held)), any(map(Tensor.is_neg, held))
 
-    def look(self, grads: list[Any], states: States) -> tuple[list[Any], list[Any]]:
-        """What must be the same objects, and how and where all are stored."""
-        own = [grads[i] for i in self.places]
+    def look(self, own: list[Any], states: States) -> tuple[list[Any], list[Any]]:
+        """What must be the same objects, and how and where all are stored. own: the gradients."""
         entries = list(chain.from_iterable(map(dict.values, states.values())))
-        kept = self.local_parts([*self.params, *entries])
+        kept = self.local_parts([*self.stepped, *entries])
         every = [*self.local_parts(own), *kept]
         forms = [*map(type, own), *map(LAYOUT, every), *map(DTYPE, every), *map(DEVICE, every), *map(SHAPE, every)]
         strides = [x.stride() for x in every if x.layout == torch.strided]
-        return [*states, *states.values(), *entries], [*forms, *strides, *map(Tensor.data_ptr, kept)]
+        places = [*map(Tensor.data_ptr, kept), *map(Tensor.is_neg, kept)]
+        return [*states, *states.values(), *entries], [*forms, *strides, *places]
 
     def local_parts(self, tensors: list[Any]) -> list[Tensor]:
         return [local_part(x) for x in tensors] if self.are_dtensors else tensors

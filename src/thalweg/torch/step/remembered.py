@@ -7,9 +7,9 @@ belongs to one object, which says itself when it no longer holds: :meth:`Remembe
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -20,10 +20,9 @@ from thalweg.kernels.cpu.tables import Counts
 from thalweg.settings import Settings
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.sharding.shards import is_distributed
-from thalweg.torch.step.look import local_part, look_at
+from thalweg.torch.step.look import Given, local_part, look_at
 from thalweg.torch.step.runs import Runs
 
-GRAD = operator.attrgetter("grad")
 #: Steps of different parameters that are remembered at once: experts and adversaries take turns.
 MOST_REMEMBERED = 8
 
@@ -40,22 +39,33 @@ class RememberedStep:
         self,
         buckets: Sequence[Bucket],
         runs: Runs,
+        given: Given,
         places: Mapping[Tensor, tuple[str, int]],
         states: Mapping[Tensor, Any],
         settings: Sequence[Settings],
     ) -> None:
-        """places: the name and the group of every parameter. settings: of every group."""
+        """given: parameters, in lists as groups have them. places: the name and group of those to be stepped.
+
+        settings: of every group.
+        """
         # without gradients: they must not be kept alive after the step
         self.buckets = [replace(bucket, grads=()) for bucket in buckets]
         self.runs, self.settings = runs, settings
         named = {name: p for p, (name, _) in places.items()}
-        self.params = [named[name] for bucket in buckets for name in bucket.names]
+        params = [named[name] for bucket in buckets for name in bucket.names]
         #: The places of those parameters among all that were given.
-        at = {p: i for i, p in enumerate(places)}
-        self.order = [at[p] for p in self.params]
-        self.are_dtensors = any(map(is_distributed, self.params))
-        self.look = look_at(self.params, list(map(GRAD, places)), self.order, states)
+        at = {p: i for i, p in enumerate(chain.from_iterable(given))}
+        order = [at[p] for p in params]
+        self.are_dtensors = any(map(is_distributed, params))
+        self.look = look_at(given, order, states)
+        #: Puts gradients into the order of the buckets.
+        self.sort_gradients: Callable[[Sequence[Any]], Sequence[Any]] = (
+            operator.itemgetter(*order) if len(order) > 1 else lambda grads: [grads[i] for i in order]
+        )
         self.counts = [counts_of(bucket) for bucket in buckets]
+        #: All that native code can read, at once: most are equal.
+        readable = [counts.addresses for counts in self.counts if isinstance(counts, Counts)]
+        self.readable = Counts(chain.from_iterable(readable)) if readable else None
         #: Of each bucket: a parameter for each way in which options can reach one of its parameters.
         self.examples: list[list[tuple[str, Tensor]]] = []
         for bucket in buckets:
@@ -67,17 +77,17 @@ class RememberedStep:
 
     def recall(
         self,
-        grads: list[Any],
+        given: Given,
         states: Mapping[Tensor, Any],
-        settings: Sequence[Settings],
-        rates: Sequence[tuple[Any, float]],
+        options: Callable[[], tuple[Sequence[Settings], Sequence[tuple[Any, float]]]],
     ) -> list[Bucket] | None:
         """The buckets of this step with the gradients, rates and numbers of now; None if the step no longer holds.
 
-        grads: of all parameters that were given, None for those without.
+        options: tells the settings and the rates of all groups, once these are known to have the same parameters.
 
         It holds as long as
 
+        - groups have the same parameters, in the same order (their names are compared before);
         - the same parameters have gradients, of the same types, devices, dtypes, shapes and strides (that they have
           moved is for the run to follow), placed like their parameters where they are DTensors;
         - the options of their groups are the same but for numbers that are not 0, and none has gained or lost its lr;
@@ -85,23 +95,31 @@ class RememberedStep:
         - state is kept in the same dictionaries, in the same tensors, at the same addresses;
         - the parameters of a bucket have been stepped equally often.
 
-        That groups hold the same parameters under the same names is seen before; on what loads, clears or moves state,
-        the optimizer forgets its steps. The device, the engine and what hooks do follow from these.
+        On what loads, clears or moves state, the optimizer forgets its steps. The device, the engine and what hooks do
+        follow from these.
         """
-        addresses = self.look.find_gradients(grads, states)
-        if addresses is None or not self.follow(settings):
+        found = self.look.find_gradients(given, states)
+        if found is None:
             return None
-        grads = [grads[i] for i in self.order]
+        every_grad, addresses, negated = found  # if it is negated, what lies there is not what it is
+        settings, rates = options()
+        if settings is not self.settings and not self.follow(settings):
+            return None
+        grads = self.sort_gradients(every_grad)
         if self.are_dtensors:
             grads = list(map(local_part, grads))
-        negated = any(map(Tensor.is_neg, grads))  # what lies in memory is not what they are
+        all_equal = None if self.readable is None else self.readable.read()
         buckets, first = [], 0
-        for bucket, counts, (lr, factor) in zip(self.buckets, self.counts, rates, strict=True):
+        for bucket, counts in zip(self.buckets, self.counts, strict=True):
+            lr, factor = rates[bucket.group]
             own = slice(first, first + len(bucket.params))
             first = own.stop
             t = bucket.t
             if t is not None:  # the host counts
-                count = counts.read() if isinstance(counts, Counts) else equal_counts(counts)
+                if isinstance(counts, Counts):
+                    count = counts.read() if all_equal is None else all_equal
+                else:
+                    count = equal_counts(counts)
                 if count is None:
                     return None
                 t = int(count) + 1
@@ -114,6 +132,7 @@ class RememberedStep:
     def follow(self, settings: Sequence[Settings]) -> bool:
         """Take over options that differ in numbers alone; False if they differ in more."""
         if all(map(operator.is_, settings, self.settings)):
+            self.settings = settings
             return True
         followed = []
         for bucket, examples in zip(self.buckets, self.examples, strict=True):

@@ -37,15 +37,15 @@ class Runs:
         *,
         looks: bool,
         commit: Callable[[Sequence[str]], bool],
-    ) -> Statistics:
-        """Take a step with the gradients of these buckets; return its statistics.
+    ) -> list[Statistics]:
+        """Take a step with the gradients of these buckets; return its statistics, run by run.
 
         looks: whether to look for steps that are not finite, where that is an error. commit: is called with their names
         before anything is written, and says whether to write.
         """
         computations: list[Computation] = []
         prepared, taken = [], False
-        statistics: Statistics = {}
+        statistics: list[Statistics] = []
         try:
             for run, own in self.runs:
                 prepared.append(run)
@@ -58,7 +58,7 @@ class Runs:
             if commit(nonfinite):
                 taken = True
                 for run in prepared:
-                    statistics.update(run.write())
+                    statistics.append(run.write())
         finally:
             for run in prepared:
                 run.release(taken=taken)

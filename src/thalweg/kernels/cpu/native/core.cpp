@@ -330,16 +330,44 @@ EXPORTED void thalweg_point(Tensor* tensors, int64_t count, const int64_t* owner
 }
 
 // Look at parameters, their gradients and their states, lists and dictionaries of Python. What is found is written to
-// `words` as far as there is room, or compared with what is there; where gradients are goes to `addresses`. places: of
-// each parameter's gradient. The answer is how many words there are; -1: they differ, or something is not a tensor.
-EXPORTED int64_t thalweg_look(const Interpreter* python, void* params, void* grads, void* states,
-                              const int64_t* places, int64_t count, int64_t* addresses, int64_t* words, int64_t room,
-                              int32_t compares, const char* const* read, int64_t lines) {
+// `words` as far as there is room, or compared with what is there. given: lists of parameters; grads: one list as long as
+// all of them, which gets their attributes of this name, `none` where there is no gradient. places: of each parameter,
+// where in `addresses` its gradient goes; -1: it has none. negated: whether a gradient is the negative of what lies
+// there. The answer is how many words there are; -1: they differ, or something is not a tensor.
+EXPORTED int64_t thalweg_look_again(const Interpreter* python, const int64_t* places, int64_t count,
+                                    int64_t* addresses, int32_t* negated, int64_t* words, int64_t room,
+                                    const char* const* read, int64_t lines, int32_t compares, void* given, void* grads,
+                                    void* states, void* name, void* none) {
     for (int64_t i = 0; i < lines; i++) __builtin_prefetch(read[i]);
     Words found{words, words + room, compares != 0};
-    for (int64_t i = 0; i < count && found.same; i++) {
-        addresses[i] = take_gradient(*python, python->item(grads, places[i]), found);
-        take_kept(*python, python->item(params, i), found);
+    *negated = 0;
+    const int64_t lists = python->size(given);
+    found.take(lists);
+    int64_t place = 0;
+    for (int64_t k = 0; k < lists && found.same; k++) {
+        void* list = python->item(given, k);
+        const int64_t length = python->size(list);
+        found.take(length);
+        found.same = found.same && length <= count - place;
+        for (int64_t i = 0; i < length && found.same; i++, place++) {
+            void* parameter = python->item(list, i);
+            found.take(parameter);
+            if (!found.same) break;  // it may be no tensor
+            void* grad = python->attribute(parameter, name);
+            found.same = grad && (grad == none) == (places[place] < 0);
+            if (grad) python->set(grads, place, grad);
+        }
+    }
+    place = 0;
+    for (int64_t k = 0; k < lists && found.same; k++) {
+        void* list = python->item(given, k);
+        const int64_t length = python->size(list);
+        for (int64_t i = 0; i < length && found.same; i++, place++) {
+            if (places[place] < 0) continue;
+            take_kept(*python, python->item(list, i), found);
+            if (found.same)
+                addresses[places[place]] = take_gradient(*python, python->item(grads, place), negated, found);
+        }
     }
     take_states(*python, states, found);
     return found.same && (!compares || found.count == room) ? found.count : -1;

@@ -6,6 +6,9 @@
 // Functions of the interpreter and of torch, found by Python. They need the interpreter's lock.
 struct Interpreter {
     void* (*item)(void* list, int64_t place);
+    int64_t (*size)(void* list);
+    int (*set)(void* list, int64_t place, void* object);
+    void* (*attribute)(void* object, void* name);
     int (*next)(void* dictionary, int64_t* place, void** key, void** value);
     void* (*type)(void* object);
     void (*release)(void* object);
@@ -19,6 +22,15 @@ struct Interpreter {
     int32_t (*data)(void* tensor, void** found);
     // Where the object of a tensor holds what these functions take.
     int64_t offset;
+    // Where a tensor holds the word of its dispatch keys, and the bit of it that says: what it is, is the negative of
+    // what lies in memory.
+    int64_t keys;
+    uint64_t negative;
+
+    bool is_negative(void* tensor) const {
+        const char* held = *static_cast<const char* const*>(tensor);
+        return *reinterpret_cast<const uint64_t*>(held + keys) & negative;
+    }
 };
 
 // What was found, word by word: written one after the other, or compared with what is there.
@@ -62,7 +74,7 @@ inline int64_t take_strides(const Interpreter& python, void* tensor, Words& word
 }
 
 // A gradient may be another tensor at another place, of the same type and form.
-inline int64_t take_gradient(const Interpreter& python, void* object, Words& words) {
+inline int64_t take_gradient(const Interpreter& python, void* object, int32_t* negated, Words& words) {
     void* type = python.type(object);
     words.take(type);
     python.release(type);
@@ -73,15 +85,18 @@ inline int64_t take_gradient(const Interpreter& python, void* object, Words& wor
                         python.device_index(tensor, &device_index);
     words.take(int64_t(layout) << 32 | uint32_t(device_type) << 16 | uint16_t(device_index));
     words.same = words.same && !failed;
+    if (words.same && python.is_negative(tensor)) *negated = 1;
     return words.same ? take_strides(python, tensor, words) : -1;  // it may have none
 }
 
-// Parameters and their state stay where they are: the same objects of the same tensors.
+// Parameters and their state stay where they are: the same objects, which were taken before, of the same tensors.
 inline void take_kept(const Interpreter& python, void* object, Words& words) {
+    if (!words.same) return;  // it may be no tensor
     void* tensor = static_cast<char*>(object) + python.offset;
-    words.take(object);
     words.take(*static_cast<void**>(tensor));
-    if (words.same) words.take(take_strides(python, tensor, words));
+    if (!words.same) return;
+    words.take(int64_t(python.is_negative(tensor)));
+    words.take(take_strides(python, tensor, words));
 }
 
 inline void take_states(const Interpreter& python, void* states, Words& words) {
@@ -91,6 +106,7 @@ inline void take_states(const Interpreter& python, void* states, Words& words) {
         words.take(state);
         for (int64_t k = 0; words.same && python.next(state, &k, &key, &entry);) {
             words.take(key);
+            words.take(entry);
             take_kept(python, entry, words);
         }
     }
