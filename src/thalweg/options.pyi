@@ -5,7 +5,7 @@ from typing import Literal, TypedDict
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.rules import Annealed, Rule
+from thalweg.rules import Annealed, Rule, Spikes
 from thalweg.signatures import Pair, Schedulable, Triple
 
 __all__: list[str] = [
@@ -48,6 +48,7 @@ class CommonOptions(TypedDict, total=False):
     precond_dtype: DType | None
     state_rounding: Literal["nearest", "stochastic"]
     seed: int
+    spikes: bool | Spikes
 
 
 class SGDOptions(CommonOptions, total=False):

@@ -20,6 +20,9 @@ from thalweg.settings import Handling
 
 #: The key of what rounding has cost a parameter of 16 bits, in 256ths of the distance to its neighbours.
 RECORD = "rounding_error"
+#: What an optimizer keeps with the state of a parameter for itself, and no rule sees: norms of former steps.
+SPIKES = "spikes"
+BESIDE = (SPIKES,)
 #: Something that is kept for a parameter: its shape and its dtype.
 Kept: TypeAlias = tuple[Shape, str]
 

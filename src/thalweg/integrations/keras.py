@@ -60,6 +60,7 @@ OF_KERAS = tuple(
 #: Options of a whole step, and what Keras has for them.
 ELSEWHERE = {
     "max_grad_norm": "use global_clipnorm",
+    "spikes": "use global_clipnorm, whose limit you choose yourself",
     "on_nonfinite": "use keras.optimizers.LossScaleOptimizer, which skips such steps",
 }
 #: What keras.optimizers.Muon and other front ends call the arguments of MuonAdamW.

@@ -197,6 +197,8 @@ class Optimizer(Stepping):
             return
         if self._settings.base.handling.max_grad_norm is not None:
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step(params, grads)")
+        if self._settings.base.handling.spikes:
+            raise OptionError("spikes needs all gradients of a step at once: use step(params, grads)")
         is_raw = shape is None and np.ndim(weights) == 1
         self._run([self._job(name, weights, gradient, shape, lr_scale, is_raw=is_raw)], None)
 
@@ -218,8 +220,7 @@ class Optimizer(Stepping):
                 if patterns:
                     told = ", ".join(map(repr, patterns))
                     warnings.warn(f"{what} that match no parameter: {told}", UnusedOverrideWarning, stacklevel=2)
-        scale = self._grad_scale(jobs)
-        self._run(jobs, scale)
+        self._run_together(jobs)
         self.end_iteration()
 
     def end_iteration(self) -> None:

@@ -20,21 +20,25 @@ from thalweg.exchange import FROM_TORCH, KEYS, MIXED, VERSION, check_layout, che
 from thalweg.numpy.arrays import Arr, Name, checked_name, kind_of
 from thalweg.spaces import numpy as xp
 from thalweg.spaces.numpy import named_dtype
-from thalweg.storage import check_codes, declared
+from thalweg.storage import SPIKES, check_codes, declared
 
 #: How much larger than its file a compressed state may be.
 MOST_UNPACKED = 16
 
 
-def read_state(saved: Any, present: Mapping[Name, State[Arr]]) -> tuple[Any, int, dict[Name, tuple[int, State[Arr]]]]:
-    """Learning rate, iteration, and (step, entries) by name; checked, and copied."""
+def read_state(
+    saved: Any, present: Mapping[Name, State[Arr]]
+) -> tuple[Any, int, dict[Name, tuple[int, State[Arr]]], Arr | None]:
+    """Learning rate, iteration, (step, entries) by name, and norms of former steps; checked, and copied."""
     if not is_count(saved["iteration"]):
         raise StateError("this state_dict() is damaged: its iteration must be a count")
     found: dict[Name, tuple[int, State[Arr]]] = {}
+    norms: Arr | None = None
     for name, entries in saved["state"].items():
         name = checked_name(name)
         check_step(name, entries)
         arrays = {key: entry_of(name, key, entry) for key, entry in entries.items() if key != "step"}
+        norms = arrays.pop(SPIKES, norms)
         check_codes(xp, name, arrays)
         if name in present and shapes(declared(xp, present[name])) != shapes(declared(xp, arrays)):
             raise StateError(
@@ -42,7 +46,9 @@ def read_state(saved: Any, present: Mapping[Name, State[Arr]]) -> tuple[Any, int
                 f"{shapes(present[name])}"
             )
         found[name] = int(entries["step"]), arrays
-    return saved["lr"], int(saved["iteration"]), found
+    if norms is not None and (norms.ndim != 1 or not np.all(norms >= 0) or not np.all(np.isfinite(norms))):
+        raise StateError(f"this state_dict() is damaged: {SPIKES!r} must be norms in a row")
+    return saved["lr"], int(saved["iteration"]), found, norms
 
 
 def entry_of(name: Name, key: Any, entry: Any) -> Arr:

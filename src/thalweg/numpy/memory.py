@@ -18,6 +18,7 @@ from thalweg.numpy.arrays import Arr, Name
 from thalweg.numpy.checkpoints import read_file, read_state, write_file
 from thalweg.rules import Rule
 from thalweg.settings import Handling, Setting, Settings
+from thalweg.storage import SPIKES
 
 
 @dataclass
@@ -77,13 +78,17 @@ class Memory:
         self._tracked: dict[Name, Tracked] = {}
         #: Whether a state was loaded, and it is not yet known whether it has to be converted.
         self._untold = False
+        #: What is kept of former norms for ``spikes``, and what the last step told of them.
+        self._norms: Arr | None = None
+        self._joint_figures: dict[str, Any] = {}
         #: How many iterations have ended, counted under ``global_step=True`` alone.
         self.iteration = 0
 
     @property
     def state(self) -> dict[Name, dict[str, Arr]]:
         """The state of every parameter stepped so far, under the keys of checkpoints."""
-        return {name: {"step": np.array(known.step), **known.state} for name, known in self._tracked.items()}
+        beside = {} if self._norms is None else {SPIKES: self._norms}
+        return {name: {"step": np.array(known.step), **known.state, **beside} for name, known in self._tracked.items()}
 
     @property
     def num_parameters(self) -> int:
@@ -92,7 +97,7 @@ class Memory:
 
     @property
     def skipped(self) -> dict[Name, int]:
-        """How often each parameter was left alone under ``on_nonfinite="skip"``."""
+        """How often each parameter was left alone by ``on_nonfinite="skip"`` or ``spikes``."""
         return {name: known.skipped for name, known in self._tracked.items()}
 
     def stats(self) -> dict[Name, dict[str, Any]]:
@@ -102,11 +107,13 @@ class Memory:
             array = np.asarray(value)
             return array.item() if array.size == 1 else array.squeeze()
 
-        return {name: {key: show(v) for key, v in known.stats().items()} for name, known in self._tracked.items()}
+        found = {name: {**known.stats(), **self._joint_figures} for name, known in self._tracked.items()}
+        return {name: {key: show(v) for key, v in figures.items()} for name, figures in found.items()}
 
     def clear_state(self) -> None:
         """Forget every parameter, and the count of iterations."""
         self._tracked, self.iteration = {}, 0
+        self._norms, self._joint_figures = None, {}
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain values and copies of arrays."""
@@ -134,14 +141,14 @@ class Memory:
         present = {name: known.state for name, known in self._tracked.items()}
         try:
             makers = self._check_maker(state_dict)
-            lr, iteration, saved = read_state(state_dict, present)
+            lr, iteration, saved, norms = read_state(state_dict, present)
             self._restore_rate(lr)  # checked there, before anything is changed
         except (OptionError, ParameterError) as error:
             raise StateError(f"this state_dict() is damaged: {error}") from None
         self._tracked = {
             name: Tracked(entries, step, made_by=makers.get(name)) for name, (step, entries) in saved.items()
         }
-        self.iteration, self._untold = iteration, True
+        self.iteration, self._untold, self._norms = iteration, True, norms
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``state_dict()`` to an ``.npz`` or ``.safetensors`` file, without pickle."""

@@ -8,7 +8,7 @@ from thalweg.given import Overrides
 from thalweg.numpy.base import Optimizer
 from thalweg.numpy.checks import Rate
 from thalweg.numpy.stepping import Engine
-from thalweg.rules import Annealed, Rule
+from thalweg.rules import Annealed, Rule, Spikes
 from thalweg.signatures import Pair, Schedulable, Triple
 
 __all__: list[str] = [
@@ -54,6 +54,7 @@ class SGD(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         global_step: bool = False,
@@ -89,6 +90,7 @@ class AdamW(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         global_step: bool = False,
@@ -130,6 +132,7 @@ class LARS(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         global_step: bool = False,
@@ -171,6 +174,7 @@ class LAMB(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         global_step: bool = False,
@@ -216,6 +220,7 @@ class Adafactor(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         global_step: bool = False,
@@ -265,6 +270,7 @@ class Muon(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         global_step: bool = False,
@@ -314,6 +320,7 @@ class Kron(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         global_step: bool = False,
@@ -353,6 +360,7 @@ class SOAP(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         global_step: bool = False,
@@ -388,6 +396,7 @@ class AdEMAMix(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         global_step: bool = False,
@@ -418,6 +427,7 @@ class Lion(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         global_step: bool = False,
@@ -454,6 +464,7 @@ class MARS(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         global_step: bool = False,

@@ -7,7 +7,7 @@ import optax
 
 from thalweg.given import Overrides
 from thalweg.optax.engines import Engine
-from thalweg.rules import Annealed, Rule
+from thalweg.rules import Annealed, Rule, Spikes
 
 __all__: list[str] = [
     "function_of",
@@ -57,6 +57,7 @@ def sgd(
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -90,6 +91,7 @@ def adamw(
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -129,6 +131,7 @@ def lars(
     state_dtype: Any = None,
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -169,6 +172,7 @@ def lamb(
     state_dtype: Any = None,
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -212,6 +216,7 @@ def adafactor(
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -259,6 +264,7 @@ def muon(
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -307,6 +313,7 @@ def kron(
     momentum_dtype: Any = None,
     precond_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
     seed: int | None = None,
     b1: Any = None,
     mu_dtype: Any = None,
@@ -353,6 +360,7 @@ def soap(
     momentum_dtype: Any = None,
     precond_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -387,6 +395,7 @@ def ademamix(
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -415,6 +424,7 @@ def lion(
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -450,5 +460,6 @@ def mars(
     state_dtype: Any = None,
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...

@@ -77,7 +77,7 @@ def bytes_moved_by(item: Item, *, refresh: bool = True) -> int:
             return budget.bytes_moved(item.setting, item.shape, tensor.dtype, tensor.shape)
     except RuleError:  # a rule that cannot be traced has no passes either
         pass
-    clipping = parameter_bytes(tensor) if item.setting.handling.max_grad_norm is not None else 0
+    clipping = parameter_bytes(tensor) if item.setting.handling.needs_norm else 0
     return clipping + bytes_moved_by_products(item, refresh=refresh) + bytes_moved_by_applying(item)
 
 

@@ -27,6 +27,7 @@ from thalweg.rules.schedule_free import ScheduleFree
 from thalweg.rules.schedules import Annealed
 from thalweg.rules.sgd import SGD
 from thalweg.rules.soap import SOAP
+from thalweg.rules.spikes import Spikes
 from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 
@@ -80,6 +81,7 @@ __all__ = [
     "Preparation",
     "Rule",
     "ScheduleFree",
+    "Spikes",
     "Update",
     "WholeRule",
     "around",

@@ -42,6 +42,7 @@ from thalweg.torch.params.groups import (
     check_rate,
     choose_engine,
     defaults_of,
+    has_spikes_skipped,
     homes_in,
     name_positional,
     read_rate,
@@ -216,6 +217,8 @@ class Optimizer(torch.optim.Optimizer):
         """Step one parameter by itself, in the middle of a backward pass for example. It is never compiled."""
         if any(group["max_grad_norm"] is not None for group in self.param_groups):
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step()")
+        if any(group.get("spikes") for group in self.param_groups):
+            raise OptionError("spikes needs all gradients of a step at once: use step()")
         if p not in self._places():
             raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
         with torch.no_grad():
@@ -277,6 +280,7 @@ class Optimizer(torch.optim.Optimizer):
                 return buckets, step.runs
         chosen = places if only is None else {only: places[only]}
         buckets = self._sorter.sort(self, chosen, settings, compiling=compiling)
+        self._joint.share_norms(self.state.values())
         runs = self._lay_out(() if self._host.wanted else buckets, compiling=compiling)
         if not compiling:
             self._steps.pop(present, None)
@@ -324,6 +328,7 @@ class Optimizer(torch.optim.Optimizer):
         """Before anything is written: refuse a step that is not finite."""
         if nonfinite:
             raise_if_nonfinite(self._in_order(nonfinite))
+        self._joint.commit()
         self._written = True
         return True
 
@@ -332,6 +337,7 @@ class Optimizer(torch.optim.Optimizer):
         return self._joint.join_gradients(
             buckets,
             limit=self.param_groups[0]["max_grad_norm"],
+            spikes=self._groups.settings[0].base.handling.guard,
             on_nonfinite=self.param_groups[0]["on_nonfinite"],
             # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
             grad_scale=getattr(self, "grad_scale", None),
@@ -503,7 +509,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
         """Where counts live: with the host, unless the device alone may know them."""
-        on_device = group["capturable"] or group["on_nonfinite"] == "skip"
+        on_device = group["capturable"] or group["on_nonfinite"] == "skip" or has_spikes_skipped(group)
         launched = on_device or self._sorter.is_launched(self._rule_of(group), p)
         return p.device if launched else torch.device("cpu")
 
@@ -617,12 +623,13 @@ class Optimizer(torch.optim.Optimizer):
                 return value
             return value.item() if value.numel() == 1 else value.squeeze().cpu()
 
-        found = {name: self._last[name]() for name in self._in_order(self._last)}
+        joint = {} if self._joint.judgement is None else self._joint.judgement.figures
+        found = {name: {**self._last[name](), **joint} for name in self._in_order(self._last)}
         return {name: {key: plain(v) for key, v in figures.items()} for name, figures in found.items()}
 
     @property
     def skipped(self) -> int:
-        """How many steps were skipped under ``on_nonfinite="skip"``. Reading it waits for the device."""
+        """How many steps ``on_nonfinite="skip"`` or ``spikes`` has skipped. Reading it waits for the device."""
         return 0 if self._joint.skips is None else int(self._joint.skips)
 
     def nonfinite(self) -> list[str]:

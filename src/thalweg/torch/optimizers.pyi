@@ -5,7 +5,7 @@ from typing import Any, Literal
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.rules import Annealed, Rule
+from thalweg.rules import Annealed, Rule, Spikes
 from thalweg.signatures import Pair, Schedulable, Triple
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.groups import EngineName, Params, Rate
@@ -54,6 +54,7 @@ class SGD(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
@@ -97,6 +98,7 @@ class AdamW(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
@@ -146,6 +148,7 @@ class LARS(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
@@ -195,6 +198,7 @@ class LAMB(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
@@ -248,6 +252,7 @@ class Adafactor(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
@@ -305,6 +310,7 @@ class Muon(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
@@ -362,6 +368,7 @@ class Kron(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
@@ -409,6 +416,7 @@ class SOAP(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
@@ -452,6 +460,7 @@ class AdEMAMix(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
@@ -490,6 +499,7 @@ class Lion(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
@@ -534,6 +544,7 @@ class MARS(Optimizer):
         precond_dtype: DType | None = None,
         state_rounding: Literal["nearest", "stochastic"] = "nearest",
         seed: int = 0,
+        spikes: bool | Spikes = False,
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
