@@ -87,3 +87,14 @@ def test_averages_are_evaluated(rule: str, what: str) -> None:
 def test_an_average_sends_nothing_and_a_share_one_message_for_the_whole_model(rule: str, what: str, each: Any) -> None:
     for found in world(2).run(messages, run_of(rule, what), "first axis"):
         assert found[-1] == each
+
+
+@pytest.mark.parametrize(
+    ("rule", "layout"),
+    [("LAMB", "mixed"), pytest.param("Muon", "mixed", marks=pytest.mark.nightly), ("Kron", "first axis")],
+)
+def test_gradients_are_accumulated_shard_by_shard(rule: str, layout: str) -> None:
+    """After two steps with the means of two, and half of a third."""
+    options = {**RULES[rule], "accumulate": 2, "max_grad_norm": 0.5}
+    run = Run(rule, "float64", options, rates=(1.0,) * 5, absent={2: ("matrix",)})
+    assert world(2).run(differences, run, layout) == [[]] * 2

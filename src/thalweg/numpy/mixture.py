@@ -18,7 +18,15 @@ from thalweg.settings import WHOLE_STEP, RuleOptions, checked_entries
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
 #: The arguments beside entries, with their defaults.
 USUAL: dict[str, Any] = {
-    **dict(overrides=(), maximize=False, max_grad_norm=None, on_nonfinite="propagate", seed=0, spikes=False),
+    **dict(
+        overrides=(),
+        maximize=False,
+        max_grad_norm=None,
+        on_nonfinite="propagate",
+        seed=0,
+        spikes=False,
+        accumulate=None,
+    ),
     **dict(global_step=False, engine="auto"),
 }
 
@@ -49,6 +57,7 @@ class Mixture(Optimizer):
         on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
         seed: int = 0,
         spikes: bool | Spikes = False,
+        accumulate: int | None = None,
         global_step: bool = False,
         engine: Engine = "auto",
     ) -> None:
@@ -61,6 +70,7 @@ class Mixture(Optimizer):
             on_nonfinite=on_nonfinite,
             seed=seed,
             spikes=spikes,
+            accumulate=accumulate,
             global_step=global_step,
             engine=engine,
         )

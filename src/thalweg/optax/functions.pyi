@@ -58,6 +58,7 @@ def sgd(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -92,6 +93,7 @@ def adamw(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -132,6 +134,7 @@ def lars(
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -173,6 +176,7 @@ def lamb(
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -217,6 +221,7 @@ def adafactor(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -265,6 +270,7 @@ def muon(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -314,6 +320,7 @@ def kron(
     precond_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
     b1: Any = None,
     mu_dtype: Any = None,
@@ -361,6 +368,7 @@ def soap(
     precond_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -396,6 +404,7 @@ def ademamix(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -425,6 +434,7 @@ def lion(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -461,5 +471,6 @@ def mars(
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...

@@ -47,10 +47,12 @@ COUNTERS = {"torch": 4, "numpy": 8, "optax": 0}
 
 
 def counter_bytes(front_end: str, tensors: int, setting: Setting) -> int:
-    """Counts of steps: one for each parameter, or in JAX one for all, and one more for steps left out."""
+    """Counts of steps: one for each parameter, or in JAX one for all, and one more for steps left out; and norms."""
+    guard = setting.handling.guard
+    norms = 0 if guard is None else guard.kept_shape[0]
     if front_end == "optax":
-        return 4 * (2 if setting.handling.on_nonfinite == "skip" else 1)
-    return COUNTERS[front_end] * tensors
+        return 4 * (norms + (2 if setting.handling.on_nonfinite == "skip" else 1))
+    return 8 * norms + COUNTERS[front_end] * tensors
 
 
 # ---- bytes moved

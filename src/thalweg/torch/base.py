@@ -59,9 +59,10 @@ from thalweg.torch.params.states import (
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.sharing import Sharing
+from thalweg.torch.step.accumulation import Accumulation
 from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
-from thalweg.torch.step.gradients import JointGradient
+from thalweg.torch.step.gradients import JointGradient, gradient_of
 from thalweg.torch.step.remembered import GRAD, MOST_REMEMBERED, RememberedStep, presence_of
 from thalweg.torch.step.runs import Runs
 from thalweg.torch.step.turns import Turns
@@ -173,6 +174,7 @@ class Optimizer(torch.optim.Optimizer):
         self._agreement = Agreement(sharing)
         self._steps: dict[Hashable, RememberedStep] = {}
         self._joint = JointGradient()
+        self._accumulation = Accumulation()
         self._engines: dict[EngineKind, Engine] = {
             "lists": Lists(sharing.message_dtype),
             "native": Native(),
@@ -219,6 +221,8 @@ class Optimizer(torch.optim.Optimizer):
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step()")
         if any(group.get("spikes") for group in self.param_groups):
             raise OptionError("spikes needs all gradients of a step at once: use step()")
+        if any(group.get("accumulate") for group in self.param_groups):
+            raise OptionError("accumulate counts steps of all parameters: use step()")
         if p not in self._places():
             raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
         with torch.no_grad():
@@ -235,6 +239,8 @@ class Optimizer(torch.optim.Optimizer):
             raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
         with self._lock, self._host.stepping(), without_autocast():
             known, self._written = len(self.state), False
+            if self.param_groups and not self._accumulate():
+                return
             try:
                 prepare = self._prepare_eagerly if compiling else self._prepare
                 buckets, runs = prepare(only, compiling=compiling)
@@ -246,9 +252,35 @@ class Optimizer(torch.optim.Optimizer):
                 else:
                     self._take(runs, buckets)
             finally:
+                self._accumulation.forget()
                 if not self._written:
                     for p in list(self.state)[known:]:  # what was made for a step that is not taken
                         del self.state[p]
+
+    @torch.compiler.disable
+    def _accumulate(self) -> bool:
+        """Add the gradients of this step to those before it, if that is asked for; whether to take a step with all."""
+        if not self.param_groups[0].get("accumulate"):
+            return True
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise OptionError("accumulate counts steps on the host, which no CUDA graph repeats: leave one of them out")
+        places, groups = self._places(), self.param_groups
+        settings = self._groups.current_settings(groups)
+        handling = settings[0].base.handling
+        if not handling.accumulates:
+            return True
+        gradients = {p: gradient_of(name, p, p.grad) for p, (name, _) in places.items() if p.grad is not None}
+        for p in gradients:
+            name, index = places[p]
+            self._state(name, p, self._setting(settings[index], name, p), groups[index])
+        self._accumulation.add(gradients, self.state)
+        return self._accumulation.count >= (handling.accumulate or 1)
+
+    def _gradients(self, params: Sequence[Tensor]) -> list[Any]:
+        """What parameters are stepped by: their gradients, or the sums of those that were accumulated."""
+        if self._accumulation.count:
+            return self._accumulation.gradients(params, self.state)
+        return list(map(GRAD, params))
 
     # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
     _step_eagerly = torch.compiler.disable(_step, recursive=False)  # type: ignore[no-untyped-call]
@@ -265,7 +297,7 @@ class Optimizer(torch.optim.Optimizer):
         only: the one parameter to be stepped; None for all.
         """
         groups, places = self.param_groups, self._places()
-        grads = list(map(GRAD, self._groups.params)) if only is None else [only.grad]
+        grads = self._gradients(self._groups.params if only is None else [only])
         present: Hashable = presence_of(grads) if only is None else id(only)
         self._groups.report_unused(groups)
         rules, overrides = list(map(self._rule_of, groups)), self._groups.overrides
@@ -284,7 +316,7 @@ class Optimizer(torch.optim.Optimizer):
         runs = self._lay_out(() if self._host.wanted else buckets, compiling=compiling)
         if not compiling:
             self._steps.pop(present, None)
-            self._steps[present] = RememberedStep(buckets, runs, chosen, self._states_of(only), settings)
+            self._steps[present] = RememberedStep(buckets, runs, chosen, self._states_of(only), settings, grads)
             whole = [key for key in self._steps if isinstance(key, bytes)]
             if len(whole) > MOST_REMEMBERED:
                 del self._steps[whole[0]]
@@ -340,11 +372,16 @@ class Optimizer(torch.optim.Optimizer):
             spikes=self._groups.settings[0].base.handling.guard,
             on_nonfinite=self.param_groups[0]["on_nonfinite"],
             # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
-            grad_scale=getattr(self, "grad_scale", None),
+            grad_scale=self._divisor() if self._accumulation.count else getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
             native=self._wanted_engine in ("auto", "fused"),
             in_order=self._in_order,
         )
+
+    def _divisor(self) -> Tensor:
+        """How many gradients a sum has."""
+        device = next(p.device for p in self._accumulation.waiting) if self._accumulation.waiting else None
+        return torch.full((), float(self._accumulation.count), dtype=torch.float64, device=device)
 
     # ---- groups
 
@@ -545,7 +582,9 @@ class Optimizer(torch.optim.Optimizer):
         saved = super().state_dict()
         if isinstance(saved, dict) and isinstance(saved.get("param_groups"), list):  # which hooks may have changed
             shown = [{"lr": 1.0} if self._is_shown_only(group) else {} for group in self.param_groups]
-            beside = {"made_with": self._describe_arguments()}
+            beside: dict[str, Any] = {"made_with": self._describe_arguments()}
+            if self._accumulation.count:
+                beside["accumulated"] = self._accumulation.count
             saved["param_groups"] = [
                 {**group, **own, **beside} for group, own in zip(saved["param_groups"], shown, strict=True)
             ]
@@ -584,6 +623,8 @@ class Optimizer(torch.optim.Optimizer):
         ]
         self.__setstate__({"state": defaultdict(dict, state), "param_groups": loaded})
         self._groups.note_shapes(self.param_groups)
+        counts = [int(group.get("accumulated", 0)) for group in state_dict["param_groups"]]
+        self._accumulation.restore(max(counts, default=0), self.state)
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
         self._turns.forget()
@@ -595,18 +636,19 @@ class Optimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         own = {"_entries": self._groups.entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
         sharing = self._sharing.divide_work, self._sharing.message_dtype  # without a process group, which has no copies
-        beside = {"_offload_state": self._host.wanted, "_sharing": sharing}
+        beside = {"_offload_state": self._host.wanted, "_sharing": sharing, "_accumulation": self._accumulation}
         return {**super().__getstate__(), **own, **beside}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         offload_state = state.pop("_offload_state", False)
         sharing = Sharing(None, *state.pop("_sharing", ()))
-        own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
+        own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips", "_accumulation") if key in state}
         super().__setstate__(state)
         if own:  # a copy or a pickle, and not load_state_dict, which comes here too
             self._groups = Groups(own["_entries"])
             self._forget(own["_wanted_engine"], offload_state, sharing)
             self._joint.skips = own["_skips"]
+            self._accumulation = own.get("_accumulation", self._accumulation)
 
     # ---- what steps have found
 
@@ -650,6 +692,8 @@ class Optimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler may leave ``grad_scale`` and ``found_inf`` to a step, which then waits for nothing."""
         homes = [(p, group) for group in self.param_groups for p in group["params"]]
+        if any(group.get("accumulate") for _, group in homes):  # each gradient has a scale of its own
+            return False
         return all(not p.is_cpu and self._place_of_counts(p, group) == p.device for p, group in homes)
 
 

@@ -82,6 +82,7 @@ class Mixture(Optimizer):
         on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
         seed: int = 0,
         spikes: bool | Spikes = False,
+        accumulate: int | None = None,
         engine: EngineName = "auto",
         offload_state: bool = False,
         capturable: bool = False,
@@ -94,7 +95,12 @@ class Mixture(Optimizer):
     ) -> None:
         check_given(params)
         whole: dict[str, Any] = dict(
-            maximize=maximize, max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, seed=seed, spikes=spikes
+            maximize=maximize,
+            max_grad_norm=max_grad_norm,
+            on_nonfinite=on_nonfinite,
+            seed=seed,
+            spikes=spikes,
+            accumulate=accumulate,
         )
         Handling(**whole).validate()
         self._for_all = check_overrides(overrides)

@@ -46,15 +46,17 @@ Group: TypeAlias = Mapping[str, Any]
 #: The layout of state and groups. Newer layouts are refused by older versions.
 LAYOUT = 1
 #: Options that are decided for all groups together.
-JOINT = ("max_grad_norm", "on_nonfinite", "spikes")
+JOINT = ("max_grad_norm", "on_nonfinite", "spikes", "accumulate")
 #: What a group holds beside options, in lists.
 MEMBERS = ("params", "param_names")
 #: What a group has beside the options of its rule. lr_is_scale: its lr multiplies the step size that the rule makes.
 BESIDE = (*MEMBERS, *BESIDE_OPTIONS)
 #: Keys of schedulers and trainers that resemble options. All that resembles none is kept as well.
 FOREIGN = ("max_momentum", "base_momentum", "lr_scale", "wd_scale", "weight_decay_scale")
+#: What groups have in checkpoints alone.
+SAVED_ALONE = ("made_with", "accumulated")
 #: Options around whole steps; a run may gain or drop them.
-AROUND_STEPS = ("spikes",)
+AROUND_STEPS = ("spikes", "accumulate")
 #: Left out of groups where it is None: schedulers that cycle momentum write it into every group that shows it.
 SHOWN_IF_SET = ("momentum",)
 
@@ -464,7 +466,7 @@ def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> d
     foreign = {key: value for key, value in own.items() if key not in ours}
     filled = {key: value for key, value in defaults.items() if key not in (*SHOWN_IF_SET, "lr_is_scale")}
     earlier = rule.first_options()  # for options that are newer than the state
-    group = {**filled, **earlier, **foreign, **{key: value for key, value in saved.items() if key != "made_with"}}
+    group = {**filled, **earlier, **foreign, **{key: value for key, value in saved.items() if key not in SAVED_ALONE}}
     # loaders that keep no tuples make lists of them
     group = {key: tuple(v) if isinstance(v, list) and key in ours else v for key, v in group.items()}
     group["params"] = list(saved["params"])

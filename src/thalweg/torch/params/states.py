@@ -5,7 +5,7 @@ How it is before the first step, whether it fits the options, and how it is conv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
 from thalweg.storage import (
+    ACCUMULATED,
     BESIDE,
     RECORD,
     SPIKES,
@@ -35,7 +36,7 @@ from thalweg.storage import (
 from thalweg.torch.offload.host import HostState, move_entry, on_host
 from thalweg.torch.params.groups import Rate
 from thalweg.torch.sharding.layouts import check_groups, make_owned_state, place_state
-from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of
+from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of, place_like
 from thalweg.trial import check_update
 
 
@@ -49,6 +50,8 @@ class StatefulOptimizer(Protocol):
     def state(self) -> Any: ...
 
     def _places(self) -> Mapping[Tensor, tuple[str, int]]: ...
+
+    def _gradients(self, params: Sequence[Tensor]) -> list[Any]: ...
 
     def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]: ...
 
@@ -84,8 +87,13 @@ def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
 
 def entries_beside(p: Tensor, handling: Handling) -> dict[str, Tensor]:
     """What the optimizer keeps with the state of a parameter, for itself."""
-    guard = handling.guard
-    return {} if guard is None else {SPIKES: torch.zeros(guard.kept_shape, dtype=torch.float64, device=p.device)}
+    guard, made = handling.guard, {}
+    if guard is not None:
+        made[SPIKES] = torch.zeros(guard.kept_shape, dtype=torch.float64, device=p.device)
+    if handling.accumulates:
+        held = local(p.detach())
+        made[ACCUMULATED] = place_like(torch.zeros_like(held, dtype=getattr(torch, arithmetic(xp.dtype(held)))), p, ())
+    return made
 
 
 def entries_of_rule(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:

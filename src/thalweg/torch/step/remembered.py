@@ -43,8 +43,9 @@ class RememberedStep:
         places: Mapping[Tensor, tuple[str, int]],
         states: Mapping[Tensor, Any],
         settings: Sequence[Settings],
+        grads: list[Any],
     ) -> None:
-        """places: the name and the group of every parameter. settings: of every group."""
+        """places: the name and the group of every parameter, grads: its gradient. settings: of every group."""
         # without gradients: they must not be kept alive after the step
         self.buckets = [replace(bucket, grads=()) for bucket in buckets]
         self.runs, self.settings = runs, settings
@@ -54,7 +55,7 @@ class RememberedStep:
         at = {p: i for i, p in enumerate(places)}
         self.order = [at[p] for p in self.params]
         self.are_dtensors = any(map(is_distributed, self.params))
-        self.look = look_at(self.params, list(map(GRAD, places)), self.order, states)
+        self.look = look_at(self.params, grads, self.order, states)
         self.counts = [counts_of(bucket) for bucket in buckets]
         #: Of each bucket: a parameter for each way in which options can reach one of its parameters.
         self.examples: list[list[tuple[str, Tensor]]] = []
