@@ -169,3 +169,68 @@ def test_spikes_that_cannot_be(options: Any) -> None:
 def test_one_parameter_has_no_joint_norm() -> None:
     with pytest.raises(OptionError, match="spikes needs all gradients of a step at once"):
         thalweg.numpy.AdamW(lr=0.1, spikes=True).update("a", np.ones(3), np.ones(3))
+
+
+# ---- tensor by tensor
+
+
+def judge_tensor_by_hand(norms: Any, spikes: Spikes) -> list[float | None]:
+    """What each is multiplied by; None: its step is skipped."""
+    mean = square = 0.0
+    factors: list[float | None] = []
+    for t, norm in enumerate(norms, 1):
+        limit = mean + spikes.z * max(square - mean**2, 0.0) ** 0.5
+        is_spike = t > max(2, spikes.window // 2) and norm > limit > 0
+        target = limit if spikes.action == "clip" else mean
+        factors.append(1.0 if not is_spike else None if spikes.action == "skip" else target / norm)
+        entering, weight = min(norm, 2 * limit) if is_spike else norm, max(1 / t, 1 / spikes.window)
+        mean, square = mean + weight * (entering - mean), square + weight * (entering**2 - square)
+    return factors
+
+
+@pytest.mark.parametrize("action", ["skip", "clip", "scale"])
+def test_each_tensor_is_judged_by_its_own_gradients(action: Any) -> None:
+    spikes = Spikes(window=8, z=2.5, action=action)
+    optimizer, params = thalweg.numpy.SGD(lr=0.1, momentum=0.9, tensor_spikes=spikes), draw(0)
+    plain, wanted, counts = thalweg.numpy.SGD(lr=0.1, momentum=0.9, engine="reference"), draw(0), {}
+    for t in range(1, STEPS + 1):
+        optimizer.step(params, draw(t))
+        factors = {}
+        for name in params:
+            norms = [float(np.linalg.norm(draw(step)[name])) for step in range(1, t + 1)]
+            *_, factors[name] = judge_tensor_by_hand(norms, spikes)
+            counts[name] = counts.get(name, 0) + (factors[name] != 1.0)
+        plain.step(wanted, {name: None if factors[name] is None else g * factors[name] for name, g in draw(t).items()})
+    assert all(np.max(np.abs(p - wanted[name])) < FLOAT64 for name, p in params.items())
+    assert {name: own["tensor_spikes"] for name, own in optimizer.stats().items()} == counts
+    assert min(counts.values()) > 0
+
+
+@pytest.mark.parametrize(("z", "most"), [(6.0, 8), (4.0, 14)])
+def test_a_rise_that_lasts_is_accepted_by_averages_too(z: float, most: int) -> None:
+    usual = np.abs(1 + 0.1 * np.random.default_rng(1).normal(size=600))
+    norms = np.concatenate([usual[:300], 10 * usual[300:]])
+    skipped = [step for step, factor in enumerate(judge_tensor_by_hand(norms, Spikes(z=z))) if factor is None]
+    assert skipped[0] == 300
+    assert len(skipped) <= most
+
+
+def test_a_tensor_that_had_no_gradient_is_not_held_for_ever() -> None:
+    optimizer, params = thalweg.numpy.SGD(lr=1.0, tensor_spikes=Spikes(window=4)), {"w": np.zeros(2)}
+    for t in range(20):
+        optimizer.step(params, {"w": np.full(2, float(t >= 10))})
+    assert np.array_equal(params["w"], np.full(2, -10.0))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (thalweg.numpy.AdamW, dict(tensor_spikes="clip"), "tensor_spikes must be True, False"),
+        (thalweg.numpy.AdamW, dict(tensor_spikes=Spikes(quantile=0.9)), "averages of norms, which have no quantile"),
+        (thalweg.numpy.AdamW, dict(spikes=Spikes(of="update")), "write tensor_spikes=thalweg.Spikes"),
+        (thalweg.numpy.Kron, dict(tensor_spikes=True), "use action='clip', or spikes"),
+    ],
+)
+def test_what_cannot_be_by_tensor(make: Any, options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make(lr=0.1, **options)

@@ -14,7 +14,7 @@ from world_averages import faults_of_averages
 from world_messages import messages
 from world_steps import Run, differences
 
-from thalweg.rules import AdamW
+from thalweg.rules import AdamW, Spikes
 
 pytestmark = pytest.mark.slow
 
@@ -32,12 +32,14 @@ AROUND: dict[str, dict[str, Any]] = {
     "grafted": dict(graft=AdamW()),
     "several": dict(cautious=True, averaged=0.7, graft=AdamW()),
     "schedule-free": dict(schedule_free=0.8),
+    "spikes": dict(tensor_spikes=Spikes(window=2, z=0.1, action="clip")),
+    "spikes of updates": dict(tensor_spikes=Spikes(window=2, z=0.1, action="clip", of="update")),
 }
 NO_MOMENTUM: dict[str, Any] = {
     **{name: dict(betas=(0.0, 0.9)) for name in ("AdamW", "LAMB", "SOAP")},
     **{"Muon": dict(momentum=0.0), "Kron": dict(momentum=0.0, whiten="gradient", momentum_mode="ema")},
 }
-DAY = [("AdamW", "several"), ("Muon", "cautious"), ("Kron", "several")]
+DAY = [("AdamW", "several"), ("Muon", "cautious"), ("Kron", "several"), ("AdamW", "spikes")]
 CASES = [
     pytest.param(rule, what, marks=() if (rule, what) in DAY else pytest.mark.nightly)
     for rule in RULES
