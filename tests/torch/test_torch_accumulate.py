@@ -17,7 +17,7 @@ from tolerances import FLOAT64
 
 import thalweg.numpy
 import thalweg.torch
-from thalweg import OptionError, Spikes, StateError
+from thalweg import OptionError, ResumeWarning, Spikes, StateError
 
 WANTED = 4
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -120,6 +120,17 @@ def test_checkpoints_and_copies_go_on_in_the_middle() -> None:
     assert "accumulated" not in loaded.param_groups[0]
     with pytest.raises(StateError, match="gradients of 3 steps wait for others"):
         thalweg.torch.export_state(optimizer)
+
+
+def test_what_waits_is_dropped_with_the_option() -> None:
+    named, others = model(), model()
+    optimizer, plain = thalweg.torch.SGD(named, lr=0.1, accumulate=WANTED), thalweg.torch.SGD(others, lr=0.1)
+    train(optimizer, named, range(1, 3))
+    optimizer.param_groups[0]["accumulate"] = None
+    with pytest.warns(ResumeWarning, match="'accumulated' of 'a' is dropped"):
+        train(optimizer, named, range(3, 4))
+    train(plain, others, range(3, 4))
+    assert largest_error(named, others) == 0
 
 
 def test_a_parameter_without_a_gradient_counts_as_zero_or_is_left_alone() -> None:

@@ -261,6 +261,7 @@ class Optimizer(torch.optim.Optimizer):
     def _accumulate(self) -> bool:
         """Add the gradients of this step to those before it, if that is asked for; whether to take a step with all."""
         if not self.param_groups[0].get("accumulate"):
+            self._accumulation.forget()
             return True
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise OptionError("accumulate counts steps on the host, which no CUDA graph repeats: leave one of them out")
@@ -268,6 +269,7 @@ class Optimizer(torch.optim.Optimizer):
         settings = self._groups.current_settings(groups)
         handling = settings[0].base.handling
         if not handling.accumulates:
+            self._accumulation.forget()
             return True
         gradients = {p: gradient_of(name, p, p.grad) for p, (name, _) in places.items() if p.grad is not None}
         for p in gradients:
@@ -583,7 +585,7 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(saved, dict) and isinstance(saved.get("param_groups"), list):  # which hooks may have changed
             shown = [{"lr": 1.0} if self._is_shown_only(group) else {} for group in self.param_groups]
             beside: dict[str, Any] = {"made_with": self._describe_arguments()}
-            if self._accumulation.count:
+            if any(group.get("accumulate") for group in self.param_groups):
                 beside["accumulated"] = self._accumulation.count
             saved["param_groups"] = [
                 {**group, **own, **beside} for group, own in zip(saved["param_groups"], shown, strict=True)
