@@ -59,7 +59,7 @@ from thalweg.torch.params.states import (
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.sharing import Sharing
-from thalweg.torch.step.accumulation import Accumulation
+from thalweg.torch.step.accumulation import Accumulation, count_accumulated
 from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.gradients import JointGradient, gradient_of
@@ -239,7 +239,8 @@ class Optimizer(torch.optim.Optimizer):
             raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
         with self._lock, self._host.stepping(), without_autocast():
             known, self._written = len(self.state), False
-            if self.param_groups and not self._accumulate():
+            accumulates = any(group.get("accumulate") for group in self.param_groups)
+            if (accumulates or self._accumulation.waiting) and not self._accumulate():
                 return
             try:
                 prepare = self._prepare_eagerly if compiling else self._prepare
@@ -252,7 +253,8 @@ class Optimizer(torch.optim.Optimizer):
                 else:
                     self._take(runs, buckets)
             finally:
-                self._accumulation.forget()
+                if accumulates:
+                    self._accumulation.forget(self.param_groups)
                 if not self._written:
                     for p in list(self.state)[known:]:  # what was made for a step that is not taken
                         del self.state[p]
@@ -261,7 +263,7 @@ class Optimizer(torch.optim.Optimizer):
     def _accumulate(self) -> bool:
         """Add the gradients of this step to those before it, if that is asked for; whether to take a step with all."""
         if not self.param_groups[0].get("accumulate"):
-            self._accumulation.forget()
+            self._accumulation.forget(self.param_groups)
             return True
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise OptionError("accumulate counts steps on the host, which no CUDA graph repeats: leave one of them out")
@@ -269,18 +271,17 @@ class Optimizer(torch.optim.Optimizer):
         settings = self._groups.current_settings(groups)
         handling = settings[0].base.handling
         if not handling.accumulates:
-            self._accumulation.forget()
+            self._accumulation.forget(self.param_groups)
             return True
         gradients = {p: gradient_of(name, p, p.grad) for p, (name, _) in places.items() if p.grad is not None}
         for p in gradients:
             name, index = places[p]
             self._state(name, p, self._setting(settings[index], name, p), groups[index])
-        self._accumulation.add(gradients, self.state)
-        return self._accumulation.count >= (handling.accumulate or 1)
+        return self._accumulation.add(gradients, groups, self.state) >= (handling.accumulate or 1)
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Any]:
         """What parameters are stepped by: their gradients, or the sums of those that were accumulated."""
-        if self._accumulation.count:
+        if self._accumulation.waiting:
             return self._accumulation.gradients(params, self.state)
         return list(map(GRAD, params))
 
@@ -374,7 +375,7 @@ class Optimizer(torch.optim.Optimizer):
             spikes=self._groups.settings[0].base.handling.guard,
             on_nonfinite=self.param_groups[0]["on_nonfinite"],
             # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
-            grad_scale=self._divisor() if self._accumulation.count else getattr(self, "grad_scale", None),
+            grad_scale=self._divisor() if self._accumulation.waiting else getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
             native=self._wanted_engine in ("auto", "fused"),
             in_order=self._in_order,
@@ -382,8 +383,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _divisor(self) -> Tensor:
         """How many gradients a sum has."""
-        device = next(p.device for p in self._accumulation.waiting) if self._accumulation.waiting else None
-        return torch.full((), float(self._accumulation.count), dtype=torch.float64, device=device)
+        device = next(iter(self._accumulation.waiting)).device
+        return torch.full((), float(count_accumulated(self.param_groups)), dtype=torch.float64, device=device)
 
     # ---- groups
 
@@ -584,9 +585,7 @@ class Optimizer(torch.optim.Optimizer):
         saved = super().state_dict()
         if isinstance(saved, dict) and isinstance(saved.get("param_groups"), list):  # which hooks may have changed
             shown = [{"lr": 1.0} if self._is_shown_only(group) else {} for group in self.param_groups]
-            beside: dict[str, Any] = {"made_with": self._describe_arguments()}
-            if any(group.get("accumulate") for group in self.param_groups):
-                beside["accumulated"] = self._accumulation.count
+            beside = {"made_with": self._describe_arguments()}
             saved["param_groups"] = [
                 {**group, **own, **beside} for group, own in zip(saved["param_groups"], shown, strict=True)
             ]
@@ -625,8 +624,7 @@ class Optimizer(torch.optim.Optimizer):
         ]
         self.__setstate__({"state": defaultdict(dict, state), "param_groups": loaded})
         self._groups.note_shapes(self.param_groups)
-        counts = [int(group.get("accumulated", 0)) for group in state_dict["param_groups"]]
-        self._accumulation.restore(max(counts, default=0), self.state)
+        self._accumulation.restore(self.param_groups, self.state)
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
         self._turns.forget()
@@ -638,19 +636,19 @@ class Optimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         own = {"_entries": self._groups.entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
         sharing = self._sharing.divide_work, self._sharing.message_dtype  # without a process group, which has no copies
-        beside = {"_offload_state": self._host.wanted, "_sharing": sharing, "_accumulation": self._accumulation}
+        beside = {"_offload_state": self._host.wanted, "_sharing": sharing}
         return {**super().__getstate__(), **own, **beside}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         offload_state = state.pop("_offload_state", False)
         sharing = Sharing(None, *state.pop("_sharing", ()))
-        own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips", "_accumulation") if key in state}
+        own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
         super().__setstate__(state)
         if own:  # a copy or a pickle, and not load_state_dict, which comes here too
             self._groups = Groups(own["_entries"])
             self._forget(own["_wanted_engine"], offload_state, sharing)
             self._joint.skips = own["_skips"]
-            self._accumulation = own.get("_accumulation", self._accumulation)
+            self._accumulation.restore(self.param_groups, self.state)
 
     # ---- what steps have found
 

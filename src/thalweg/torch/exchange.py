@@ -15,6 +15,7 @@ from thalweg.storage import ACCUMULATED
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.states import convert_count
 from thalweg.torch.sharding.shards import whole
+from thalweg.torch.step.accumulation import count_accumulated
 
 
 def export_state(optimizer: Optimizer) -> dict[str, Any]:
@@ -23,8 +24,8 @@ def export_state(optimizer: Optimizer) -> dict[str, Any]:
     ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.optax.import_state`` take it. What is sharded is
     brought together: every rank has to call it.
     """
-    if optimizer._accumulation.count:
-        raise StateError(f"gradients of {optimizer._accumulation.count} steps wait for others: {EXPORTED_WHOLE}")
+    if count := count_accumulated(optimizer.param_groups):
+        raise StateError(f"gradients of {count} steps wait for others: {EXPORTED_WHOLE}")
     found = {
         name: {"step": to_numpy(convert_count(name, state.get("step"))).astype("int64")}
         | {key: to_numpy(entry) for key, entry in state.items() if key not in ("step", ACCUMULATED)}

@@ -34,6 +34,7 @@ from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
 from thalweg.rules.spikes import Spikes
 from thalweg.settings import Entry, RuleOptions, Settings, around_options, option_names
+from thalweg.storage import ACCUMULATED
 from thalweg.torch.params.checks import check_exchanged, check_parameter, reason_against_flat
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
 
@@ -50,11 +51,10 @@ JOINT = ("max_grad_norm", "on_nonfinite", "spikes", "accumulate")
 #: What a group holds beside options, in lists.
 MEMBERS = ("params", "param_names")
 #: What a group has beside the options of its rule. lr_is_scale: its lr multiplies the step size that the rule makes.
-BESIDE = (*MEMBERS, *BESIDE_OPTIONS)
+#: accumulated: how many gradients wait for a step.
+BESIDE = (*MEMBERS, ACCUMULATED, *BESIDE_OPTIONS)
 #: Keys of schedulers and trainers that resemble options. All that resembles none is kept as well.
 FOREIGN = ("max_momentum", "base_momentum", "lr_scale", "wd_scale", "weight_decay_scale")
-#: What groups have in checkpoints alone.
-SAVED_ALONE = ("made_with", "accumulated")
 #: Options around whole steps; a run may gain or drop them.
 AROUND_STEPS = ("spikes", "accumulate")
 #: Left out of groups where it is None: schedulers that cycle momentum write it into every group that shows it.
@@ -466,7 +466,7 @@ def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> d
     foreign = {key: value for key, value in own.items() if key not in ours}
     filled = {key: value for key, value in defaults.items() if key not in (*SHOWN_IF_SET, "lr_is_scale")}
     earlier = rule.first_options()  # for options that are newer than the state
-    group = {**filled, **earlier, **foreign, **{key: value for key, value in saved.items() if key not in SAVED_ALONE}}
+    group = {**filled, **earlier, **foreign, **{key: value for key, value in saved.items() if key != "made_with"}}
     # loaders that keep no tuples make lists of them
     group = {key: tuple(v) if isinstance(v, list) and key in ours else v for key, v in group.items()}
     group["params"] = list(saved["params"])
