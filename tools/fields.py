@@ -34,7 +34,7 @@ IMPORTS = """from typing import Literal, TypedDict
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.rules import Annealed, Rule
+from thalweg.rules import Annealed, Rule, Spikes
 from thalweg.signatures import Pair, Schedulable, Triple
 """
 
@@ -115,7 +115,7 @@ def functions() -> str:
     names = ["function_of", "transformation", *FUNCTIONS]
     lines = [MADE, "", "from collections.abc import Callable, Mapping", "from typing import Any, Literal", ""]
     lines += ["import optax", "", "from thalweg.given import Overrides", "from thalweg.optax.engines import Engine"]
-    lines += ["from thalweg.rules import Annealed, Rule", ""]
+    lines += ["from thalweg.rules import Annealed, Rule, Spikes", ""]
     lines += [*listed(names), "", "BESIDE: Mapping[str, Any]", "ADDED: Mapping[str, Mapping[str, Any]]", ""]
     assert set(BESIDE) == {"overrides", "stacked_axes", "specs", "engine"}
     for function in (function_of, transformation):
@@ -172,7 +172,7 @@ COMMON = [
     "from thalweg.dtypes import Name as DType",
     "from thalweg.dtypes import StateName as StateDType",
     "from thalweg.given import Overrides",
-    "from thalweg.rules import Annealed, Rule",
+    "from thalweg.rules import Annealed, Rule, Spikes",
 ]
 SCHEDULES = ["from thalweg.signatures import Pair, Schedulable, Triple"]
 #: The files, by how each is made.

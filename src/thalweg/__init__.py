@@ -38,6 +38,7 @@ from thalweg.rules.checks import (
 from thalweg.rules.entries import Copy, Count, Moment, Norm, Square
 from thalweg.rules.options import option
 from thalweg.rules.rule import Rule, Update
+from thalweg.rules.spikes import Spikes
 
 __version__ = "0.2.0"
 
@@ -56,6 +57,7 @@ __all__ = [
     "Rule",
     "RuleError",
     "Scalar",
+    "Spikes",
     "Square",
     "Squares",
     "StateError",

@@ -15,7 +15,7 @@ from thalweg.rules import Rule
 from thalweg.rules.around import parts_of
 from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
-from thalweg.storage import describe_state, keys_like_parameter
+from thalweg.storage import accumulated_bytes, describe_state, keys_like_parameter
 
 #: Bytes of dense factors from which on a warning is due.
 HUGE = 2**28
@@ -185,7 +185,7 @@ def explain_parameter(
         rule.treatment(shape),
         setting.lr_scale,
         getattr(rule, "weight_decay", 0.0),
-        sum(state.values()) + counter_bytes,
+        sum(state.values()) + accumulated_bytes(setting.handling, shape, dtype) + counter_bytes,
         tuple(told),
         parts_of(type(rule))[0].__name__,
         sum(state[key] for key in keys_like_parameter(rule, shape, state)) if is_hosted else 0,

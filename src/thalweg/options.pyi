@@ -5,7 +5,7 @@ from typing import Literal, TypedDict
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.rules import Annealed, Rule
+from thalweg.rules import Annealed, Rule, Spikes
 from thalweg.signatures import Pair, Schedulable, Triple
 
 __all__: list[str] = [
@@ -34,6 +34,7 @@ class CommonOptions(TypedDict, total=False):
     stacked_axes: int
     graft: Rule | None
     cautious: bool | Literal["decay", "both"]
+    tensor_spikes: bool | Spikes
     schedule_free: float | bool
     schedule_free_warmup: int | None
     averaged: Literal["mean"] | Schedulable | None
@@ -48,6 +49,8 @@ class CommonOptions(TypedDict, total=False):
     precond_dtype: DType | None
     state_rounding: Literal["nearest", "stochastic"]
     seed: int
+    spikes: bool | Spikes
+    accumulate: int | None
 
 
 class SGDOptions(CommonOptions, total=False):

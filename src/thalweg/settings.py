@@ -37,6 +37,7 @@ from thalweg.rules.entries import Entry as StateEntry
 from thalweg.rules.entries import Factor
 from thalweg.rules.options import check_options, number_options, option
 from thalweg.rules.rule import structure_of
+from thalweg.rules.spikes import Spikes
 
 #: What options call eight bits, whatever the role of an entry makes of them.
 EIGHT_BITS = "int8"
@@ -85,12 +86,34 @@ class Handling:
         "second moment with `betas[1]=0.999` moves by less than half the distance between neighbours of bfloat16.",
     )
     seed: int = option(0, "Seed of all random numbers.")
+    spikes: bool | Spikes = option(
+        False,
+        "What a step does if the joint norm of all gradients is far above those of the steps before: `True` skips it, "
+        "and `thalweg.Spikes(action='clip', window=128, z=6.0)` says more. Needs `step`, which sees all of them.",
+    )
+
+    accumulate: int | None = option(
+        None,
+        "Add up the gradients of so many calls of `step` in float32 (float64 for such parameters), and take a step "
+        "with their mean at the last of them.",
+        low=1,
+    )
 
     def __post_init__(self) -> None:
+        if self.spikes is True:
+            object.__setattr__(self, "spikes", Spikes())
         for name in STORAGE:  # torch.bfloat16, or "bf16"
             object.__setattr__(self, name, spelt_dtype(getattr(self, name)))
 
     def validate(self) -> None:
+        require(
+            self.spikes is False or isinstance(self.spikes, Spikes),
+            f"spikes must be True, False or thalweg.Spikes(action='clip', window=128), got {self.spikes!r}",
+        )
+        require(
+            self.guard is None or self.guard.of == "gradient",
+            "spikes of='update': steps are known by tensor alone; write tensor_spikes=thalweg.Spikes(of='update')",
+        )
         require(
             not isinstance(self.precond_dtype, str) or self.precond_dtype != EIGHT_BITS,
             f"precond_dtype={EIGHT_BITS!r}: factors are multiplied with one another and cannot be kept in eight bits; "
@@ -107,6 +130,25 @@ class Handling:
         return None
 
     @property
+    def accumulates(self) -> bool:
+        return self.accumulate is not None and self.accumulate > 1
+
+    @property
+    def guard(self) -> Spikes | None:
+        """What spikes are and what is done about them; None: nothing looks for them."""
+        return self.spikes if isinstance(self.spikes, Spikes) else None
+
+    @property
+    def needs_norm(self) -> bool:
+        """Whether a step depends on the joint norm of all gradients."""
+        return self.max_grad_norm is not None or self.guard is not None
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step may leave everything as it was, which its gradients decide."""
+        return self.on_nonfinite == "skip" or (self.guard is not None and self.guard.action == "skip")
+
+    @property
     def is_random(self) -> bool:
         """Whether rounding takes random bits, which depend on the place of an element in its tensor."""
         return "stochastic" in (self.rounding, self.state_rounding)
@@ -115,7 +157,7 @@ class Handling:
 #: Handling that decides how state is stored.
 STORAGE = tuple(f.name for f in fields(Handling) if f.name.endswith("_dtype"))
 #: Handling that concerns the whole step and cannot differ between parameters.
-WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed")
+WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed", "spikes", "accumulate")
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ from raw_arrays import (
     train,
 )
 
+from thalweg import Spikes
 from thalweg.numpy import LAMB, LARS, Adafactor, Annealed, Kron, Optimizer
 
-WORDS = {**FRONT_END, "Annealed": Annealed, "re": re}
+WORDS = {**FRONT_END, "Annealed": Annealed, "Spikes": Spikes, "re": re}
 
 
 def read_back(optimizer: Optimizer) -> Any:

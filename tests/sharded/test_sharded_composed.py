@@ -14,7 +14,7 @@ from world_averages import faults_of_averages
 from world_messages import messages
 from world_steps import Run, differences
 
-from thalweg.rules import AdamW
+from thalweg.rules import AdamW, Spikes
 
 pytestmark = pytest.mark.slow
 
@@ -32,12 +32,14 @@ AROUND: dict[str, dict[str, Any]] = {
     "grafted": dict(graft=AdamW()),
     "several": dict(cautious=True, averaged=0.7, graft=AdamW()),
     "schedule-free": dict(schedule_free=0.8),
+    "spikes": dict(tensor_spikes=Spikes(window=2, z=0.1, action="clip")),
+    "spikes of updates": dict(tensor_spikes=Spikes(window=2, z=0.1, action="clip", of="update")),
 }
 NO_MOMENTUM: dict[str, Any] = {
     **{name: dict(betas=(0.0, 0.9)) for name in ("AdamW", "LAMB", "SOAP")},
     **{"Muon": dict(momentum=0.0), "Kron": dict(momentum=0.0, whiten="gradient", momentum_mode="ema")},
 }
-DAY = [("AdamW", "several"), ("Muon", "cautious"), ("Kron", "several")]
+DAY = [("AdamW", "several"), ("Muon", "cautious"), ("Kron", "several"), ("AdamW", "spikes")]
 CASES = [
     pytest.param(rule, what, marks=() if (rule, what) in DAY else pytest.mark.nightly)
     for rule in RULES
@@ -87,3 +89,14 @@ def test_averages_are_evaluated(rule: str, what: str) -> None:
 def test_an_average_sends_nothing_and_a_share_one_message_for_the_whole_model(rule: str, what: str, each: Any) -> None:
     for found in world(2).run(messages, run_of(rule, what), "first axis"):
         assert found[-1] == each
+
+
+@pytest.mark.parametrize(
+    ("rule", "layout"),
+    [("LAMB", "mixed"), pytest.param("Muon", "mixed", marks=pytest.mark.nightly), ("Kron", "first axis")],
+)
+def test_gradients_are_accumulated_shard_by_shard(rule: str, layout: str) -> None:
+    """After two steps with the means of two, and half of a third."""
+    options = {**RULES[rule], "accumulate": 2, "max_grad_norm": 0.5}
+    run = Run(rule, "float64", options, rates=(1.0,) * 5, absent={2: ("matrix",)})
+    assert world(2).run(differences, run, layout) == [[]] * 2

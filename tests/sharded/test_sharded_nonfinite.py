@@ -10,7 +10,9 @@ from lanes import by_turns
 pytest.importorskip("torch")
 
 from world import world
-from world_steps import TYPICAL, Run, cases_for, differences, stepped_errors
+from world_steps import TYPICAL, Run, cases_for, differences, skipped_steps, stepped_errors
+
+from thalweg import Spikes
 
 pytestmark = pytest.mark.slow
 
@@ -59,3 +61,13 @@ def test_the_guilty_are_named_on_every_rank(rule: str) -> None:
     assert first == second
     assert first[0] == "NonFiniteError: the gradient or the update is not finite: 'matrix'"
     assert not any(first[1:])
+
+
+@pytest.mark.parametrize("action", ["skip", "clip"])
+@pytest.mark.parametrize(("rule", "layout"), [("LAMB", "mixed"), ("Muon", "first axis")])
+def test_spikes_on_one_rank(rule: str, layout: str, action: str) -> None:
+    """What is large is on one rank, and all of them skip or clip."""
+    spikes = Spikes(window=4, z=3.0, action=action)  # type: ignore[arg-type]
+    run = Run(rule, options=dict(TYPICAL[rule], spikes=spikes), rates=(1.0,) * 5, spoilt=((3, "matrix", 1e4),))
+    assert world(2).run(differences, run, layout) == [[]] * 2
+    assert world(2).run(skipped_steps, run, layout) == [1 if action == "skip" else 0] * 2

@@ -20,7 +20,13 @@ pytestmark = pytest.mark.slow
 
 EVERY = pytest.mark.parametrize("case", one_in(3, NAMES))
 #: One of each kind of state.
-KINDS = ["LARS, bfloat16 momentum", "LAMB, overrides", "Adafactor, some factored", "Kron"]
+KINDS = [
+    "LARS, bfloat16 momentum",
+    "LAMB, overrides",
+    "LAMB, spikes and accumulated",
+    "Adafactor, some factored",
+    "Kron",
+]
 SOME = pytest.mark.parametrize("case", [name for name in KINDS if CASES[name][0] in RULES])
 
 

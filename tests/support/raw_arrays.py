@@ -14,7 +14,7 @@ import pytest
 
 from thalweg.errors import OptimError
 from thalweg.numpy import LAMB, LARS, Adafactor, Kron, Optimizer, optimizer
-from thalweg.rules import RULES
+from thalweg.rules import RULES, Spikes
 from thalweg.settings import Handling
 
 Make = Callable[..., Optimizer]
@@ -142,6 +142,8 @@ HANDLING = {
     "momentum_dtype": Other("float16", dict(momentum=0.9)),
     "precond_dtype": Other("float16"),
     "seed": Other(7, dict(rounding="stochastic")),
+    "accumulate": Other(2, dict(weight_decay=0.1)),
+    "spikes": Other(Spikes(window=2, quantile=0.1, action="clip"), dict(weight_decay=0.1)),
 }
 
 FACTORLESS = {option: other for option, other in HANDLING.items() if option != "precond_dtype"}

@@ -13,6 +13,7 @@ from world_layouts import gradient, mesh, ranks, torch, whole
 from world_steps import LR, RULES, further_than
 
 import thalweg.torch
+from thalweg import Spikes
 
 #: (steps before the save, steps in all)
 SAVED, ENDED = 3, 6
@@ -35,6 +36,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "LAMB, rate in a tensor": ("LAMB", dict(lr=torch.tensor(0.05))),
     "LAMB, clipped and skipping": ("LAMB", dict(max_grad_norm=1.0, on_nonfinite="skip", capturable=True)),
+    "LAMB, spikes and accumulated": ("LAMB", dict(spikes=Spikes(window=2, z=0.1, action="clip"), accumulate=2)),
     "Adafactor, factored": ("Adafactor", dict(min_dim_size_to_factor=2, momentum=0.9)),
     "Adafactor, unfactored": ("Adafactor", dict(lr=None)),
     "Adafactor, bfloat16 momentum": ("Adafactor", dict(momentum=0.9, momentum_dtype="bfloat16")),

@@ -234,7 +234,7 @@ def misplaced(got: Outcome) -> Iterator[str]:
     """State lies where its parameter does; numbers of lines are plain tensors, and factors of whole tensors may be."""
     for name, p in got.own.items():
         for key, entry in got.optimizer.state.get(p, {}).items():
-            single = key in ("step", "refresh", "basis_age", "line_squares") or key.startswith("L_")
+            single = key in ("step", "refresh", "basis_age", "line_squares", "spikes") or key.startswith("L_")
             if single or not isinstance(p, DTensor):
                 if isinstance(entry, DTensor):
                     yield f"{name}.{key} is a DTensor"
@@ -257,6 +257,10 @@ def is_divided(p: Any) -> bool:
 def stepped_errors(run: Run, layout: str) -> list[str]:
     """What each step raised, "" where it did not."""
     return stepped(run, laid_out(layout)).errors
+
+
+def skipped_steps(run: Run, layout: str) -> int:
+    return int(stepped(run, laid_out(layout)).optimizer.skipped)
 
 
 def flipped(run: Run, layout: str, other: Run | None = None) -> dict[str, float]:

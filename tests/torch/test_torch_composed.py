@@ -22,7 +22,14 @@ from thalweg.rules import AdamW, around
 
 ENGINES = ("reference", "foreach", "auto")
 #: In the day, each rule with something; at night all of them.
-DAY = {("AdamW", "averaged"), ("LAMB", "cautious"), ("Adafactor", "schedule-free"), ("SGD", "grafted")}
+DAY = {
+    ("AdamW", "averaged"),
+    ("AdamW", "spikes"),
+    ("Kron", "spikes"),
+    ("LAMB", "cautious"),
+    ("Adafactor", "schedule-free"),
+    ("SGD", "grafted"),
+}
 DAY |= {(name, what) for name in ("Muon", "Kron", "SOAP") for what in ("cautious", "averaged", "grafted")}
 CASES = [
     pytest.param(*pair, engine, marks=() if pair in DAY else pytest.mark.nightly)

@@ -60,6 +60,8 @@ OF_KERAS = tuple(
 #: Options of a whole step, and what Keras has for them.
 ELSEWHERE = {
     "max_grad_norm": "use global_clipnorm",
+    "spikes": "use global_clipnorm, whose limit you choose yourself",
+    "accumulate": "use gradient_accumulation_steps",
     "on_nonfinite": "use keras.optimizers.LossScaleOptimizer, which skips such steps",
 }
 #: What keras.optimizers.Muon and other front ends call the arguments of MuonAdamW.
@@ -357,6 +359,7 @@ UNEVALUATED = {
     "averaged": "it would not be evaluated; use_ema=True keeps Keras's own average",
     "schedule_free": "its average would not be evaluated; use_ema=True keeps Keras's own average",
     "graft": "no file could hold a rule",
+    "tensor_spikes": "no file could hold what it is made of; use clipnorm, whose limit you choose yourself",
 }
 
 

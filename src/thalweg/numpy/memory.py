@@ -14,10 +14,11 @@ from thalweg.arrays import Shape, State
 from thalweg.errors import OptionError, ParameterError, StateError
 from thalweg.exchange import check_exchanged, pack_state
 from thalweg.kernels.cpu.tables import Operand
-from thalweg.numpy.arrays import Arr, Name
+from thalweg.numpy.arrays import Arr, Name, dtype_name
 from thalweg.numpy.checkpoints import read_file, read_state, write_file
 from thalweg.rules import Rule
 from thalweg.settings import Handling, Setting, Settings
+from thalweg.storage import ACCUMULATED, SPIKES, arithmetic
 
 
 @dataclass
@@ -46,6 +47,15 @@ class Tracked:
         return {**vars(self), "operand": None}  # a copy has its own memory
 
     skipped: int = 0
+    #: The sum of gradients that wait for a step.
+    accumulated: Arr | None = None
+
+    def accumulate(self, gradient: Arr, weights: Arr) -> None:
+        """Add a gradient in the precision in which its parameter is computed."""
+        if self.accumulated is None:
+            self.accumulated = gradient.astype(arithmetic(dtype_name(weights)))
+        else:
+            self.accumulated += gradient
 
 
 class Job(NamedTuple):
@@ -77,13 +87,25 @@ class Memory:
         self._tracked: dict[Name, Tracked] = {}
         #: Whether a state was loaded, and it is not yet known whether it has to be converted.
         self._untold = False
+        #: What is kept of former norms for ``spikes``, and what the last step told of them.
+        self._norms: Arr | None = None
+        self._joint_figures: dict[str, Any] = {}
+        #: How many calls of step wait for one that is taken.
+        self._accumulated = 0
         #: How many iterations have ended, counted under ``global_step=True`` alone.
         self.iteration = 0
 
     @property
     def state(self) -> dict[Name, dict[str, Arr]]:
         """The state of every parameter stepped so far, under the keys of checkpoints."""
-        return {name: {"step": np.array(known.step), **known.state} for name, known in self._tracked.items()}
+        norms = {} if self._norms is None else {SPIKES: self._norms}
+        sums = {
+            name: {ACCUMULATED: own.accumulated} for name, own in self._tracked.items() if own.accumulated is not None
+        }
+        return {
+            name: {"step": np.array(known.step), **known.state, **norms, **sums.get(name, {})}
+            for name, known in self._tracked.items()
+        }
 
     @property
     def num_parameters(self) -> int:
@@ -92,7 +114,7 @@ class Memory:
 
     @property
     def skipped(self) -> dict[Name, int]:
-        """How often each parameter was left alone under ``on_nonfinite="skip"``."""
+        """How often each parameter was left alone by ``on_nonfinite="skip"`` or ``spikes``."""
         return {name: known.skipped for name, known in self._tracked.items()}
 
     def stats(self) -> dict[Name, dict[str, Any]]:
@@ -102,16 +124,19 @@ class Memory:
             array = np.asarray(value)
             return array.item() if array.size == 1 else array.squeeze()
 
-        return {name: {key: show(v) for key, v in known.stats().items()} for name, known in self._tracked.items()}
+        found = {name: {**known.stats(), **self._joint_figures} for name, known in self._tracked.items()}
+        return {name: {key: show(v) for key, v in figures.items()} for name, figures in found.items()}
 
     def clear_state(self) -> None:
         """Forget every parameter, and the count of iterations."""
         self._tracked, self.iteration = {}, 0
+        self._norms, self._joint_figures, self._accumulated = None, {}, 0
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain values and copies of arrays."""
         made_by, lr = self._told()
-        return pack_state(made_by, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
+        packed = pack_state(made_by, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
+        return {**packed, ACCUMULATED: self._accumulated} if self._accumulated else packed
 
     def _told(self) -> tuple[Any, Any]:
         """What a checkpoint says of the rule, or of those of a mixture by name, and of learning rates."""
@@ -139,9 +164,11 @@ class Memory:
         except (OptionError, ParameterError) as error:
             raise StateError(f"this state_dict() is damaged: {error}") from None
         self._tracked = {
-            name: Tracked(entries, step, made_by=makers.get(name)) for name, (step, entries) in saved.items()
+            name: Tracked(entries, step, made_by=makers.get(name), accumulated=beside.get(ACCUMULATED))
+            for name, (step, entries, beside) in saved.items()
         }
-        self.iteration, self._untold = iteration, True
+        self._norms = next((beside[SPIKES] for *_, beside in saved.values() if SPIKES in beside), None)
+        self.iteration, self._untold, self._accumulated = iteration, True, state_dict.get(ACCUMULATED, 0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``state_dict()`` to an ``.npz`` or ``.safetensors`` file, without pickle."""

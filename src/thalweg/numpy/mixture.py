@@ -12,13 +12,21 @@ from thalweg.numpy.arrays import Name
 from thalweg.numpy.base import Optimizer, readable
 from thalweg.numpy.checks import Rate
 from thalweg.numpy.stepping import Engine
-from thalweg.rules import Rule
+from thalweg.rules import Rule, Spikes
 from thalweg.settings import WHOLE_STEP, RuleOptions, checked_entries
 
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
 #: The arguments beside entries, with their defaults.
 USUAL: dict[str, Any] = {
-    **dict(overrides=(), maximize=False, max_grad_norm=None, on_nonfinite="propagate", seed=0),
+    **dict(
+        overrides=(),
+        maximize=False,
+        max_grad_norm=None,
+        on_nonfinite="propagate",
+        seed=0,
+        spikes=False,
+        accumulate=None,
+    ),
     **dict(global_step=False, engine="auto"),
 }
 
@@ -48,6 +56,8 @@ class Mixture(Optimizer):
         max_grad_norm: float | None = None,
         on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
         seed: int = 0,
+        spikes: bool | Spikes = False,
+        accumulate: int | None = None,
         global_step: bool = False,
         engine: Engine = "auto",
     ) -> None:
@@ -59,6 +69,8 @@ class Mixture(Optimizer):
             max_grad_norm=max_grad_norm,
             on_nonfinite=on_nonfinite,
             seed=seed,
+            spikes=spikes,
+            accumulate=accumulate,
             global_step=global_step,
             engine=engine,
         )

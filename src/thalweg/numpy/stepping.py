@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from thalweg.boundary import Advance, advance, slice_of
-from thalweg.errors import NonFiniteError, OptionError
+from thalweg.errors import NonFiniteError, OptionError, StateError
 from thalweg.kernels.chunks import STACK
 from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.numpy.arrays import Arr, is_aliased
@@ -20,6 +20,7 @@ from thalweg.numpy.fused import Fused, reason_against, squares_of
 from thalweg.numpy.memory import Job, Memory
 from thalweg.rules.checks import check_choice
 from thalweg.rules.noise import tensor_id
+from thalweg.rules.spikes import Judgement, Spikes, judge
 from thalweg.settings import Settings
 from thalweg.spaces import numpy as xp
 
@@ -155,11 +156,38 @@ class Stepping(Memory):
             tracked.skipped += 1
         self._tracked[job.name] = tracked
 
-    def _grad_scale(self, jobs: Sequence[Job]) -> float | None:
-        """What brings the joint norm of all gradients down to max_grad_norm."""
-        limit = self._settings.base.handling.max_grad_norm
-        if limit is None:
-            return None
+    def _run_together(self, jobs: Sequence[Job]) -> None:
+        """Step a whole model: what its gradients have in common is decided first."""
+        handling = self._settings.base.handling
+        if not jobs or not handling.needs_norm:
+            self._run(jobs, None)
+            return
+        norm, guard = self._joint_norm(jobs), handling.guard
+        scale = None if handling.max_grad_norm is None else scale_to(handling.max_grad_norm, norm)
+        if guard is None:
+            self._run(jobs, scale)
+            return
+        judgement = self._judge(guard, norm)
+        is_skipped = guard.action == "skip" and judgement.is_spike.item()
+        if guard.action != "skip":
+            own = judgement.scale.item()
+            scale = own if scale is None else min(scale, own)
+        self._run(() if is_skipped else jobs, scale)
+        self._norms, self._joint_figures = judgement.kept, judgement.figures
+        for job in jobs if is_skipped else ():
+            self._commit(job, job.tracked.stats, is_taken=False)
+
+    def _judge(self, spikes: Spikes, norm: float) -> Judgement:
+        kept = np.zeros(spikes.kept_shape) if self._norms is None else self._norms
+        if kept.shape != spikes.kept_shape:
+            raise StateError(
+                f"spikes has window={spikes.window}, and the norms of {kept.size - 1} steps are kept: use that window, "
+                "or drop them with clear_state()"
+            )
+        with np.errstate(all="ignore"):
+            return judge(xp, spikes, np.array([norm]), kept)
+
+    def _joint_norm(self, jobs: Sequence[Job]) -> float:
         if self._wanted_engine == "reference" or reason_missing() is not None:
             with np.errstate(all="ignore"):
                 sums = [float(np.square(job.gradient, dtype=np.float64).sum()) for job in jobs]
@@ -167,12 +195,15 @@ class Stepping(Memory):
             sums = squares_of([job.gradient for job in jobs])
         squares = dict(zip([job.name for job in jobs], sums, strict=True))
         norm = math.sqrt(sum(squares.values()))
-        if math.isfinite(norm):
-            return 1 / max(1.0, norm / limit)
-        if self._settings.base.handling.on_nonfinite == "raise":
+        if not math.isfinite(norm) and self._settings.base.handling.on_nonfinite == "raise":
             guilty = [name for name, square in squares.items() if not math.isfinite(square)]
             raise NonFiniteError(f"these gradients are not finite, or too large to be squared: {guilty}")
-        return math.nan
+        return norm
+
+
+def scale_to(limit: float, norm: float) -> float:
+    """What brings the joint norm of all gradients down to a limit."""
+    return 1 / max(1.0, norm / limit) if math.isfinite(norm) else math.nan
 
 
 def check_engine(engine: Any) -> None:

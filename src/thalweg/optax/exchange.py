@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from thalweg.codecs import CODECS, grouping_of, scale_key
 from thalweg.errors import StateError
 from thalweg.exchange import by_known_name, check_exchanged, check_mixture, pack_state, warn_converted
-from thalweg.optax.states import SEVERAL, STATE_CLASSES, Entries, MixtureState, fields_of
+from thalweg.optax.states import SEVERAL, STATE_CLASSES, Entries, MixtureState, SpikedMixtureState, fields_of
 from thalweg.optax.trees import Tree, dotted, named
 from thalweg.rules import Rule
 from thalweg.spaces import jax as space
-from thalweg.storage import RECORD, check_codes, check_eight_bits, coded_keys, declared
+from thalweg.storage import RECORD, SPIKES, check_codes, check_eight_bits, coded_keys, declared
 
 
 def export_state(state: Tree, params: Tree) -> dict[str, Any]:
@@ -35,7 +35,8 @@ def export_state(state: Tree, params: Tree) -> dict[str, Any]:
         for name, entries in entries_by_name(part, params).items():
             if name in found:
                 raise StateError(f"this state has two entries for parameter {name!r}: export the two states one by one")
-            found[name] = {"step": jax.device_get(part.count), **jax.device_get(entries)}
+            beside = {SPIKES: jax.device_get(part.spikes)} if SPIKES in part._fields else {}
+            found[name] = {"step": jax.device_get(part.count), **jax.device_get(entries), **beside}
             rules[name] = rule
     ordered = {name: found[name] for name in names if name in found}
     made_by = rules if is_mixed(state) else parts[0][0]
@@ -71,8 +72,8 @@ def own_parts(state: Tree) -> list[tuple[type[Rule], Any]]:
 
 def is_mixed(state: Tree) -> bool:
     """Whether a state is one of a mixture, or of several rules that optax has put together."""
-    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, MixtureState))
-    mixed = any(isinstance(part, MixtureState) for part in parts)
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, (MixtureState, SpikedMixtureState)))
+    mixed = any(isinstance(part, (MixtureState, SpikedMixtureState)) for part in parts)
     return mixed or len({rule for rule, _ in own_parts(state)}) > 1
 
 
@@ -105,6 +106,10 @@ def entries_by_name(part: Any, params: Tree) -> dict[str, Entries]:
 def import_part(part: Any, params: Tree, given: Mapping[str, Any]) -> Any:
     """One state with new contents, checked."""
     present, told = entries_by_name(part, params), False
+    norms = [entries[SPIKES] for entries in given.values() if SPIKES in entries]
+    given = {name: {key: x for key, x in own.items() if key != SPIKES} for name, own in given.items()}
+    if SPIKES in part._fields and norms:
+        part = part._replace(spikes=place_like(norms[0], part.spikes))
     for name, entries in present.items():
         if name not in given:
             raise StateError(f"this state has no entry for parameter {name!r}")

@@ -7,7 +7,7 @@ import optax
 
 from thalweg.given import Overrides
 from thalweg.optax.engines import Engine
-from thalweg.rules import Annealed, Rule
+from thalweg.rules import Annealed, Rule, Spikes
 
 __all__: list[str] = [
     "function_of",
@@ -46,6 +46,7 @@ def sgd(
     weight_decay: Any = 0.0,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
+    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -57,6 +58,8 @@ def sgd(
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -79,6 +82,7 @@ def adamw(
     decoupled: bool = True,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
+    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -90,6 +94,8 @@ def adamw(
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -117,6 +123,7 @@ def lars(
     zero_ratio: Any = 1.0,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
+    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -129,6 +136,8 @@ def lars(
     state_dtype: Any = None,
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -157,6 +166,7 @@ def lamb(
     weight_decay_mode: Literal["in_update", "decoupled", "l2"] = "in_update",
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
+    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -169,6 +179,8 @@ def lamb(
     state_dtype: Any = None,
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -201,6 +213,7 @@ def adafactor(
     only_2d: bool = False,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
+    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -212,6 +225,8 @@ def adafactor(
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -248,6 +263,7 @@ def muon(
     vectors: Literal["refuse", "row"] = "refuse",
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
+    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -259,6 +275,8 @@ def muon(
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -294,6 +312,7 @@ def kron(
     lipschitz_beta: Any = 0.9,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
+    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -307,6 +326,8 @@ def kron(
     momentum_dtype: Any = None,
     precond_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
     b1: Any = None,
     mu_dtype: Any = None,
@@ -340,6 +361,7 @@ def soap(
     precondition_1d: bool = False,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
+    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -353,6 +375,8 @@ def soap(
     momentum_dtype: Any = None,
     precond_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -376,6 +400,7 @@ def ademamix(
     beta3_warmup: Any = None,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
+    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -387,6 +412,8 @@ def ademamix(
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -404,6 +431,7 @@ def lion(
     engine: Literal["auto", "xla", "native"] = "auto",
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
+    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -415,6 +443,8 @@ def lion(
     rounding: Literal["nearest", "stochastic", "compensated"] = "nearest",
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -438,6 +468,7 @@ def mars(
     gamma: Any = 0.025,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
+    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -450,5 +481,7 @@ def mars(
     state_dtype: Any = None,
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
+    spikes: bool | Spikes = False,
+    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...

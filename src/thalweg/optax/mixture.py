@@ -15,13 +15,15 @@ from thalweg.arrays import Squares
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
 from thalweg.given import Pattern, check_entries, places_of
 from thalweg.optax.shards import Shards, mesh_axes_of
-from thalweg.optax.states import MixtureState, first_count
+from thalweg.optax.states import MixtureState, SpikedMixtureState, first_count, first_norms
 from thalweg.optax.steps import Stepping, make_step, owner_of, step_by_update
-from thalweg.optax.transformation import HEARD, Transformation, scale_to
+from thalweg.optax.transformation import HEARD, Transformation, join
 from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
-from thalweg.rules.checks import check_choice, check_number
+from thalweg.rules.checks import check_choice
+from thalweg.rules.spikes import Judgement, Spikes
+from thalweg.settings import Handling
 from thalweg.spaces import jax as whole
-from thalweg.storage import arithmetic
+from thalweg.storage import SPIKES, arithmetic
 
 MixtureEntries: TypeAlias = Sequence[tuple[Pattern, optax.GradientTransformation]]
 
@@ -32,12 +34,13 @@ def mixture(
     max_grad_norm: float | None = None,
     on_nonfinite: Literal["propagate", "skip"] = "propagate",
     specs: Any = None,
+    spikes: bool | Spikes = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Several gradient transformations as one: the first entry whose pattern matches a parameter transforms it.
 
     entries: a list of (pattern, transformation). A pattern is a glob, a compiled regular expression or a function of a
     path and a parameter; paths are written as in ``overrides``, such as ``layers.0.w``. Transformations may be any,
-    also optax's. max_grad_norm, on_nonfinite: decided by all gradients together. specs: as of the transformations.
+    also optax's. max_grad_norm, on_nonfinite, spikes: decided by all gradients together. specs: as of transformations.
 
     >>> import jax.numpy as jnp
     >>> from thalweg.optax import adamw, sgd
@@ -52,7 +55,8 @@ def mixture(
     for entry in checked:
         check_own(*entry)
     own = tuple((pattern, optax.with_extra_args_support(each)) for pattern, each in checked)
-    return Mixture(own, max_grad_norm, on_nonfinite, specs).transformation
+    whole = Handling(max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, spikes=spikes)
+    return Mixture(own, whole, specs).transformation
 
 
 def check_own(pattern: Pattern, transformation: Any) -> None:
@@ -60,8 +64,8 @@ def check_own(pattern: Pattern, transformation: Any) -> None:
     owner = getattr(transformation.update, "__self__", None)
     if isinstance(owner, Transformation):
         handling = owner.settings.base.handling
-        for name, usual in (("max_grad_norm", None), ("on_nonfinite", "propagate")):
-            if getattr(handling, name) != usual:
+        for name in ("max_grad_norm", "on_nonfinite", "spikes"):
+            if getattr(handling, name) != getattr(Handling, name):
                 raise OptionError(f"entry {pattern!r}: {name} concerns the whole step: give it to mixture()")
 
 
@@ -73,14 +77,13 @@ class Mixture(Stepping):
     PATTERNS: ClassVar[str] = "entries of the mixture"
 
     entries: tuple[tuple[Pattern, Any], ...]
-    max_grad_norm: Any
-    on_nonfinite: str
+    #: What is decided by all gradients together.
+    handling: Handling
     specs: Any
 
     def __post_init__(self) -> None:
-        if self.max_grad_norm is not None:
-            check_number("max_grad_norm", self.max_grad_norm, low=0.0, open_low=True)
-        check_choice("on_nonfinite", self.on_nonfinite, "propagate", "skip")
+        check_choice("on_nonfinite", self.handling.on_nonfinite, "propagate", "skip")
+        self.handling.validate()
 
     @property
     def transformation(self) -> optax.GradientTransformationExtraArgs:
@@ -88,9 +91,9 @@ class Mixture(Stepping):
 
     @property
     def guarded(self) -> bool:
-        return self.on_nonfinite == "skip"
+        return self.handling.on_nonfinite == "skip"
 
-    def init(self, params: Tree) -> MixtureState:
+    def init(self, params: Tree) -> Any:
         found = parameters(params)
         places = self.places(found)
         idle = self.unused_patterns(found, places)
@@ -101,33 +104,43 @@ class Mixture(Stepping):
             message = f"{self.PATTERNS} that match no parameter: {', '.join(map(repr, idle))}"
             warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
         states = tuple(each.init(params) for each in self.mask_entries(found, places))
-        return MixtureState(states, first_count(found.leaves) if self.guarded else None)
+        skipped = first_count(found.leaves) if self.guarded else None
+        guard = self.handling.guard
+        return self.make_state(states, skipped, None if guard is None else first_norms(guard, found.leaves))
 
-    def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, MixtureState]:
+    def make_state(self, states: tuple[Any, ...], skipped: Any, norms: Any) -> Any:
+        return MixtureState(states, skipped) if norms is None else SpikedMixtureState(states, skipped, norms)
+
+    def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
         if params is None:
             raise ParameterError("update() needs the parameters: update(gradients, state, params)")
         found = parameters(params)
         grads, spaces = gradients(updates, found), self.spaces(params, found)
-        new, news = found.treedef.unflatten(self.scaled(grads, spaces)), []
+        scaled, judgement = self.join(grads, spaces, state)
+        new, news = found.treedef.unflatten(scaled), []
         for each, own in zip(self.mask_entries(found, self.places(found)), state.inner_states, strict=True):
             new, inner = each.update(new, own, params, **extra_args)
             news.append(inner)
-        result = MixtureState(tuple(news), state.skipped)
-        if not self.guarded:
-            return new, result
-        changes = found.treedef.flatten_up_to(new)
+        norms, skipped, inner_states = None if judgement is None else judgement.kept, state.skipped, tuple(news)
+        if not self.handling.may_skip:
+            return new, self.make_state(inner_states, skipped, norms)
         fine = jnp.asarray(True)
-        for space, x in zip([*spaces, *spaces], [*grads, *changes], strict=True):
-            fine &= is_finite(space, x)
-        skipped = jnp.where(fine, state.skipped, optax.safe_increment(state.skipped))
-        kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), result.inner_states, state.inner_states)
-        return jax.tree.map(lambda delta: jnp.where(fine, delta, 0), new), MixtureState(kept, skipped)
+        if self.guarded:
+            changes = found.treedef.flatten_up_to(new)
+            for space, x in zip([*spaces, *spaces], [*grads, *changes], strict=True):
+                fine &= is_finite(space, x)
+            skipped = jnp.where(fine, skipped, optax.safe_increment(skipped))
+        if judgement is not None and judgement.skips:
+            fine &= ~judgement.is_spike[0]
+        kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), inner_states, state.inner_states)
+        return jax.tree.map(lambda delta: jnp.where(fine, delta, 0), new), self.make_state(kept, skipped, norms)
 
     def apply(self, params: Tree, state: Any, updates: Tree, **extra_args: Any) -> tuple[Tree, Any]:
-        if self.guarded:  # what one transformation has written, another may forbid
+        if self.handling.may_skip:  # what one transformation has written, another may forbid
             return step_by_update(self.transformation)(params, state, updates, **extra_args)
         found = parameters(params)
-        grads, places = self.scaled(gradients(updates, found), self.spaces(params, found)), self.places(found)
+        grads, judgement = self.join(gradients(updates, found), self.spaces(params, found), state)
+        places, norms = self.places(found), None if judgement is None else judgement.kept
         results, news = list(found.leaves), []
         for place, ((_, each), own) in enumerate(zip(self.entries, state.inner_states, strict=True)):
             mine = [place == other for other in places]
@@ -136,16 +149,16 @@ class Mixture(Stepping):
             news.append(own._replace(inner_state=inner))
             pairs = zip(mine, found.treedef.flatten_up_to(new), results, strict=True)
             results = [x if is_mine else other for is_mine, x, other in pairs]
-        return found.treedef.unflatten(results), MixtureState(tuple(news), state.skipped)
+        return found.treedef.unflatten(results), self.make_state(tuple(news), state.skipped, norms)
 
     def reached(self) -> set[int]:
-        owners = [] if self.guarded else [owner_of(each) for _, each in self.entries]
+        owners = [] if self.handling.may_skip else [owner_of(each) for _, each in self.entries]
         return {number for owner in owners if owner is not None for number in owner.reached()}
 
-    def scaled(self, grads: Sequence[Any], spaces: Sequence[Any]) -> Sequence[Any]:
-        """The gradients, their joint norm brought down to max_grad_norm."""
-        scale = scale_to(self.max_grad_norm, list(zip(spaces, grads, strict=True)))
-        return grads if scale is None else [scale_gradient(g, scale) for g in grads]
+    def join(self, grads: Sequence[Any], spaces: Sequence[Any], state: Any) -> tuple[Sequence[Any], Judgement | None]:
+        """The gradients as their joint norm lets them through, and whether it is a spike."""
+        scale, judgement = join(self.handling, list(zip(spaces, grads, strict=True)), getattr(state, SPIKES, None))
+        return grads if scale is None else [scale_gradient(g, scale) for g in grads], judgement
 
     def unused_patterns(self, found: Named, places: Sequence[int]) -> list[Pattern]:
         return [pattern for place, (pattern, _) in enumerate(self.entries) if place not in places]

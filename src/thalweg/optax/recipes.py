@@ -18,8 +18,8 @@ from thalweg.optax.matrices import READERS, Layout, Reading, check_layout, read_
 from thalweg.optax.mixture import Mixture
 from thalweg.optax.transformation import HEARD, Transformation
 from thalweg.optax.trees import Named, Tree, parameters
-from thalweg.rules import AdamW, Muon
-from thalweg.settings import adamw_share
+from thalweg.rules import AdamW, Muon, Spikes
+from thalweg.settings import Handling, adamw_share
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 #: The places of entries.
@@ -40,6 +40,7 @@ def muon_adamw(
     max_grad_norm: float | None = None,
     on_nonfinite: Literal["propagate", "skip"] = "propagate",
     specs: Any = None,
+    spikes: bool | Spikes = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Hidden matrices by Muon; embeddings, output layers, norms, biases and vectors by AdamW.
 
@@ -78,8 +79,7 @@ def muon_adamw(
     vectors = adamw_function(adamw_learning_rate, **{**adamw, "weight_decay": 0.0, "specs": specs})
     return Routed(
         tuple(zip(ROLES, (hidden, others, vectors), strict=True)),
-        max_grad_norm,
-        on_nonfinite,
+        Handling(max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, spikes=spikes),
         specs,
         layout,
         check_patterns(first, "first"),

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from thalweg.errors import StateError
 from thalweg.optax.trees import Tree, TreeDef
 from thalweg.rules import LAMB, LARS, Adafactor, Kron, Muon, Rule
+from thalweg.rules.spikes import Spikes
 from thalweg.spaces.jax import replicated_with
+from thalweg.storage import SPIKES
 
 #: The state of one parameter under its checkpoint keys, as rules have it.
 Entries: TypeAlias = dict[str, Any]
@@ -83,6 +85,15 @@ class MixtureState(NamedTuple):
     skipped: Any = None
 
 
+class SpikedMixtureState(NamedTuple):
+    """That of a mixture with ``spikes``."""
+
+    inner_states: tuple[Any, ...]
+    skipped: Any
+    #: How many spikes there were, and the norms of former steps.
+    spikes: Any
+
+
 #: Rules whose states have a class above.
 WRITTEN: dict[type[Rule], type[Any]] = {
     LARS: LarsState,
@@ -95,25 +106,34 @@ WRITTEN: dict[type[Rule], type[Any]] = {
 STATE_CLASSES: dict[type[Any], type[Rule]] = {state_class: rule for rule, state_class in WRITTEN.items()}
 
 
-def state_class_for(rule: type[Rule], keys: tuple[str, ...], beside: tuple[str, ...]) -> type[Any]:
-    """The class of states of a rule that keeps these entries. beside: scales and records that are kept with them."""
+def state_class_for(
+    rule: type[Rule], keys: tuple[str, ...], beside: tuple[str, ...], *, is_spiked: bool = False
+) -> type[Any]:
+    """The class of states of a rule that keeps these entries. beside: scales and records that are kept with them.
+
+    is_spiked: whether the norms of former steps are kept.
+    """
     written = WRITTEN.get(rule)
+    counts = (SPIKES,) if is_spiked else ()
     if written is None:
-        return make_state_class(rule, (*keys, *beside))
+        return make_state_class(rule, (*keys, *beside), counts)
     usual = fields_of(written)
     # what an option adds to what the rule usually keeps
     more = [key for key in keys if key not in usual and key.rpartition("_")[0] not in SEVERAL]
-    return make_state_class(rule, (*usual, *more, *beside)) if more or beside else written
+    return make_state_class(rule, (*usual, *more, *beside), counts) if more or beside or counts else written
 
 
 @functools.cache
-def make_state_class(rule: type[Rule], keys: tuple[str, ...]) -> type[Any]:
-    """The class of states of a rule that has none here, with a field for every entry that it keeps."""
+def make_state_class(rule: type[Rule], keys: tuple[str, ...], counts: tuple[str, ...] = ()) -> type[Any]:
+    """The class of states of a rule that has none here, with a field for every entry that it keeps.
+
+    counts: fields that are one for all parameters, beside those that every state has.
+    """
     name = f"{rule.__name__.replace('+', '_')}State"
-    fields: Any = namedtuple(name, ["count", *keys, "skipped"], defaults=[None])  # type: ignore[misc]
+    fields: Any = namedtuple(name, ["count", *keys, *counts, "skipped"], defaults=[None])  # type: ignore[misc]
 
     def reduce(state: Any) -> Any:
-        return remade, (rule, keys, tuple(state))
+        return remade, (rule, keys, tuple(state), counts)
 
     # a class of its own, so that copies and pickles find it again by its rule
     body = {"__slots__": (), "__reduce__": reduce, "__doc__": f"The state of {rule.__name__}."}
@@ -122,8 +142,8 @@ def make_state_class(rule: type[Rule], keys: tuple[str, ...]) -> type[Any]:
     return made
 
 
-def remade(rule: type[Rule], keys: tuple[str, ...], values: tuple[Any, ...]) -> Any:
-    return make_state_class(rule, keys)(*values)
+def remade(rule: type[Rule], keys: tuple[str, ...], values: tuple[Any, ...], counts: tuple[str, ...] = ()) -> Any:
+    return make_state_class(rule, keys, counts)(*values)
 
 
 def first_count(leaves: Sequence[Any]) -> Any:
@@ -131,8 +151,15 @@ def first_count(leaves: Sequence[Any]) -> Any:
     return jnp.zeros([], jnp.int32, device=replicated_with(leaves[0]) if leaves else None)
 
 
-#: Fields that are one number for all parameters.
-COUNTS = ("count", "skipped")
+def first_norms(spikes: Spikes, leaves: Sequence[Any]) -> Any:
+    """What is kept of norms before the first step."""
+    is_wide = any(leaf.dtype == jnp.float64 for leaf in leaves)
+    place = replicated_with(leaves[0]) if leaves else None
+    return jnp.zeros(spikes.kept_shape, jnp.float64 if is_wide else jnp.float32, device=place)
+
+
+#: Fields that are one for all parameters.
+COUNTS = ("count", "skipped", SPIKES)
 #: Fields with several arrays for each parameter.
 SEVERAL = ("Q", "L")
 
@@ -161,12 +188,12 @@ def unpack(state_class: type[Any], state: Any, treedef: TreeDef) -> list[Entries
     return found
 
 
-def pack(state_class: type[Any], treedef: TreeDef, states: Sequence[Entries], *, count: Any, skipped: Any) -> Any:
+def pack(state_class: type[Any], treedef: TreeDef, states: Sequence[Entries], **counts: Any) -> Any:
     """The reverse of ``unpack``."""
     trees = {
         field: treedef.unflatten([join_field(entries, field) for entries in states]) for field in fields_of(state_class)
     }
-    return state_class(count=count, skipped=skipped, **trees)
+    return state_class(**counts, **trees)
 
 
 def join_field(entries: Entries, field: str) -> Any:

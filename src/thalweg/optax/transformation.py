@@ -22,14 +22,15 @@ from thalweg.optax.engines import Engine, apply_jobs, check_engine, step_jobs
 from thalweg.optax.matrices import axes_in_tree, rule_of_axes
 from thalweg.optax.products import space_for
 from thalweg.optax.shards import check_whole, mesh_axes_of
-from thalweg.optax.states import Entries, first_count, pack, state_class_for, unpack
+from thalweg.optax.states import Entries, first_count, first_norms, pack, state_class_for, unpack
 from thalweg.optax.steps import Stepping
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
-from thalweg.settings import Setting, Settings, combined
+from thalweg.rules.spikes import Judgement, judge
+from thalweg.settings import Handling, Setting, Settings, combined
 from thalweg.spaces import jax as whole
-from thalweg.storage import arithmetic, describe_state
+from thalweg.storage import SPIKES, arithmetic, describe_state
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,11 @@ def check_settings(
     checked = Settings(rule, {name: concrete(value) for name, value in given.items()}, variant, known)
     # inject_hyperparams passes every number as an array, also those that the caller did not give
     checked.validate_lr(rate, unasked=[name for name, value in options.items() if has_array(value)])
+    if settings.base.handling.accumulates:
+        raise OptionError(
+            "accumulate is what optax.MultiSteps does: write optax.MultiSteps(solver, every_k_schedule="
+            f"{options['accumulate']}, accumulator_dtype=jnp.float32), and give it gradients in float32"
+        )
     if settings.base.handling.on_nonfinite == "raise":
         raise OptionError(
             "on_nonfinite='raise' is not available in JAX, because compiled programs do not raise: use 'skip', "
@@ -162,14 +168,26 @@ def in_words(message: str, called: Mapping[str, str]) -> str:
     return re.sub(rf"^({names})(?= must|=| under)|(?<=give )({names})\b", lambda found: called[found[0]], message)
 
 
-def scale_to(limit: Any, gradients: Sequence[tuple[Any, Any]]) -> Any:
-    """What brings the joint norm of gradients, each with its space, down to a limit; None: nothing has to."""
-    if limit is None or not gradients:
-        return None
+def join(handling: Handling, gradients: Sequence[tuple[Any, Any]], norms: Any) -> tuple[Any, Judgement | None]:
+    """What multiplies gradients, each given with its space, and whether their joint norm is a spike.
+
+    norms: those of former steps.
+    """
+    if not gradients or not handling.needs_norm:
+        return None, None
     squares = [space.sums(Squares(g.astype(arithmetic(g.dtype.name)), None)) for space, g in gradients]
     widest = "float64" if any(square.dtype == "float64" for (square,) in squares) else "float32"
     norm = jnp.sqrt(sum(square.astype(widest) for (square,) in squares))
-    return jnp.where(jnp.isfinite(norm), 1 / jnp.maximum(norm / limit, 1.0), jnp.nan)
+    limit, guard, scale = handling.max_grad_norm, handling.guard, None
+    if limit is not None:
+        scale = jnp.where(jnp.isfinite(norm), 1 / jnp.maximum(norm / limit, 1.0), jnp.nan)
+    if guard is None:
+        return scale, None
+    judgement = judge(whole, guard, norm.astype(norms.dtype).reshape(1), norms)
+    if not judgement.skips:
+        own = judgement.scale[0].astype(widest)
+        scale = own if scale is None else jnp.minimum(scale, own)
+    return scale, judgement
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,11 +211,16 @@ class Transformation(Stepping):
             shape, setting = leaf.space.shape(leaf.p), leaf.setting
             declared |= dict.fromkeys(setting.rule.entries(shape))
             found |= dict.fromkeys(describe_state(setting.stored_rule, setting.handling, shape, leaf.p.dtype.name))
-        return state_class_for(self.settings.rule, tuple(declared), tuple(key for key in found if key not in declared))
+        beside = tuple(key for key in found if key not in declared)
+        return state_class_for(self.settings.rule, tuple(declared), beside, is_spiked=bool(self.spikes))
 
     @property
     def guarded(self) -> bool:
         return self.settings.base.handling.on_nonfinite == "skip"
+
+    @property
+    def spikes(self) -> Any:
+        return self.settings.base.handling.guard
 
     def init(self, params: Tree) -> Any:
         found = parameters(params)
@@ -207,7 +230,8 @@ class Transformation(Stepping):
             heard.parts.append((self, leaves))
         states, count = [first_entries(leaf) for leaf in leaves], first_count(found.leaves)
         skipped = first_count(found.leaves) if self.guarded else None
-        return pack(self.state_class(leaves), found.treedef, states, count=count, skipped=skipped)
+        norms = {SPIKES: first_norms(self.spikes, found.leaves)} if self.spikes else {}
+        return pack(self.state_class(leaves), found.treedef, states, count=count, skipped=skipped, **norms)
 
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
         if self.engine == "native":
@@ -232,13 +256,15 @@ class Transformation(Stepping):
         grads, leaves = gradients(updates, found), self.leaves(params, found)
         state_class = self.state_class(leaves)
         states = unpack(state_class, state, found.treedef)
-        self.check_state(leaves, states, state.skipped)
+        self.check_state(leaves, states, state)
         jobs = [
             Job(leaf.names, leaf.p, leaf.setting, leaf.mesh_axes, leaf.axes, g, entries)
             for leaf, g, entries in zip(leaves, grads, states, strict=True)
         ]
         lr = at_count(self.learning_rate, state.count)
-        scale, space = self.grad_scale(jobs), space_for(self.engine)
+        given = [(job.space, job.g) for job in jobs]
+        scale, judgement = join(self.settings.base.handling, given, getattr(state, SPIKES, None))
+        space = space_for(self.engine)
         step = Step(optax.safe_increment(state.count), lr, scale, self.guarded, space, lean=space is not whole)
         if applied:
             outcome = apply_jobs(jobs, step, self.engine, observed=observed)
@@ -248,16 +274,31 @@ class Transformation(Stepping):
         if self.guarded:
             count = jnp.where(outcome.fine, count, state.count)
             skipped = jnp.where(outcome.fine, skipped, optax.safe_increment(skipped))
-        result = pack(state_class, found.treedef, outcome.states, count=count, skipped=skipped)
-        stats = {
-            job.names[0]: own if lr is None else {"lr": lr * job.setting.lr_scale, **own}
+        norms, figures = {}, {}
+        if judgement is not None:
+            norms, figures = {SPIKES: judgement.kept}, judgement.figures
+            if judgement.skips:
+                is_spike, still = judgement.is_spike[0], [job.p if applied else 0 for job in jobs]
+                count = jnp.where(is_spike, state.count, count)
+                values = [jnp.where(is_spike, old, new) for old, new in zip(still, outcome.values, strict=True)]
+                before = [job.state for job in jobs]
+                kept = jax.tree.map(lambda old, new: jnp.where(is_spike, old, new), before, list(outcome.states))
+                outcome = outcome._replace(values=values, states=kept)
+        result = pack(state_class, found.treedef, outcome.states, count=count, skipped=skipped, **norms)
+        stats: dict[str, Mapping[str, Any]] = {
+            job.names[0]: {**({} if lr is None else {"lr": lr * job.setting.lr_scale}), **own, **figures}
             for job, own in zip(jobs, outcome.stats, strict=True)
         }
         return found.treedef.unflatten(outcome.values), result, stats
 
-    def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], skipped: Any) -> None:
+    def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], state: Any) -> None:
         """Refuse state that these options do not make."""
-        if self.guarded != (skipped is not None):
+        if self.spikes and state.spikes.shape != self.spikes.kept_shape:
+            raise StateError(
+                f"spikes has window={self.spikes.window}, and the state has {state.spikes.size - 1} norms: use "
+                "that window, or make the state with init() of this optimizer"
+            )
+        if self.guarded != (state.skipped is not None):
             raise StateError(
                 "on_nonfinite='skip' keeps a counter in the state, and other values do not: make the state with init() "
                 "of this optimizer"
@@ -274,10 +315,6 @@ class Transformation(Stepping):
                     f"the state of parameter {leaf.names[0]!r} does not fit its options: they need {shapes[alike]}, "
                     f"and the state has {found}; make the state with init() of this optimizer"
                 )
-
-    def grad_scale(self, jobs: Sequence[Job]) -> Any:
-        """What brings the joint norm of all gradients down to max_grad_norm."""
-        return scale_to(self.settings.base.handling.max_grad_norm, [(job.space, job.g) for job in jobs])
 
     def leaves(self, params: Tree, found: Named, *, report: bool = False) -> list[Leaf]:
         """The parameters, with what holds for each."""

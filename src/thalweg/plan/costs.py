@@ -47,10 +47,12 @@ COUNTERS = {"torch": 4, "numpy": 8, "optax": 0}
 
 
 def counter_bytes(front_end: str, tensors: int, setting: Setting) -> int:
-    """Counts of steps: one for each parameter, or in JAX one for all, and one more for steps left out."""
+    """Counts of steps: one for each parameter, or in JAX one for all, and one more for steps left out; and norms."""
+    guard = setting.handling.guard
+    norms = 0 if guard is None else guard.kept_shape[0]
     if front_end == "optax":
-        return 4 * (2 if setting.handling.on_nonfinite == "skip" else 1)
-    return COUNTERS[front_end] * tensors
+        return 4 * (norms + (2 if setting.handling.on_nonfinite == "skip" else 1))
+    return 8 * norms + COUNTERS[front_end] * tensors
 
 
 # ---- bytes moved
@@ -77,7 +79,7 @@ def bytes_moved_by(item: Item, *, refresh: bool = True) -> int:
             return budget.bytes_moved(item.setting, item.shape, tensor.dtype, tensor.shape)
     except RuleError:  # a rule that cannot be traced has no passes either
         pass
-    clipping = parameter_bytes(tensor) if item.setting.handling.max_grad_norm is not None else 0
+    clipping = parameter_bytes(tensor) if item.setting.handling.needs_norm else 0
     return clipping + bytes_moved_by_products(item, refresh=refresh) + bytes_moved_by_applying(item)
 
 

@@ -60,7 +60,7 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> Peak:
         ways.setdefault(way, [])
         (ways[way] if is_list else in_place).append(bucket)
     policy = items[0].setting.handling.on_nonfinite if items else "propagate"
-    selects = device == "cuda" and policy == "skip"
+    selects = device == "cuda" and any(item.setting.handling.may_skip for item in items)
     steps = [step for way, own in ways.items() for b in own for step in steps_of(b, way, device, selects=selects)]
     most, used = round(ON_TOP * in_turn(steps, together=policy == "raise")), " + ".join(sorted(ways))
     if device == "cuda":
@@ -115,7 +115,7 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
     if not bucket:
         return
     handling = bucket[0].setting.handling
-    apart = handling.on_nonfinite != "propagate" or handling.is_random
+    apart = handling.on_nonfinite != "propagate" or handling.may_skip or handling.is_random
     if way == "reference":
         yield from (add_footprints([measure_item(item, **ways)]) for item in bucket)
     elif way == "foreach":
@@ -250,7 +250,7 @@ def portions(bucket: Sequence[Item], at_once: int = MOST_AT_ONCE) -> Iterator[Se
 def joint_bytes(buckets: Sequence[Sequence[Item]]) -> int:
     """What it takes to know the joint norm of all gradients before a step, list after list; 0 if no option needs it."""
     handlings = [bucket[0].setting.handling for bucket in buckets]
-    if not any(handling.max_grad_norm is not None or handling.on_nonfinite == "skip" for handling in handlings):
+    if not any(handling.needs_norm or handling.may_skip for handling in handlings):
         return 0
     # a number for each piece of each tensor, as if all had as many as the largest, and then one for each tensor
     most = [max(-(-item.tensor.elements // NORMED) for item in bucket) for bucket in buckets]
@@ -269,7 +269,7 @@ def numpy_peak(items: Sequence[Item], *, engine: str) -> Peak:
     steps = [*steps_of(others, "reference", library="numpy"), *steps_of(stacked, "fused", library="numpy")]
     handling = items[0].setting.handling if items else None
     most = in_turn(steps, committed=True, together=handling is not None and handling.on_nonfinite == "raise")
-    if handling is not None and handling.max_grad_norm is not None and (engine == "reference" or reason_missing()):
+    if handling is not None and handling.needs_norm and (engine == "reference" or reason_missing()):
         # before that the squares of each gradient, in float64
         most = max(most, 8 * max(item.tensor.elements for item in items))
     used = " + ".join(name for name, some in (("fused", fused), ("reference", others)) if some)

@@ -124,7 +124,7 @@ def messages(items: Sequence[Item]) -> dict[tuple[int, str, str], int]:
     asked: list[tuple[int, Figures]] = []
     for item in items:
         handling = item.setting.handling
-        if handling.max_grad_norm is not None or handling.on_nonfinite == "skip":
+        if handling.needs_norm or handling.may_skip:
             # squares of all gradients, before anything else
             asked.append((0, Figures("sum", 1, arithmetic(item.tensor.dtype), item.across(None))))
         passed: Counter[str] = Counter()  # sums are asked for together, and so are maxima

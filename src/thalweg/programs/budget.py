@@ -55,8 +55,8 @@ def schedule_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool) -> 
 def bytes_moved(setting: Setting, shape: Shape, dtype: str, held: Shape | None = None) -> int:
     """What a step of a parameter, or of a shard, moves to memory and from it, if tensors are larger than caches."""
     size = sizes_of(setting, shape, dtype, held)
-    # all gradients are read once more to be clipped together
-    clipping = size[GRADIENT] if setting.handling.max_grad_norm is not None else 0
+    # all gradients are read once more for their joint norm
+    clipping = size[GRADIENT] if setting.handling.needs_norm else 0
     return clipping + passes_of(setting, shape, dtype).count_bytes(size)
 
 

@@ -115,7 +115,7 @@ def footprint(
         lr=LR,
         lr_scale=1.0,
         tensor=0,
-        grad_scale=None if setting.handling.max_grad_norm is None else 1.0,
+        grad_scale=1.0 if setting.handling.needs_norm else None,
         noise=(lambda: meter.array(shape, arithmetic(dtype)).view(shape)) if given_noise else None,
     )
     left, new = meter.live - meter.start, result.p.nbytes

@@ -151,6 +151,7 @@ AROUND: Mapping[str, Mapping[str, Any]] = {
     "cautious": {"cautious": True},
     "averaged": {"averaged": 0.999, "averaged_warmup": True},
     "schedule_free": {"schedule_free": True},
+    "spikes": {"spikes": True},
 }
 
 

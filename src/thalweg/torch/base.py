@@ -43,6 +43,7 @@ from thalweg.torch.params.groups import (
     check_rate,
     choose_engine,
     defaults_of,
+    has_spikes_skipped,
     homes_in,
     name_positional,
     read_rate,
@@ -59,9 +60,10 @@ from thalweg.torch.params.states import (
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.sharing import Sharing
+from thalweg.torch.step.accumulation import Accumulation, count_accumulated
 from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
-from thalweg.torch.step.gradients import JointGradient
+from thalweg.torch.step.gradients import JointGradient, gradient_of
 from thalweg.torch.step.look import GRAD
 from thalweg.torch.step.remembered import MOST_REMEMBERED, RememberedStep, presence_of
 from thalweg.torch.step.runs import Runs
@@ -178,6 +180,7 @@ class Optimizer(torch.optim.Optimizer):
         #: The one that was taken last, if the next may be the same.
         self._latest: RememberedStep | None = None
         self._joint = JointGradient()
+        self._accumulation = Accumulation()
         self._engines: dict[EngineKind, Engine] = {
             "lists": Lists(sharing.message_dtype),
             "native": Native(),
@@ -229,6 +232,10 @@ class Optimizer(torch.optim.Optimizer):
         """Step one parameter by itself, in the middle of a backward pass for example. It is never compiled."""
         if any(group["max_grad_norm"] is not None for group in self.param_groups):
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step()")
+        if any(group.get("spikes") for group in self.param_groups):
+            raise OptionError("spikes needs all gradients of a step at once: use step()")
+        if any(group.get("accumulate") for group in self.param_groups):
+            raise OptionError("accumulate counts steps of all parameters: use step()")
         if p not in self._places():
             raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
         with torch.no_grad():
@@ -245,6 +252,9 @@ class Optimizer(torch.optim.Optimizer):
             raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
         with self._guard():
             known, self._written = len(self.state), False
+            accumulates = any(group.get("accumulate") for group in self.param_groups)
+            if (accumulates or self._accumulation.waiting) and not self._accumulate():
+                return
             try:
                 prepare = self._prepare_eagerly if compiling else self._prepare
                 buckets, runs = prepare(only, compiling=compiling)
@@ -256,6 +266,8 @@ class Optimizer(torch.optim.Optimizer):
                 else:
                     self._take(runs, buckets)
             finally:
+                if accumulates:
+                    self._accumulation.forget(self.param_groups)
                 if not self._written:
                     for p in list(self.state)[known:]:  # what was made for a step that is not taken
                         del self.state[p]
@@ -272,6 +284,32 @@ class Optimizer(torch.optim.Optimizer):
             stack.enter_context(torch.autocast(device, enabled=False))
         return stack
 
+    @torch.compiler.disable
+    def _accumulate(self) -> bool:
+        """Add the gradients of this step to those before it, if that is asked for; whether to take a step with all."""
+        if not self.param_groups[0].get("accumulate"):
+            self._accumulation.forget(self.param_groups)
+            return True
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise OptionError("accumulate counts steps on the host, which no CUDA graph repeats: leave one of them out")
+        places, groups = self._places(), self.param_groups
+        settings = self._groups.current_settings(groups)
+        handling = settings[0].base.handling
+        if not handling.accumulates:
+            self._accumulation.forget(self.param_groups)
+            return True
+        gradients = {p: gradient_of(name, p, p.grad) for p, (name, _) in places.items() if p.grad is not None}
+        for p in gradients:
+            name, index = places[p]
+            self._state(name, p, self._setting(settings[index], name, p), groups[index])
+        return self._accumulation.add(gradients, groups, self.state) >= (handling.accumulate or 1)
+
+    def _gradients(self, params: Sequence[Tensor]) -> list[Any]:
+        """What parameters are stepped by: their gradients, or the sums of those that were accumulated."""
+        if self._accumulation.waiting:
+            return self._accumulation.gradients(params, self.state)
+        return list(map(GRAD, params))
+
     # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
     _step_eagerly = torch.compiler.disable(_step, recursive=False)  # type: ignore[no-untyped-call]
 
@@ -286,8 +324,8 @@ class Optimizer(torch.optim.Optimizer):
 
         only: the one parameter to be stepped; None for all.
         """
-        groups = self.param_groups
-        repeated = self._latest if only is None and not compiling else None
+        groups, has_sums = self.param_groups, bool(self._accumulation.waiting)
+        repeated = self._latest if only is None and not compiling and not has_sums else None
         if repeated is not None and self._groups.have_same_names(groups):
             buckets = self._repeat(repeated, only)
             if buckets is not None:
@@ -297,17 +335,21 @@ class Optimizer(torch.optim.Optimizer):
         rules, overrides = list(map(self._rule_of, groups)), self._groups.overrides
         self._agreement.reach(rules, places, groups, overrides, one_by_one=only is not None)
         settings = self._groups.current_settings(groups)
-        present: Hashable = presence_of(list(map(GRAD, self._groups.params))) if only is None else id(only)
+        present: Hashable = id(only)
+        if only is None:
+            present = presence_of(self._gradients(self._groups.params)) + (b"sums" if has_sums else b"")
         step = None if compiling else self._steps.get(present)
         if step is not None and (buckets := self._repeat(step, only)) is not None:
             self._note_latest(step, only)
             return buckets, step.runs
         chosen = places if only is None else {only: places[only]}
         buckets = self._sorter.sort(self, chosen, settings, compiling=compiling)
+        self._joint.share_norms(self.state.values())
         runs = self._lay_out(() if self._host.wanted else buckets, compiling=compiling)
         if not compiling:
             self._steps.pop(present, None)
-            step = RememberedStep(buckets, runs, self._given(only), chosen, self._states_of(only), settings)
+            read = self._gradients if has_sums else None
+            step = RememberedStep(buckets, runs, self._given(only), chosen, self._states_of(only), settings, read)
             self._steps[present] = step
             self._note_latest(step, only)
             whole = [key for key in self._steps if isinstance(key, bytes)]
@@ -321,7 +363,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _note_latest(self, step: RememberedStep, only: Tensor | None) -> None:
         """The next step may repeat this one; not where ranks have to agree first."""
-        self._latest = step if only is None and not self._agreement.distributed else None
+        can_repeat = only is None and not self._agreement.distributed and not self._accumulation.waiting
+        self._latest = step if can_repeat else None
 
     def _given(self, only: Tensor | None) -> list[list[Tensor]]:
         """The parameters that may be stepped, in lists as groups have them."""
@@ -374,6 +417,7 @@ class Optimizer(torch.optim.Optimizer):
         """Before anything is written: refuse a step that is not finite."""
         if nonfinite:
             raise_if_nonfinite(self._in_order(nonfinite))
+        self._joint.commit()
         self._written = True
         return True
 
@@ -382,13 +426,19 @@ class Optimizer(torch.optim.Optimizer):
         return self._joint.join_gradients(
             buckets,
             limit=self.param_groups[0]["max_grad_norm"],
+            spikes=self._groups.settings[0].base.handling.guard,
             on_nonfinite=self.param_groups[0]["on_nonfinite"],
             # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
-            grad_scale=getattr(self, "grad_scale", None),
+            grad_scale=self._divisor() if self._accumulation.waiting else getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
             native=self._wanted_engine in ("auto", "fused"),
             in_order=self._in_order,
         )
+
+    def _divisor(self) -> Tensor:
+        """How many gradients a sum has."""
+        device = next(iter(self._accumulation.waiting)).device
+        return torch.full((), float(count_accumulated(self.param_groups)), dtype=torch.float64, device=device)
 
     # ---- groups
 
@@ -554,7 +604,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
         """Where counts live: with the host, unless the device alone may know them."""
-        on_device = group["capturable"] or group["on_nonfinite"] == "skip"
+        on_device = group["capturable"] or group["on_nonfinite"] == "skip" or has_spikes_skipped(group)
         launched = on_device or self._sorter.is_launched(self._rule_of(group), p)
         return p.device if launched else torch.device("cpu")
 
@@ -630,6 +680,7 @@ class Optimizer(torch.optim.Optimizer):
         ]
         self.__setstate__({"state": defaultdict(dict, state), "param_groups": loaded})
         self._groups.note_shapes(self.param_groups)
+        self._accumulation.restore(self.param_groups, self.state)
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
         self._turns.forget()
@@ -653,6 +704,7 @@ class Optimizer(torch.optim.Optimizer):
             self._groups = Groups(own["_entries"])
             self._forget(own["_wanted_engine"], offload_state, sharing)
             self._joint.skips = own["_skips"]
+            self._accumulation.restore(self.param_groups, self.state)
 
     # ---- what steps have found
 
@@ -669,12 +721,13 @@ class Optimizer(torch.optim.Optimizer):
                 return value
             return value.item() if value.numel() == 1 else value.squeeze().cpu()
 
-        found = {name: self._last[name]() for name in self._in_order(self._last)}
+        joint = {} if self._joint.judgement is None else self._joint.judgement.figures
+        found = {name: {**self._last[name](), **joint} for name in self._in_order(self._last)}
         return {name: {key: plain(v) for key, v in figures.items()} for name, figures in found.items()}
 
     @property
     def skipped(self) -> int:
-        """How many steps were skipped under ``on_nonfinite="skip"``. Reading it waits for the device."""
+        """How many steps ``on_nonfinite="skip"`` or ``spikes`` has skipped. Reading it waits for the device."""
         return 0 if self._joint.skips is None else int(self._joint.skips)
 
     def nonfinite(self) -> list[str]:
@@ -695,6 +748,8 @@ class Optimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler may leave ``grad_scale`` and ``found_inf`` to a step, which then waits for nothing."""
         homes = [(p, group) for group in self.param_groups for p in group["params"]]
+        if any(group.get("accumulate") for _, group in homes):  # each gradient has a scale of its own
+            return False
         return all(not p.is_cpu and self._place_of_counts(p, group) == p.device for p, group in homes)
 
 

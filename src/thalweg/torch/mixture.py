@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thalweg.errors import OptionError, ParameterError
 from thalweg.given import Overrides, Pattern, check_overrides, divided, first_match
+from thalweg.rules import Spikes
 from thalweg.settings import (
     WHOLE_STEP,
     Entry,
@@ -22,7 +23,15 @@ from thalweg.settings import (
 )
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.checks import warn_if_used_up
-from thalweg.torch.params.groups import EngineName, Params, check_given, check_names_unneeded, choose_engine
+from thalweg.torch.params.groups import (
+    EngineName,
+    Params,
+    check_given,
+    check_names_unneeded,
+    choose_engine,
+    from_plain,
+    to_plain,
+)
 from thalweg.torch.sharding.sharing import Sharing
 
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
@@ -72,6 +81,8 @@ class Mixture(Optimizer):
         max_grad_norm: float | None = None,
         on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
         seed: int = 0,
+        spikes: bool | Spikes = False,
+        accumulate: int | None = None,
         engine: EngineName = "auto",
         offload_state: bool = False,
         capturable: bool = False,
@@ -84,14 +95,19 @@ class Mixture(Optimizer):
     ) -> None:
         check_given(params)
         whole: dict[str, Any] = dict(
-            maximize=maximize, max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, seed=seed
+            maximize=maximize,
+            max_grad_norm=max_grad_norm,
+            on_nonfinite=on_nonfinite,
+            seed=seed,
+            spikes=spikes,
+            accumulate=accumulate,
         )
         Handling(**whole).validate()
         self._for_all = check_overrides(overrides)
         checked = checked_entries(entries, whole, self._for_all)
         engine = choose_engine(engine, foreach, fused, differentiable)
         sharing = Sharing(replicas, divide_work, message_dtype)
-        self._begin(params, checked, whole, engine, offload_state, capturable, sharing)
+        self._begin(params, checked, to_plain(whole), engine, offload_state, capturable, sharing)
         if not self.param_groups:
             raise ParameterError("params has groups without any parameter: pass list(model.named_parameters()) in one")
 
@@ -120,7 +136,7 @@ class Mixture(Optimizer):
         rule = group.get("rule")
         if isinstance(rule, RuleOptions):
             check_one_rule({own.rule.__name__: own.rule for _, own in self._groups.entries}, rule.rule)
-            whole = {name: self.defaults[name] for name in WHOLE_STEP}
+            whole = from_plain({name: self.defaults[name] for name in WHOLE_STEP if name in self.defaults})
             self._groups.entries.append((None, merged(rule, whole, self._for_all, "rule of a parameter group")))
             del group["rule"]
             yield {**group, "entry": len(self._groups.entries) - 1}

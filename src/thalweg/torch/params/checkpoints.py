@@ -17,7 +17,7 @@ from thalweg.rules.entries import Count
 from thalweg.settings import Setting
 from thalweg.settings import in_words as rules_in_words
 from thalweg.spaces import torch as xp
-from thalweg.storage import RECORD, check_codes, check_eight_bits
+from thalweg.storage import BESIDE, RECORD, check_codes, check_eight_bits
 from thalweg.torch.offload.host import HostState, move_entry
 from thalweg.torch.params.groups import LAYOUT, Group, Groups, check_rate, defaults_of, homes_in, load_group, names_of
 from thalweg.torch.params.states import as_found, expected_entries, shapes_of
@@ -72,7 +72,7 @@ def read_state(
                 setting = as_found(setting, p, {key: entry for key, entry in s.items() if isinstance(entry, Tensor)})
             ghosts = expected_entries(setting, p, name)
             # what is new around a rule begins with the next step
-            new = keys_around(setting.rule_at(1), tuple(p.shape)) - s.keys()
+            new = {*keys_around(setting.rule_at(1), tuple(p.shape)), *BESIDE} - s.keys()
             ghosts = {key: ghost for key, ghost in ghosts.items() if key not in new}
             counts = setting.rule.keys(tuple(p.shape), Count)
             hosted = host.keys(name, p, setting.rule_at(1), list(ghosts))

@@ -34,6 +34,8 @@ def reason_against_flat(rule: Rule, group: Mapping[str, Any], overrides: Sequenc
         return f"overrides cannot tell them apart any more; use {WHOLE}"
     if group["max_grad_norm"] is not None:
         return f"max_grad_norm would see only this rank's shard; use DeepSpeed's gradient_clipping, {WHOLE}"
+    if group.get("spikes"):
+        return f"spikes would see only the gradient of this rank's shard; leave it out, or use {WHOLE}"
     if group["on_nonfinite"] != "propagate":
         return f"on_nonfinite={group['on_nonfinite']!r} would see only this rank's shard; use 'propagate', {WHOLE}"
     return ""

@@ -32,7 +32,9 @@ from thalweg.given import (
 )
 from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
+from thalweg.rules.spikes import Spikes
 from thalweg.settings import Entry, RuleOptions, Settings, around_options, option_names
+from thalweg.storage import ACCUMULATED
 from thalweg.torch.params.checks import check_exchanged, check_parameter, reason_against_flat
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
 
@@ -45,13 +47,16 @@ Group: TypeAlias = Mapping[str, Any]
 #: The layout of state and groups. Newer layouts are refused by older versions.
 LAYOUT = 1
 #: Options that are decided for all groups together.
-JOINT = ("max_grad_norm", "on_nonfinite")
+JOINT = ("max_grad_norm", "on_nonfinite", "spikes", "accumulate")
 #: What a group holds beside options, in lists.
 MEMBERS = ("params", "param_names")
 #: What a group has beside the options of its rule. lr_is_scale: its lr multiplies the step size that the rule makes.
-BESIDE = (*MEMBERS, *BESIDE_OPTIONS)
+#: accumulated: how many gradients wait for a step.
+BESIDE = (*MEMBERS, ACCUMULATED, *BESIDE_OPTIONS)
 #: Keys of schedulers and trainers that resemble options. All that resembles none is kept as well.
 FOREIGN = ("max_momentum", "base_momentum", "lr_scale", "wd_scale", "weight_decay_scale")
+#: Options around whole steps; a run may gain or drop them.
+AROUND_STEPS = ("spikes", "accumulate")
 #: Left out of groups where it is None: schedulers that cycle momentum write it into every group that shows it.
 SHOWN_IF_SET = ("momentum",)
 
@@ -140,7 +145,7 @@ class Groups:
         check_group(entry.rule, group)
         given = {name: plain(group[name]) for name in option_names(entry.rule) if name in group}
         for name in JOINT:
-            if given.get(name, defaults[name]) != defaults[name]:
+            if given.get(name, defaults.get(name)) != defaults.get(name):
                 raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
         whole = {**defaults_of(entry), **defaults, **group, **given}
         rule = self.make_settings(whole).base.rule
@@ -210,7 +215,7 @@ class Groups:
             check_rate(known[2].base.rule, group["lr"])
             for name in JOINT:
                 concerns = f"{name} concerns the whole step and cannot differ between groups"
-                require(group[name] == groups[0][name], concerns)
+                require(group.get(name) == groups[0].get(name), concerns)
         except OptionError as error:
             raise OptionError(f"parameter group {index}: {error}") from None
         return known[2]
@@ -411,14 +416,16 @@ def as_plain(value: Any) -> Any:
     """A value that is an object, as something that every loader reads."""
     if isinstance(value, Annealed):
         return ("annealed", value.high, value.low, value.decay, value.flat)
+    if isinstance(value, Spikes):
+        return ("spikes", *vars(value).values())
     if isinstance(value, Rule) and RULES.get(type(value).__name__) is type(value):
         return ("rule", type(value).__name__, *((f.name, getattr(value, f.name)) for f in fields(value)))
     return value
 
 
 def is_shown(name: str, value: Any) -> bool:
-    """Whether a group shows an option: not what may be around a rule, and is not."""
-    if name in around_options():
+    """Whether a group shows an option: not what may be around a rule, or a step, and is not."""
+    if name in (*around_options(), *AROUND_STEPS):
         return value not in (None, False, 0)
     return value is not None or name not in SHOWN_IF_SET
 
@@ -430,9 +437,17 @@ def from_plain(options: Mapping[str, Any]) -> dict[str, Any]:
 def from_plain_value(value: Any) -> Any:
     if isinstance(value, (tuple, list)) and value[:1] in (("annealed",), ["annealed"]):
         return Annealed(*value[1:])
+    if isinstance(value, (tuple, list)) and value[:1] in (("spikes",), ["spikes"]):
+        return Spikes(**dict(zip(vars(Spikes()), value[1:], strict=True)))
     if isinstance(value, (tuple, list)) and value[:1] in (("rule",), ["rule"]):
         return RULES[value[1]](**{name: plain(own) for name, own in value[2:]})
     return value
+
+
+def has_spikes_skipped(group: Group) -> bool:
+    """Whether steps may be skipped for the norm of their gradient."""
+    spikes = from_plain_value(group.get("spikes", False))
+    return spikes is True or (isinstance(spikes, Spikes) and spikes.action == "skip")
 
 
 def check_group(rule: type[Rule], group: Group) -> None:
@@ -462,7 +477,8 @@ def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> d
     # names stay: a loader that goes by name may bring those of another order
     group.pop("param_names", None)
     group.update({key: own[key] for key in ("param_names", "entry") if key in own})
-    group.update({key: own[key] for key in around_options() if key in own and key not in saved})  # new in this run
+    new = [key for key in (*around_options(), *AROUND_STEPS) if key in own and key not in saved]
+    group.update({key: own[key] for key in new})
     if "lr_is_scale" in own:
         group.setdefault("lr_is_scale", group["lr"] is None)
         if group["lr"] is None:  # as versions before wrote it

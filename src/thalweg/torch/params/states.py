@@ -5,7 +5,7 @@ How it is before the first step, whether it fits the options, and how it is conv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,15 +17,26 @@ from thalweg.errors import StateError
 from thalweg.given import plain
 from thalweg.rules.around import is_kept_around, keys_around
 from thalweg.rules.entries import Count, Moment, Square
-from thalweg.settings import EIGHT_BITS, Setting, Settings
+from thalweg.settings import EIGHT_BITS, Handling, Setting, Settings
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
-from thalweg.storage import RECORD, arithmetic, coded_keys, converted, describe_state, first_state, keys_like_parameter
+from thalweg.storage import (
+    ACCUMULATED,
+    BESIDE,
+    RECORD,
+    SPIKES,
+    arithmetic,
+    coded_keys,
+    converted,
+    describe_state,
+    first_state,
+    keys_like_parameter,
+)
 from thalweg.torch.offload.host import HostState, move_entry, on_host
 from thalweg.torch.params.groups import Rate
 from thalweg.torch.sharding.layouts import check_groups, make_owned_state, place_state
-from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of
+from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of, place_like
 from thalweg.trial import check_update
 
 
@@ -39,6 +50,8 @@ class StatefulOptimizer(Protocol):
     def state(self) -> Any: ...
 
     def _places(self) -> Mapping[Tensor, tuple[str, int]]: ...
+
+    def _gradients(self, params: Sequence[Tensor]) -> list[Any]: ...
 
     def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]: ...
 
@@ -69,6 +82,21 @@ def make_state(
 
 def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
     """What is kept for a parameter beside the count of its steps."""
+    return {**entries_of_rule(p, setting, name), **entries_beside(p, setting.handling)}
+
+
+def entries_beside(p: Tensor, handling: Handling) -> dict[str, Tensor]:
+    """What the optimizer keeps with the state of a parameter, for itself."""
+    guard, made = handling.guard, {}
+    if guard is not None:
+        made[SPIKES] = torch.zeros(guard.kept_shape, dtype=torch.float64, device=p.device)
+    if handling.accumulates:
+        held = local(p.detach())
+        made[ACCUMULATED] = place_like(torch.zeros_like(held, dtype=getattr(torch, arithmetic(xp.dtype(held)))), p, ())
+    return made
+
+
+def entries_of_rule(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
     rule, handling = setting.rule_at(1), setting.handling
     check_update(rule, tuple(p.shape))
     if not is_distributed(p):
@@ -130,11 +158,14 @@ def as_found(setting: Setting, p: Tensor, s: Mapping[str, Tensor]) -> Setting:
 def fit_around(name: str, p: Tensor, setting: Setting, host: HostState, state: dict[str, Tensor]) -> str:
     """Make what is new around a rule, and drop what is no longer; what was done, in words."""
     rule, shape, said = setting.rule_at(1), tuple(p.shape), []
-    if dropped := [key for key in state if is_kept_around(key) and key not in rule.entries(shape)]:
+    beside = entries_beside(ghost_of(p), setting.handling)
+    if dropped := [
+        key for key in state if (is_kept_around(key) or key in BESIDE) and key not in {*rule.entries(shape), *beside}
+    ]:
         for key in dropped:
             del state[key]
         said.append(f"{', '.join(map(repr, dropped))} of {name!r} is dropped, which nothing needs any longer")
-    if new := sorted(keys_around(rule, shape) - state.keys()):
+    if new := sorted((keys_around(rule, shape) | beside.keys()) - state.keys()):
         made = first_entries(p, setting, name)
         move_to_host(name, p, setting, host, made)
         state.update({key: made[key] for key in new})

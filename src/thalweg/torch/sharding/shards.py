@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.errors import ParameterError
 from thalweg.spaces.sharded import Part
+from thalweg.storage import BESIDE
 
 
 def is_distributed(p: Tensor) -> bool:
@@ -139,4 +140,5 @@ def whole(x: Tensor) -> Tensor:
 
 
 def local_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: local(entry) for key, entry in state.items()}
+    """What engines see of a parameter's state."""
+    return {key: local(entry) for key, entry in state.items() if key not in BESIDE}

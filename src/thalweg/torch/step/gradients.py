@@ -4,6 +4,7 @@ a step is taken.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -11,7 +12,10 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError, ParameterError
+from thalweg.rules.spikes import Judgement, Spikes, judge
+from thalweg.spaces import torch as single
 from thalweg.spaces.torch_sums import squares_of_each
+from thalweg.storage import SPIKES
 from thalweg.torch.engines.native import sums_of_squares
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.params.checks import NAMES
@@ -19,11 +23,10 @@ from thalweg.torch.sharding.collectives import summed
 from thalweg.torch.sharding.shards import is_distributed
 
 
-def gradient_of(name: str, p: Tensor) -> Tensor:
+def gradient_of(name: str, p: Tensor, g: Tensor) -> Tensor:
     """The gradient of a parameter, or this rank's shard of it; raise if it does not fit."""
-    assert p.grad is not None
-    check_gradient(name, p, p.grad)
-    return gradient_like(name, p, p.grad)
+    check_gradient(name, p, g)
+    return gradient_like(name, p, g)
 
 
 def check_gradient(name: str, p: Tensor, g: Tensor) -> None:
@@ -77,12 +80,25 @@ class JointGradient:
         self.last_finite: tuple[Sequence[str], Tensor] | None = None
         #: How many steps were skipped.
         self.skips: Tensor | None = None
+        #: What is kept of former norms, as all parameters have it in their state; how the last one was judged; and
+        #: whether that is still to be kept.
+        self.norms: Tensor | None = None
+        self.judgement: Judgement | None = None
+        self.is_pending = False
+
+    def share_norms(self, states: Iterable[dict[str, Tensor]]) -> None:
+        """Make what the states of parameters have of former norms one tensor. It is the same in all of them."""
+        own = [state for state in states if SPIKES in state]
+        self.norms = own[0][SPIKES] if own else None
+        for state in own:
+            state[SPIKES] = own[0][SPIKES]
 
     def join_gradients(
         self,
         buckets: list[Bucket],
         *,
         limit: float | None,
+        spikes: Spikes | None,
         on_nonfinite: str,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
@@ -96,21 +112,35 @@ class JointGradient:
         unscale = None if grad_scale is None else grad_scale.double().reciprocal().reshape(())
         allowed = None if found_inf is None else (found_inf == 0).reshape(())
         scale = unscale
-        if buckets and (limit is not None or on_nonfinite == "skip"):
+        if buckets and (limit is not None or spikes or on_nonfinite == "skip"):
             squares = squares_of(buckets, native=native)
             every = torch.cat([each.to(squares[0].device, torch.float64) for each in squares])
             finite = torch.cat([torch.isfinite(each).to(squares[0].device) for each in squares])
             names = [name for bucket in buckets for name in bucket.names]
             if on_nonfinite == "raise":
                 check_all_finite(names, finite, in_order)
-            if limit is not None:
-                scale = scale_to(limit, every if unscale is None else every * unscale.square())
-                scale = scale if unscale is None else scale * unscale
+            guards, factors = [] if allowed is None else [allowed], []
+            if limit is not None or spikes:
+                norm = (every if unscale is None else every * unscale.square()).sum().sqrt()
+                if limit is not None:
+                    factors.append(scale_to(limit, norm))
+                if spikes:
+                    judgement = self.judge_norm(spikes, norm)
+                    if spikes.action == "skip":
+                        guards.append(~judgement.is_spike.reshape(()))
+                    else:
+                        factors.append(judgement.scale.reshape(()))
             if on_nonfinite == "skip":
                 self.last_finite = names, finite
-                allowed = finite.all() if allowed is None else finite.all() & allowed
-                skipped = (~allowed).to(torch.int64)
-                self.skips = skipped if self.skips is None else self.skips + skipped
+                guards.append(finite.all())
+            if factors:
+                factor = functools.reduce(torch.minimum, factors)
+                scale = factor if unscale is None else factor * unscale
+            if guards:
+                allowed = torch.stack([guard.to(every.device) for guard in guards]).all()
+                if on_nonfinite == "skip" or (spikes and spikes.action == "skip"):
+                    skipped = (~allowed).to(torch.int64)
+                    self.skips = skipped if self.skips is None else self.skips + skipped
         if scale is None and allowed is None:
             return buckets
 
@@ -120,6 +150,18 @@ class JointGradient:
         return [
             replace(bucket, grad_scale=at_home(scale, bucket), allowed=at_home(allowed, bucket)) for bucket in buckets
         ]
+
+    def judge_norm(self, spikes: Spikes, norm: Tensor) -> Judgement:
+        assert self.norms is not None
+        self.judgement = judge(single, spikes, norm.to(self.norms.device).reshape(1), self.norms)
+        self.is_pending = True
+        return self.judgement
+
+    def commit(self) -> None:
+        """Remember a norm: its step is taken, or skipped."""
+        if self.is_pending and self.norms is not None and self.judgement is not None:
+            self.norms.copy_(self.judgement.kept)
+        self.is_pending = False
 
     def nonfinite(self) -> list[str]:
         if self.last_finite is None:
@@ -147,9 +189,9 @@ def squares_in(grads: Sequence[Tensor], kind: torch.dtype) -> Tensor:
     return squares_of_each(grads, kind)
 
 
-def scale_to(limit: float, squares: Tensor) -> Tensor:
-    """What brings the joint norm down to a limit; joined in float64, so that nothing overflows on the way."""
-    return 1 / torch.clamp(squares.to(torch.float64).sum().sqrt() / limit, min=1.0)
+def scale_to(limit: float, norm: Tensor) -> Tensor:
+    """What brings the joint norm down to a limit."""
+    return 1 / torch.clamp(norm / limit, min=1.0)
 
 
 def check_all_finite(names: Sequence[str], finite: Tensor, in_order: Callable[[Iterable[str]], list[str]]) -> None:

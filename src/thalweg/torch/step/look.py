@@ -6,7 +6,7 @@ import ctypes
 import functools
 import operator
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
@@ -21,6 +21,8 @@ from thalweg.torch.sharding.shards import is_distributed, local
 DEVICE, DTYPE, GRAD, LAYOUT, SHAPE = map(operator.attrgetter, ("device", "dtype", "grad", "layout", "shape"))
 States: TypeAlias = Mapping[Tensor, Any]
 Given: TypeAlias = list[list[Tensor]]
+#: Gives what parameters are stepped by, in the place of their gradients.
+Read: TypeAlias = Callable[[Sequence[Tensor]], list[Any]]
 
 
 class AnyLook(Protocol):
@@ -33,14 +35,16 @@ class AnyLook(Protocol):
         """
 
 
-def look_at(given: Given, order: list[int], states: States) -> AnyLook:
+def look_at(given: Given, order: list[int], states: States, read: Read | None = None) -> AnyLook:
     """given: parameters, in lists as groups have them. order: the places of those with gradients, as they are told."""
+    if read is not None:
+        return PlainLook(given, order, states, read)
     python, params = interpreter(), list(chain.from_iterable(given))
     stepped = [params[i] for i in order]
     kept = [*stepped, *chain.from_iterable(map(dict.values, states.values()))]
     if python is not None and all(map(has_strides_and_memory, [*kept, *map(GRAD, stepped)])):
-        read = [*map(id, states.values()), *(line for x in kept for line in memory_of(x))]
-        native = Look(python, given, order, states, read)
+        lines = [*map(id, states.values()), *(line for x in kept for line in memory_of(x))]
+        native = Look(python, given, order, states, lines)
         if native.works:
             return native
     return PlainLook(given, order, states)
@@ -100,19 +104,24 @@ def memory_of(x: Tensor) -> list[int]:
     return [id(x), *range(x._cdata, x._cdata + 256, 64), x.untyped_storage()._cdata]
 
 
+def read_gradients(params: Sequence[Tensor]) -> list[Any]:
+    return list(map(GRAD, params))
+
+
 class PlainLook:
     """The same without native code; and for DTensors, whose shards may be exchanged."""
 
-    def __init__(self, given: Given, order: list[int], states: States) -> None:
+    def __init__(self, given: Given, order: list[int], states: States, read: Read = read_gradients) -> None:
+        self.read = read
         self.sizes, self.params, self.order = list(map(len, given)), list(chain.from_iterable(given)), order
         self.stepped = [self.params[i] for i in order]
         self.are_dtensors = any(map(is_distributed, self.stepped))
-        self.objects, self.forms = self.look(list(map(GRAD, self.stepped)), states)
+        self.objects, self.forms = self.look(read(self.stepped), states)
 
     def find_gradients(self, given: Given, states: States) -> tuple[list[Any], array[int], bool] | None:
         if list(map(len, given)) != self.sizes or not are_the_same(list(chain.from_iterable(given)), self.params):
             return None
-        grads = list(map(GRAD, self.params))
+        grads = self.read(self.params)
         own = [grads[i] for i in self.order]
         if sum(g is not None for g in grads) != len(own) or any(g is None for g in own):
             return None

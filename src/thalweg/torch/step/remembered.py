@@ -20,7 +20,7 @@ from thalweg.kernels.cpu.tables import Counts
 from thalweg.settings import Settings
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.sharding.shards import is_distributed
-from thalweg.torch.step.look import Given, local_part, look_at
+from thalweg.torch.step.look import Given, Read, local_part, look_at
 from thalweg.torch.step.runs import Runs
 
 #: Steps of different parameters that are remembered at once: experts and adversaries take turns.
@@ -43,10 +43,11 @@ class RememberedStep:
         places: Mapping[Tensor, tuple[str, int]],
         states: Mapping[Tensor, Any],
         settings: Sequence[Settings],
+        read: Read | None = None,
     ) -> None:
         """given: parameters, in lists as groups have them. places: the name and group of those to be stepped.
 
-        settings: of every group.
+        settings: of every group. read: gives what parameters are stepped by, if not their gradients.
         """
         # without gradients: they must not be kept alive after the step
         self.buckets = [replace(bucket, grads=()) for bucket in buckets]
@@ -57,7 +58,7 @@ class RememberedStep:
         at = {p: i for i, p in enumerate(chain.from_iterable(given))}
         order = [at[p] for p in params]
         self.are_dtensors = any(map(is_distributed, params))
-        self.look = look_at(given, order, states)
+        self.look = look_at(given, order, states, read)
         #: Puts gradients into the order of the buckets.
         self.sort_gradients: Callable[[Sequence[Any]], Sequence[Any]] = (
             operator.itemgetter(*order) if len(order) > 1 else lambda grads: [grads[i] for i in order]

@@ -1,0 +1,125 @@
+"""Spikes in JAX: the steps of numpy, by update and by make_step, of mixtures too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("optax")
+
+import jax
+import jax.numpy as jnp
+import optax
+from spiked import KINDS, STEPS, draw, factors_by_hand
+from tolerances import FLOAT64
+
+import thalweg.numpy
+import thalweg.optax as ours
+from thalweg import OptionError, Spikes, StateError
+
+
+@pytest.fixture(autouse=True)
+def wide() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+def train(solver: Any, how: str, params: Any = None, state: Any = None, steps: range = range(1, STEPS + 1)) -> Any:
+    params = jax.tree.map(jnp.asarray, draw(0)) if params is None else params
+    state = solver.init(params) if state is None else state
+    step, update = ours.make_step(solver), jax.jit(solver.update)
+    for t in steps:
+        grads = jax.tree.map(jnp.asarray, draw(t))
+        if how == "step":
+            params, state = step(params, state, grads)
+        else:
+            changes, state = update(grads, state, params)
+            params = optax.apply_updates(params, changes)
+    return params, state
+
+
+def train_numpy(make: Any) -> Any:
+    params = draw(0)
+    for t in range(1, STEPS + 1):
+        make.step(params, draw(t))
+    return params
+
+
+DAY = [("skip", "update"), ("quantile", "step")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        pytest.param(kind, how, marks=() if (kind, how) in DAY else pytest.mark.nightly)
+        for kind in KINDS
+        for how in ("update", "step")
+    ],
+)
+def test_steps_are_those_of_numpy(kind: str, how: str) -> None:
+    wanted = train_numpy(thalweg.numpy.AdamW(lr=0.1, weight_decay=0.01, spikes=KINDS[kind]))
+    solver = ours.with_stats(ours.adamw(0.1, weight_decay=0.01, spikes=KINDS[kind]))
+    params, state = train(solver, how)
+    assert all(np.max(np.abs(params[name] - p)) < FLOAT64 for name, p in wanted.items())
+    factors = factors_by_hand(KINDS[kind])
+    assert ours.stats(state)["a"]["spikes"] == state.inner_state.spikes[0] == sum(f != 1.0 for f in factors)
+    assert state.inner_state.count == STEPS - factors.count(None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("skip", "update"),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in (("skip", "step"), ("clip", "step"))),
+    ],
+)
+def test_a_mixture_has_one_norm(kind: str, how: str) -> None:
+    entries = [("a", thalweg.numpy.SGD.options(lr=0.1)), ("b", thalweg.numpy.AdamW.options(lr=0.1, weight_decay=0.0))]
+    wanted = train_numpy(thalweg.numpy.Mixture(entries, spikes=KINDS[kind]))
+    theirs = [("a", ours.sgd(0.1)), ("b", ours.adamw(0.1, weight_decay=0.0))]
+    params, state = train(ours.mixture(theirs, spikes=KINDS[kind]), how)
+    assert all(np.max(np.abs(params[name] - p)) < FLOAT64 for name, p in wanted.items())
+    assert state.spikes[0] == sum(f != 1.0 for f in factors_by_hand(KINDS[kind]))
+    with pytest.raises(OptionError, match=r"spikes concerns the whole step: give it to mixture\(\)"):
+        ours.mixture([("*", ours.adamw(0.1, spikes=True))])
+
+
+def test_state_goes_to_numpy_and_comes_back() -> None:
+    solver = ours.adamw(0.1, weight_decay=0.01, spikes=KINDS["clip"])
+    params, state = train(solver, "update", steps=range(1, 9))
+    arrays = thalweg.numpy.AdamW(lr=0.1, weight_decay=0.01, spikes=KINDS["clip"])
+    arrays.load_state_dict(ours.export_state(state, params))
+    back = ours.import_state(solver.init(params), params, arrays.state_dict())
+    assert jnp.array_equal(back.spikes, state.spikes)
+    others = {name: np.array(p) for name, p in params.items()}
+    arrays.step(others, draw(9))
+    params, state = train(solver, "update", params, back, range(9, 10))
+    assert all(np.max(np.abs(params[name] - p)) < FLOAT64 for name, p in others.items())
+
+
+def test_state_of_another_window_is_refused() -> None:
+    params = jax.tree.map(jnp.asarray, draw(0))
+    state = ours.lamb(0.1, spikes=True).init(params)
+    with pytest.raises(StateError, match="spikes has window=8, and the state has 128 norms"):
+        ours.lamb(0.1, spikes=Spikes(window=8)).update(params, state, params)
+    with pytest.raises(StateError, match="not a state of this optimizer"):
+        ours.lamb(0.1).update(params, state, params)
+
+
+def test_optax_accumulates_gradients_in_float32() -> None:
+    """MultiSteps does it, with gradients in float32; the option says so."""
+    with pytest.raises(OptionError, match=r"write optax\.MultiSteps\(solver, every_k_schedule=8, accumulator_dtype"):
+        ours.adamw(0.1, accumulate=8)
+    bf16, f32 = jnp.bfloat16, jnp.float32
+    params = {"w": jnp.zeros(4, bf16)}
+    solver = optax.MultiSteps(ours.sgd(1.0), every_k_schedule=8, accumulator_dtype=f32)
+    state = solver.init(params)
+    grads = [np.float32(1.0 if call == 0 else 2.0**-10) for call in range(8)]
+    for g in grads:
+        updates, state = solver.update({"w": jnp.full(4, g, f32)}, state, params)
+    assert state.acc_grads["w"].dtype == f32
+    # a running mean is rounded at each of the eight gradients
+    assert np.allclose(np.asarray(updates["w"], np.float64), -np.mean(grads), rtol=8 * 2.0**-24, atol=0)

@@ -1,0 +1,236 @@
+"""Spikes: norms beside those before them, by a plain loop; and in numpy, what becomes of steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from spiked import KINDS, STEPS, draw, factors_by_hand, judge_by_hand
+from tolerances import FLOAT64
+
+import thalweg.numpy
+from thalweg import OptionError, Spikes, StateError
+from thalweg.rules.spikes import judge
+from thalweg.spaces import numpy as xp
+
+
+def judge_all(norms: Any, spikes: Spikes) -> tuple[list[float | None], Any]:
+    """What a loop by hand answers, and what is kept in the end."""
+    kept, factors = np.zeros(spikes.kept_shape), []
+    for norm in norms:
+        judgement = judge(xp, spikes, np.array([norm]), kept)
+        is_skipped = spikes.action == "skip" and judgement.is_spike.item()
+        factors.append(None if is_skipped else judgement.scale.item() if spikes.action != "skip" else 1.0)
+        kept = judgement.kept
+    return factors, kept
+
+
+def spiky(count: int = 250) -> Any:
+    generator = np.random.default_rng(0)
+    norms = 1 + 0.1 * generator.normal(size=count)
+    norms[generator.choice(count, 20, replace=False)] *= generator.uniform(2, 1e6, size=20)
+    return np.abs(norms)
+
+
+@pytest.mark.parametrize(("window", "action"), [(2, "skip"), (3, "clip"), (128, "scale")])
+@pytest.mark.parametrize("limit", [dict(z=3.0), dict(quantile=0.95), dict(quantile=0.5)], ids=str)
+def test_norms_are_judged_as_by_a_plain_loop(window: int, action: Any, limit: Any) -> None:
+    spikes = Spikes(window=window, action=action, **limit)
+    norms = spiky()
+    found, kept = judge_all(norms, spikes)
+    wanted = judge_by_hand(list(norms), spikes)
+    assert [f is None for f in found] == [w is None for w in wanted]
+    pairs = [(f, w) for f, w in zip(found, wanted, strict=True) if f is not None and w is not None]
+    assert all(abs(f - w) < FLOAT64 * abs(w) for f, w in pairs)
+    assert kept[0] == sum(w != 1.0 for w in wanted) > 0
+
+
+@pytest.mark.parametrize(
+    ("spikes", "most"), [(Spikes(), 8), (Spikes(z=4.0), 12), (Spikes(quantile=0.99), 20), (Spikes(quantile=0.9), 80)]
+)
+def test_a_rise_that_lasts_is_accepted_after_a_bounded_number_of_steps(spikes: Spikes, most: int) -> None:
+    usual = np.abs(1 + 0.1 * np.random.default_rng(1).normal(size=600))
+    norms = np.concatenate([usual[:300], 10 * usual[300:]])
+    factors, _ = judge_all(norms, spikes)
+    skipped = [step for step, factor in enumerate(factors[300:]) if factor is None]
+    assert skipped[0] == 0
+    in_a_row = next(i for i, step in enumerate([*skipped, 10**6]) if step != i)
+    assert in_a_row <= most
+    # a quantile leaves its share of steps above it in any case
+    assert len(skipped) - in_a_row <= (0 if spikes.quantile is None else 300 * (1 - spikes.quantile) * 3)
+
+
+def test_one_spike_hides_no_other() -> None:
+    norms = np.abs(1 + 0.1 * np.random.default_rng(1).normal(size=300))
+    norms[[200, 210]] = 1e9, 10.0
+    assert [step for step, factor in enumerate(judge_all(norms, Spikes())[0]) if factor is None] == [200, 210]
+
+
+def test_what_is_no_number_or_zero_is_not_remembered() -> None:
+    for norm in (np.nan, np.inf, 0.0):
+        with np.errstate(all="ignore"):
+            _, kept = judge_all([1.0, 1.1, norm, 0.9], Spikes(window=4))
+        assert kept[0] == (norm == np.inf)
+        assert sorted(kept[1:]) == [0.0, 0.9, 1.0, 1.1]
+
+
+# ---- in numpy
+
+
+def train(engine: Any, steps: range, optimizer: Any = None, params: Any = None, **options: Any) -> tuple[Any, Any]:
+    optimizer = optimizer or thalweg.numpy.AdamW(lr=0.1, engine=engine, **options)
+    params = params or draw(0)
+    for t in steps:
+        optimizer.step(params, draw(t))
+    return optimizer, params
+
+
+def train_by_hand(spikes: Spikes, **options: Any) -> tuple[Any, Any]:
+    """The same without the option: gradients are multiplied, and steps left out."""
+    optimizer, params = thalweg.numpy.AdamW(lr=0.1, engine="reference", **options), draw(0)
+    for t, factor in enumerate(factors_by_hand(spikes), 1):
+        if factor is not None:
+            optimizer.step(params, {name: g * factor for name, g in draw(t).items()})
+    return optimizer, params
+
+
+@pytest.mark.parametrize("engine", ["reference", "auto"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_those_of_a_plain_loop(kind: str, engine: str) -> None:
+    optimizer, params = train(engine, range(1, STEPS + 1), spikes=KINDS[kind])
+    wanted, by_hand = train_by_hand(KINDS[kind])
+    factors = factors_by_hand(KINDS[kind])
+    assert optimizer.stats()["a"]["spikes"] == sum(factor != 1.0 for factor in factors) > 1
+    assert optimizer.skipped == dict.fromkeys("ab", factors.count(None))
+    for name, p in params.items():
+        assert np.max(np.abs(p - by_hand[name])) < FLOAT64
+        assert optimizer.state[name]["step"] == wanted.state[name]["step"] == STEPS - factors.count(None)
+
+
+def test_a_skipped_step_changes_nothing() -> None:
+    optimizer, params = train("auto", range(1, 9), spikes=Spikes(window=8, z=3.0))
+    before, state = {name: p.copy() for name, p in params.items()}, optimizer.state_dict()["state"]
+    train("auto", range(9, 10), optimizer, params)
+    for name, p in params.items():
+        assert np.array_equal(p, before[name])
+        assert all(np.array_equal(e, optimizer.state[name][key]) for key, e in state[name].items() if key != "spikes")
+    assert optimizer.state["a"]["spikes"][0] == 1
+
+
+def test_the_smaller_of_two_limits_holds() -> None:
+    spikes = KINDS["clip"]
+    optimizer, params = train("auto", range(1, STEPS + 1), spikes=spikes, max_grad_norm=2.0)
+    _, clipped = train("auto", range(1, STEPS + 1), max_grad_norm=2.0)
+    assert all(np.max(np.abs(p - clipped[name])) < FLOAT64 for name, p in params.items())
+    assert optimizer.stats()["a"]["spikes"] > 0
+
+
+def test_a_file_has_the_norms(tmp_path: Any) -> None:
+    whole, params = train("auto", range(1, STEPS + 1), spikes=KINDS["skip"])
+    first, own = train("auto", range(1, 9), spikes=KINDS["skip"])
+    first.save(tmp_path / "state.npz")
+    second = thalweg.numpy.AdamW(lr=0.1, spikes=KINDS["skip"])
+    second.load(tmp_path / "state.npz")
+    train("auto", range(9, STEPS + 1), second, own)
+    assert all(np.array_equal(p, own[name]) for name, p in params.items())
+    assert np.array_equal(whole.state["a"]["spikes"], second.state["b"]["spikes"])
+    with pytest.raises(StateError, match="spikes has window=16, and the norms of 8 steps are kept"):
+        train("auto", range(1, 2), second.with_spikes(Spikes(window=16)), own)
+
+
+def test_an_error_is_not_remembered() -> None:
+    optimizer, params = train("auto", range(1, 9), spikes=KINDS["clip"], on_nonfinite="raise")
+    before = optimizer.state["a"]["spikes"].copy()
+    with pytest.raises(thalweg.NonFiniteError), np.errstate(all="ignore"):
+        optimizer.step(params, {"a": np.full((4, 3), np.inf), "b": np.ones(5)})
+    assert np.array_equal(optimizer.state["a"]["spikes"], before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(spikes="skip"), r"spikes must be True, False or thalweg\.Spikes"),
+        (dict(spikes=6.0), "spikes must be True"),
+        (dict(overrides=[("a", dict(spikes=True))]), "spikes concerns the whole step"),
+    ],
+)
+def test_what_is_refused(options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        thalweg.numpy.AdamW(lr=0.1, **options)
+
+
+@pytest.mark.parametrize("options", [dict(window=1), dict(z=0.0), dict(quantile=1.0), dict(action="drop")], ids=str)
+def test_spikes_that_cannot_be(options: Any) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        Spikes(**options)
+
+
+def test_one_parameter_has_no_joint_norm() -> None:
+    with pytest.raises(OptionError, match="spikes needs all gradients of a step at once"):
+        thalweg.numpy.AdamW(lr=0.1, spikes=True).update("a", np.ones(3), np.ones(3))
+
+
+# ---- tensor by tensor
+
+
+def judge_tensor_by_hand(norms: Any, spikes: Spikes) -> list[float | None]:
+    """What each is multiplied by; None: its step is skipped."""
+    mean = square = 0.0
+    factors: list[float | None] = []
+    for t, norm in enumerate(norms, 1):
+        limit = mean + spikes.z * max(square - mean**2, 0.0) ** 0.5
+        is_spike = t > max(2, spikes.window // 2) and norm > limit > 0
+        target = limit if spikes.action == "clip" else mean
+        factors.append(1.0 if not is_spike else None if spikes.action == "skip" else target / norm)
+        entering, weight = min(norm, 2 * limit) if is_spike else norm, max(1 / t, 1 / spikes.window)
+        mean, square = mean + weight * (entering - mean), square + weight * (entering**2 - square)
+    return factors
+
+
+@pytest.mark.parametrize("action", ["skip", "clip", "scale"])
+def test_each_tensor_is_judged_by_its_own_gradients(action: Any) -> None:
+    spikes = Spikes(window=8, z=2.5, action=action)
+    optimizer, params = thalweg.numpy.SGD(lr=0.1, momentum=0.9, tensor_spikes=spikes), draw(0)
+    plain, wanted, counts = thalweg.numpy.SGD(lr=0.1, momentum=0.9, engine="reference"), draw(0), {}
+    for t in range(1, STEPS + 1):
+        optimizer.step(params, draw(t))
+        factors = {}
+        for name in params:
+            norms = [float(np.linalg.norm(draw(step)[name])) for step in range(1, t + 1)]
+            *_, factors[name] = judge_tensor_by_hand(norms, spikes)
+            counts[name] = counts.get(name, 0) + (factors[name] != 1.0)
+        plain.step(wanted, {name: None if factors[name] is None else g * factors[name] for name, g in draw(t).items()})
+    assert all(np.max(np.abs(p - wanted[name])) < FLOAT64 for name, p in params.items())
+    assert {name: own["tensor_spikes"] for name, own in optimizer.stats().items()} == counts
+    assert min(counts.values()) > 0
+
+
+@pytest.mark.parametrize(("z", "most"), [(6.0, 8), (4.0, 14)])
+def test_a_rise_that_lasts_is_accepted_by_averages_too(z: float, most: int) -> None:
+    usual = np.abs(1 + 0.1 * np.random.default_rng(1).normal(size=600))
+    norms = np.concatenate([usual[:300], 10 * usual[300:]])
+    skipped = [step for step, factor in enumerate(judge_tensor_by_hand(norms, Spikes(z=z))) if factor is None]
+    assert skipped[0] == 300
+    assert len(skipped) <= most
+
+
+def test_a_tensor_that_had_no_gradient_is_not_held_for_ever() -> None:
+    optimizer, params = thalweg.numpy.SGD(lr=1.0, tensor_spikes=Spikes(window=4)), {"w": np.zeros(2)}
+    for t in range(20):
+        optimizer.step(params, {"w": np.full(2, float(t >= 10))})
+    assert np.array_equal(params["w"], np.full(2, -10.0))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (thalweg.numpy.AdamW, dict(tensor_spikes="clip"), "tensor_spikes must be True, False"),
+        (thalweg.numpy.AdamW, dict(tensor_spikes=Spikes(quantile=0.9)), "averages of norms, which have no quantile"),
+        (thalweg.numpy.AdamW, dict(spikes=Spikes(of="update")), "write tensor_spikes=thalweg.Spikes"),
+        (thalweg.numpy.Kron, dict(tensor_spikes=True), "use action='clip', or spikes"),
+    ],
+)
+def test_what_cannot_be_by_tensor(make: Any, options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make(lr=0.1, **options)
