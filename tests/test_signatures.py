@@ -26,7 +26,7 @@ spec.loader.exec_module(fields_tool)
 #: Options around whole steps, which groups show where they are on.
 AROUND_STEPS = {"spikes", "accumulate"}
 AROUND_DEFAULTS: dict[str, Any] = {
-    **{"graft": None, "cautious": False, "schedule_free": False, "schedule_free_warmup": None},
+    **{"graft": None, "cautious": False, "tensor_spikes": False, "schedule_free": False, "schedule_free_warmup": None},
     **{"averaged": None, "averaged_warmup": False, "averaged_from": None},
 }
 NAMES = pytest.mark.parametrize("name", RULES)
