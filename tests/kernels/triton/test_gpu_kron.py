@@ -111,11 +111,12 @@ def test_sets_of_gradients_that_take_turns_follow_gradients_each_by_itself() -> 
 
 def test_what_it_does_not_serve_runs_otherwise() -> None:
     named, steps = parameters(shapes={"a": (6, 5)}), gradients(1, shapes={"a": (6, 5)})
-    optimizer = kron(named, "auto", geometry="eq")
+    options: dict[str, Any] = dict(geometry="eq", whiten="gradient")
+    optimizer = kron(named, "auto", **options)
     train(optimizer, named, steps)
     assert optimizer.engine == "reference"
     with pytest.raises(OptionError, match=r"engine='fused' cannot run for parameter 'a': .*geometry='eq'"):
-        train(kron(named, "fused", geometry="eq"), named, steps)
+        train(kron(named, "fused", **options), named, steps)
 
 
 def test_a_parameter_that_is_not_finite_is_left_alone_without_a_wait() -> None:

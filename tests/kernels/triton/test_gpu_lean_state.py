@@ -194,8 +194,14 @@ def test_a_gradient_that_is_not_finite_leaves_codes_and_record_as_they_were(what
     ("rule", "shape", "options", "reason"),
     [
         ("Kron", (64, 64), RANDOM, "there is no fused kernel of Kron for state_rounding='stochastic'"),
-        ("Kron", (64, 64), dict(rounding="compensated"), "there is no fused kernel of Kron for rounding='compensated'"),
-        ("Kron", (96, 16, 3, 3), dict(momentum_dtype="int8", merge="squeeze"), "cut its groups of codes"),
+        (
+            *("Kron", (64, 64), dict(rounding="compensated", whiten="gradient")),
+            "there is no fused kernel of Kron for rounding='compensated'",
+        ),
+        (
+            *("Kron", (96, 16, 3, 3), dict(momentum_dtype="int8", merge="squeeze", whiten="gradient")),
+            "cut its groups of codes",
+        ),
         ("Muon", (64, 64), RANDOM, "there is no fused kernel of Muon for state_rounding='stochastic'"),
         (
             "Adafactor",

@@ -44,6 +44,7 @@ def agree(fused: Any, ours: Named, reference: Any, theirs: Named) -> None:
             "Kron", dict(block_size=4, momentum_dtype="bfloat16", clip_mode="value"), marks=pytest.mark.nightly
         ),
         pytest.param("Kron", dict(block_size=4, max_grad_norm=1.0, maximize=True), marks=pytest.mark.nightly),
+        pytest.param("Kron", dict(block_size=4, momentum_dtype="int8"), marks=pytest.mark.nightly),
         ("Muon", dict(normalize="rows", ns_dtype=None)),
     ],
     ids=str,

@@ -9,11 +9,12 @@ from thalweg.codecs import bytes_of
 from thalweg.kernels.triton.derived_tiles import kernels_for as tile_kernels_for
 from thalweg.kernels.triton.loading import kernels_for, traced
 from thalweg.kernels.triton.memory import Stored
-from thalweg.kernels.triton.served import is_by_hand, reason_against
+from thalweg.kernels.triton.served import can_be_parted, is_by_hand, reason_against
 from thalweg.programs.extents import kinds_of
 from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule, WholeRule
+from thalweg.rules.around import keys_around
 from thalweg.settings import Setting
 from thalweg.storage import RECORD, describe_state
 
@@ -22,9 +23,10 @@ def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True
     """The Triton that steps parameters of this kind, or why there is none that was made from the rule."""
     rule, handling = setting.rule_at(1), setting.handling
     kept = describe_state(rule, handling, shape, dtype)
-    if reason := reason_against(setting, shape, dtype, kept):
+    reason = reason_against(setting, shape, dtype, kept)
+    if reason and not can_be_parted(setting, shape, dtype, kept):
         return f"# {reason}\n"
-    if is_by_hand(rule):
+    if is_by_hand(rule) and not reason:
         return f"# the kernels of {type(rule).__name__} are written by hand\n"
     dtypes = {PARAMETER: dtype, GRADIENT: dtype}
     dtypes |= {key: kept[key][1] for key in (*rule.entries(shape), RECORD) if key in kept}
@@ -45,9 +47,10 @@ def stored_in(dtypes: Mapping[str, str]) -> tuple[Stored, ...]:
 def source_of_parts(rule: WholeRule, shape: Shape, dtypes: Mapping[str, str]) -> str:
     """The Triton of the first and the last part of a rule that needs whole tensors."""
     key, shown = own_key(rule, shape), rule.whole_dtype("float32")
+    beside = {PARAMETER, RECORD, *keys_around(rule, shape)}
     parts: list[tuple[Rule, dict[str, str]]] = [
         (first_part(rule), {PARAMETER: dtypes[key], GRADIENT: dtypes[GRADIENT], SHOWN: shown}),
-        (last_part(rule), {**{name: dtypes[name] for name in dtypes if name != key}, GRADIENT: shown}),
+        (last_part(rule), {**{name: dtypes[name] for name in dtypes if name in beside}, GRADIENT: shown}),
     ]
     found = [
         kernels_for(part, example_of(part, shape), stored_in(stored), False, False, True).emitted.source

@@ -60,6 +60,8 @@ def can_be_parted(setting: Setting, shape: Shape, dtype: str, state: Mapping[str
     rule = setting.rule_at(1)
     if not isinstance(rule, WholeRule) or reason_unparted(rule, shape) or reason_against_guards(setting):
         return False
+    if setting.handling.may_skip and not rule.IN_PARTS:  # the host counts, and would not know
+        return False
     whole, kept = rule.keys(shape, PerSlice), state[own_key(rule, shape)][1]
     are_wide = all(state[key][1] == "float32" for key in whole)
     is_plain = setting.handling.state_rounding != "stochastic" and math.prod(shape) > 0

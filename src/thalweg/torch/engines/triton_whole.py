@@ -72,6 +72,8 @@ class Stack:
         #: The options that the middle part has read: other numbers are another step.
         self.read: set[str] = set()
         self.after: dict[str, Tensor] = {}
+        #: On the device, whether the step is taken; None: it is.
+        self.allowed: Tensor | None = None
         #: The step count for random numbers, counts for kernels where the host counts, and what statistics show: where
         #: replayed steps find them.
         self.t = torch.zeros((), dtype=torch.int64, device=device) if rule.needs_noise else None
@@ -115,6 +117,7 @@ class Stack:
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
         if bucket.setting is not self.setting:
             self.settle(bucket.setting)
+        self.allowed = bucket.allowed
         if self.counts:
             self.decide(bucket.t)
         if self.t is not None:
@@ -159,6 +162,8 @@ class Stack:
         kept = {key: torch.stack([s[key] for s in self.states]) for key in self.whole_keys}
         made = self.whole.transform(self.space, (self.shown,), kept, due=self.due, noise=self.draw)
         for key, own in made.state.items() if self.due else ():
+            if self.allowed is not None:
+                own = torch.where(self.allowed, own, kept[key])
             torch._foreach_copy_([s[key] for s in self.states], list(own.unbind()))
         for key, figure in self.whole.show_figures(xp, made.figures, self.due).items():
             self.show(key, figure)
