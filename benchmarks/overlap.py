@@ -42,7 +42,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 PORT, STEPS, REPEATS = 29513, 2, 9
 #: Parts of the names of kernels that multiply matrices.
-PRODUCTS = ("gemm", "nvjet", "cutlass", "product", "matmul", "whiten", "refresh", "apply")
+PRODUCTS = ("gemm", "nvjet", "cutlass", "multiply_kernel", "symmetric_kernel")
 
 Span = tuple[float, float]
 
@@ -188,6 +188,7 @@ def trace_of(model: Model, path: Path) -> list[dict[str, Any]]:
         torch.cuda.synchronize()
     seen.export_chrome_trace(str(path))
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("cat") in DEVICE]
+    path.unlink()
     first = min(e["ts"] for e in events)
     return [
         {"name": e["name"], "begin": (e["ts"] - first) / 1e3, "end": (e["ts"] - first + e["dur"]) / 1e3}
@@ -244,6 +245,18 @@ def figures_of(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def host_calls(model: Model, count: int = 14) -> list[str]:
+    """Where the host spends its time in a step, in ms."""
+    import cProfile
+    import pstats
+
+    torch.cuda.synchronize()
+    with cProfile.Profile() as profile:
+        model.step()
+    calls = sorted(pstats.Stats(profile).stats.items(), key=lambda pair: -pair[1][2])[:count]
+    return [f"{Path(place[0]).name}:{place[2]} {own[0]} calls {1e3 * own[2]:.2f}" for place, own in calls]
+
+
 def longest_kernels(events: Sequence[dict[str, Any]], count: int = 6) -> list[str]:
     spent: dict[str, float] = {}
     for e in events:
@@ -292,7 +305,7 @@ def measure(run: str, shapes: dict[str, tuple[int, int]]) -> dict[str, Any]:
         found["error with copies"] = error_of(model, begin, wanted)
         found["host"], found["step"] = host_times(model), device_times(model)
         events = trace_of(model, Path(f"trace-{os.getpid()}.json"))
-        found.update(figures_of(events), longest=longest_kernels(events))
+        found.update(figures_of(events), longest=longest_kernels(events), calls=host_calls(model))
         found["megabytes"] = sum(heard.nbytes for heard in recorder.heard[marks[-2] :]) / 1e6
     dist.all_to_all_single = mine
     dist.barrier()
@@ -322,7 +335,9 @@ def record(given: argparse.Namespace) -> dict[str, Any]:
         if rank == 0:
             runs.append(found)
             told = {k: round(v, 7 if "error" in k else 3) for k, v in found.items() if isinstance(v, float)}
-            sys.stdout.write(f"{found['run']}: {told}\n" + "".join(f"    {name}\n" for name in found["longest"]))
+            sys.stdout.write(
+                f"{found['run']}: {told}\n" + "".join(f"    {name}\n" for name in [*found["longest"], *found["calls"]])
+            )
             sys.stdout.flush()
     for each in ranks:
         each.join()

@@ -18,6 +18,7 @@ from thalweg.kernels.triton import served as by_kernels
 from thalweg.rules import Annealed, Rule, WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
+from thalweg.storage import coded_groups
 from thalweg.torch.engines.protocol import EngineKind
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.params.groups import EngineName
@@ -42,19 +43,21 @@ def chosen(
     unserved: str,
     counted: bool,
     sharded: bool,
+    parted: bool,
     alone: bool,
 ) -> Choice:
     """The engine of a bucket; raise if one that was asked for cannot step it.
 
     p: its first parameter. unserved: why fused code cannot step it. counted: whether the host knows the step count.
-    alone: whether tensors are better stepped one by one.
+    parted: whether kernels step a shard before and after its owner. alone: whether tensors are better stepped one by
+    one.
     """
     if wanted in ("reference", "foreach"):
         return Choice(wanted, "lists")
     on_gpu, missing = is_on_gpu(p), reason_missing_for(p)
     reason = "the host does not know the step count" if not counted and not on_gpu else unserved or missing
     if not reason:
-        return Choice("fused", fused_engine(rule, on_gpu=on_gpu, sharded=sharded))
+        return Choice("fused", fused_engine(rule, on_gpu=on_gpu, sharded=sharded and not parted))
     if wanted == "fused":
         raise OptionError(
             f"engine='fused' cannot run for parameter {name!r}: {reason}; "
@@ -139,9 +142,21 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
 
 def reason_against_shard(setting: Setting, p: Tensor, part: Part, reason: str) -> str:
     """Why fused code cannot step this rank's shard of a parameter. reason: why not the whole parameter."""
+    if is_parted(setting, p, part):
+        return reason
     sharded = [axis for axis, groups in enumerate(part.groups) if groups]
     served = by_kernels if is_on_gpu(p) else by_native
     return served.reason_against_shard(setting, part.shape, sharded) or reason
+
+
+def is_parted(setting: Setting, p: Tensor, part: Part) -> bool:
+    """Whether kernels step a shard before and after an owner has transformed the whole tensor."""
+    rule = setting.rule
+    if not is_on_gpu(p) or not any(part.groups) or setting.handling.is_random or rule.stacked_axes:
+        return False
+    if not isinstance(rule, WholeRule) or not rule.IN_PARTS or not rule.is_stackable(part.shape):
+        return False
+    return coded_groups(rule, setting.handling, part.shape) is None
 
 
 def reason_against_kind(rule: Rule, p: Tensor) -> str:

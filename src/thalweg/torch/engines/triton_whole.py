@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,13 +21,17 @@ from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import WHOLE_CHUNK, pieces
 from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
-from thalweg.rules import WholeRule
+from thalweg.rules import Direction, WholeRule
 from thalweg.rules.around import keys_around
 from thalweg.settings import Handling, Setting
 from thalweg.spaces import torch as xp
+from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD
+from thalweg.torch.engines.memory import stage_shards
 from thalweg.torch.engines.protocol import Bucket
-from thalweg.torch.sharding.collectives import Computation
+from thalweg.torch.engines.shards import request_of
+from thalweg.torch.sharding.collectives import Computation, Question
+from thalweg.torch.sharding.owners import Owners
 
 #: Lays out the kernels of a rule that is stepped element by element, for a bucket.
 LayOut: TypeAlias = Callable[[Bucket], Any]
@@ -96,13 +101,18 @@ class Stack:
         self.last.prepare(self.last_bucket.renewed(setting=self.last_setting, **now), None)
 
     def write(self) -> None:
+        self.show()
+        made = self.whole.transform(space_of_kernels(), (self.shown,), {})
+        self.figures = made.figures
+        self.apply(made.tensor.contiguous().unbind())
+
+    def show(self) -> None:
         from thalweg.kernels.triton.stages import WRITE
 
         passes = self.first.passes
         passes.go(self.first.step, passes.last, WRITE)
-        made = self.whole.transform(space_of_kernels(), (self.shown,), {})
-        self.figures = made.figures
-        tensors = made.tensor.contiguous().unbind()
+
+    def apply(self, tensors: Sequence[Tensor]) -> None:
         self.last.passes.tables.follow(tensors)
         self.last.write()  # launches are in order: what the next stack allocates may lie where these tensors were
 
@@ -144,7 +154,7 @@ class WholeLaunch:
         self.lay_out(bucket)
 
     def lay_out(self, bucket: Bucket) -> None:
-        self.members = list(pieces(bucket.extents, self.room.most))
+        self.members: list[Sequence[int]] = list(pieces(bucket.extents, self.room.most))
         self.stacks = [Stack(bucket.chosen(own), self.room, self.by_elements) for own in self.members]
 
     def is_stale(self) -> bool:
@@ -192,6 +202,53 @@ class WholeLaunch:
                 return {**self.rate, **{key: own.reshape(count, -1, 1, 1)[index] for key, own in stack.figures.items()}}
             index -= count
         raise IndexError(index)
+
+
+class OwnedLaunch(WholeLaunch):
+    """One bucket of shards, on which owners do the middle part."""
+
+    def __init__(self, bucket: Bucket, owners: Owners, by_elements: LayOut) -> None:
+        self.owners, self.answer = owners, Direction([], {}, {})
+        super().__init__(bucket, Room(), by_elements)
+
+    def lay_out(self, bucket: Bucket) -> None:
+        """Make a stack for each shape of shards, with memory of its own: all travel together."""
+        alike: dict[Any, list[int]] = defaultdict(list)
+        for i, p in enumerate(bucket.params):
+            alike[p.shape].append(i)
+        staged, self.staged = stage_shards(bucket)
+        self.members = [*alike.values()]
+        self.stacks = [Stack(staged.chosen(own), Room(), self.by_elements) for own in self.members]
+
+    def is_stale(self) -> bool:
+        return False
+
+    def measure(self) -> Computation:
+        """Write momentum, and ask owners for the direction."""
+        for tensor, copy in self.staged:
+            copy.copy_(tensor)
+        shown: list[Any] = [None] * len(self.bucket.names)
+        for stack, own in zip(self.stacks, self.members, strict=True):
+            stack.show()
+            for i, x in zip(own, stack.shown.unbind(), strict=True):
+                shown[i] = x
+        rule = cast(WholeRule, self.bucket.setting.stored_rule)
+        (self.answer,) = yield Question(
+            self.owners.make, [request_of(rule, self.bucket, [TensorList(shown)], {}, 0, due=True)]
+        )
+
+    def write(self) -> None:
+        for stack, own in zip(self.stacks, self.members, strict=True):
+            stack.apply([self.answer.tensor[i] for i in own])
+        for tensor, copy in self.staged:
+            tensor.copy_(copy)
+
+    def release(self) -> None:
+        self.answer = self.answer._replace(tensor=[])
+        super().release()
+
+    def figures(self, index: int) -> dict[str, Any]:
+        return {**self.rate, **{key: own[index] for key, own in self.answer.figures.items()}}
 
 
 def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
