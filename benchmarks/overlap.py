@@ -41,6 +41,8 @@ RUNS: dict[str, tuple[str, dict[str, Any], str]] = {
     "Kron, replicas": ("Kron", {"precond_update_probability": 1.0, "divide_work": True}, "replicas"),
 }
 PORT, STEPS, REPEATS = 29513, 2, 9
+#: Steps after which transforms are recorded as CUDA graphs.
+WARM = 3
 #: Parts of the names of kernels that multiply matrices.
 PRODUCTS = ("gemm", "nvjet", "cutlass", "multiply_kernel", "symmetric_kernel")
 
@@ -93,6 +95,10 @@ def error_of(model: Model, begin: dict[str, Tensor], wanted: dict[str, Tensor]) 
             own, first, last = own.to_local(), first[:rows], last[:rows]
         errors.append(float((own - last).norm() / (last - first).norm()))
     return max(errors)
+
+
+def locals_of(pair: Sequence[Any]) -> list[Tensor]:
+    return [p.to_local() if hasattr(p, "to_local") else p for p in pair]
 
 
 # ---- messages
@@ -233,15 +239,19 @@ def figures_of(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     spans = {kind: union((e["begin"], e["end"]) for e in events if kind_of(e["name"]) == kind) for kind in KINDS}
     messages = union([*spans["to others"], *spans["from others"]])
     work = union([*spans["products"], *spans["other kernels"]])
-    products = spans["products"]
+    products, span = spans["products"], max(e["end"] for e in events)
+    finest = span / 400  # of what a picture shows
     return {
-        "span": max(e["end"] for e in events),
+        "span": span,
         "products": length(products),
         "work": length(work),
         "messages": length(messages),
         "messages_with_products": length(common(messages, products)),
         "messages_with_work": length(common(messages, work)),
-        "spans": {kind: [[round(x, 3) for x in pair] for pair in union(own, 0.01)] for kind, own in spans.items()},
+        # as fine as a picture shows it
+        "spans": {
+            kind: [[round(x, 3) for x in pair] for pair in union(own, span / 400)] for kind, own in spans.items()
+        },
     }
 
 
@@ -294,15 +304,23 @@ def measure(run: str, shapes: dict[str, tuple[int, int]]) -> dict[str, Any]:
     dist.all_to_all_single = mine
     torch.cuda.synchronize()
     dist.barrier()
-    model = Model(run, shapes, whole=False)
-    dist.all_to_all_single = Stand(recorder.heard[: marks[0]])
-    model.step()  # in which ranks also compare their options
+    models = [Model(run, shapes, whole=False) for _ in range(2)]
+    for model, recorded in zip(models, "01", strict=True):
+        os.environ["THALWEG_REPLAY"] = recorded
+        dist.all_to_all_single = Stand(recorder.heard[: marks[0]])
+        model.step()  # in which ranks also compare their options
     dist.barrier()
     if first:
-        dist.all_to_all_single = Stand(recorder.heard[marks[-2] :])
-        for _ in range(STEPS - 1):
-            model.step()
-        found["error with copies"] = error_of(model, begin, wanted)
+        stands = [Stand(recorder.heard[marks[-2] :]) for _ in models]
+        for turn in range(WARM + 3):
+            for model, stand in zip(models, stands, strict=True):
+                dist.all_to_all_single = stand
+                model.step()
+            if turn == STEPS - 2:
+                found["error with copies"] = error_of(models[1], begin, wanted)
+        both = zip(*(model.params.values() for model in models), strict=True)
+        found["recorded and not"] = max(float((a - b).detach().abs().max()) for a, b in map(locals_of, both))
+        model = models[1]
         found["host"], found["step"] = host_times(model), device_times(model)
         events = trace_of(model, Path(f"trace-{os.getpid()}.json"))
         found.update(figures_of(events), longest=longest_kernels(events), calls=host_calls(model))

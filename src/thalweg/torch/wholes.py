@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -49,7 +51,7 @@ def transform_lists(rule: WholeRule, lists: Sequence[Sequence[Tensor]], most: in
 
 
 def transform_stacks(
-    rule: WholeRule, lists: Sequence[Tensor | Sequence[Tensor]], most: int | None = None
+    rule: WholeRule, lists: Sequence[Tensor | Sequence[Tensor]], most: int | None = None, space: Any = single
 ) -> list[Direction]:
     """The same for stacks of them. lists: may be stacks already."""
     first = lists[0][0]
@@ -58,10 +60,33 @@ def transform_stacks(
     for members in pieces([max(1, first.numel())] * len(lists[0]), most or most_whole(first.device)):
         own = [tensors[members.start : members.stop] for tensors in lists]
         stacks = tuple(x if isinstance(x, Tensor) else torch.stack(list(x)) for x in own)
-        made = stacked.transform(single, stacks, {})
+        made = stacked.transform(space, stacks, {})
         figures = {key: figure.reshape(len(members), *shape) for key, figure in made.figures.items()}
         answers.append(Direction(made.tensor, figures, {}))
     return answers
+
+
+@functools.cache
+def space_of_kernels() -> Any:
+    """torch's functions, but for those that have thalweg kernels."""
+    from thalweg.kernels.products.stacks import multiply
+    from thalweg.kernels.triton.matrices import divided
+
+    def matmul_add(x: Tensor, y: Tensor, z: Tensor, product: float, plus: float, *, symmetric: bool = False) -> Tensor:
+        return multiply(x, y, z, alpha=product, beta=plus, symmetric=symmetric)
+
+    def matmul_rounded(x: Tensor, y: Tensor, dtype: str) -> Tensor:
+        return multiply(x, y, dtype=getattr(torch, dtype))
+
+    ours = dict(
+        divided=divided,
+        matmul=multiply,
+        matmul_rounded=matmul_rounded,
+        matmul_symmetric=functools.partial(multiply, symmetric=True),
+        matmul_add=matmul_add,
+        matmul_add_symmetric=functools.partial(matmul_add, symmetric=True),
+    )
+    return SimpleNamespace(**{**vars(single), **ours})
 
 
 def fill_with_noise(room: Tensor, *, seed: int, name: str, t: int) -> Tensor:

@@ -6,12 +6,10 @@ kernels of its own for all of it.
 
 from __future__ import annotations
 
-import functools
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -24,7 +22,6 @@ from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Direction, WholeRule
 from thalweg.rules.around import keys_around
 from thalweg.settings import Handling, Setting
-from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD
 from thalweg.torch.engines.memory import stage_shards
@@ -32,6 +29,7 @@ from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.shards import request_of
 from thalweg.torch.sharding.collectives import Computation, Question
 from thalweg.torch.sharding.owners import Owners
+from thalweg.torch.wholes import space_of_kernels
 
 #: Lays out the kernels of a rule that is stepped element by element, for a bucket.
 LayOut: TypeAlias = Callable[[Bucket], Any]
@@ -119,29 +117,6 @@ class Stack:
     def release(self) -> None:
         self.first.release()
         self.last.release()
-
-
-@functools.cache
-def space_of_kernels() -> Any:
-    """torch's functions, but for those that have thalweg kernels."""
-    from thalweg.kernels.products.stacks import multiply
-    from thalweg.kernels.triton.matrices import divided
-
-    def matmul_add(x: Tensor, y: Tensor, z: Tensor, product: float, plus: float, *, symmetric: bool = False) -> Tensor:
-        return multiply(x, y, z, alpha=product, beta=plus, symmetric=symmetric)
-
-    def matmul_rounded(x: Tensor, y: Tensor, dtype: str) -> Tensor:
-        return multiply(x, y, dtype=getattr(torch, dtype))
-
-    ours = dict(
-        divided=divided,
-        matmul=multiply,
-        matmul_rounded=matmul_rounded,
-        matmul_symmetric=functools.partial(multiply, symmetric=True),
-        matmul_add=matmul_add,
-        matmul_add_symmetric=functools.partial(matmul_add, symmetric=True),
-    )
-    return SimpleNamespace(**{**vars(xp), **ours})
 
 
 class WholeLaunch:
