@@ -240,7 +240,6 @@ def figures_of(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     messages = union([*spans["to others"], *spans["from others"]])
     work = union([*spans["products"], *spans["other kernels"]])
     products, span = spans["products"], max(e["end"] for e in events)
-    finest = span / 400  # of what a picture shows
     return {
         "span": span,
         "products": length(products),

@@ -44,10 +44,21 @@ def reason_against_part(item: Item, device: str) -> str:
 
 
 def is_launched(item: Item, device: str, engine: str) -> bool:
-    """Whether kernels for GPUs step a part, or whiten the whole for its owner."""
-    if device != "cuda" or engine not in ("auto", "fused"):
+    """Whether kernels for GPUs step a part by themselves, or whiten the whole for its owner."""
+    if device != "cuda" or engine not in ("auto", "fused") or is_stack(item):
         return False
     return not (why_unfused(item.whole_item(), device) or reason_against_part(item, device))
+
+
+def is_parted(item: Item, place: Place) -> bool:
+    """Whether kernels for GPUs step a part before and after its owner."""
+    if place.device != "cuda" or place.engine not in ("auto", "fused") or not (item.is_sharded and is_stack(item)):
+        return False
+    return not (why_unfused(item.whole_item(), place.device) or reason_against_part(item, place.device))
+
+
+def is_stack(item: Item) -> bool:
+    return isinstance(item.rule, WholeRule) and item.rule.is_stackable(item.shape)
 
 
 # ---- sums that cross ranks

@@ -25,6 +25,7 @@ from thalweg.plan.ranks import (
     collectives_of,
     entries_held,
     is_launched,
+    is_parted,
     kernel_peak,
     messages,
     owner_peak,
@@ -190,18 +191,18 @@ def peak_of_parts(
         return peak_of(in_lists, place)  # native code steps parts only where it is asked for
     if place.shards == 1:  # beside tensors whose work is divided, steps of one process
         beside = peak_of(elementwise, place) if elementwise else Peak(0, "")
-        used = " + ".join(sorted({*beside.engine.split(" + "), *engines_of(whole)} - {""}))
+        used = " + ".join(sorted({*beside.engine.split(" + "), *engines_of(whole, place)} - {""}))
         own = owner_peak(whole, 1, rank)
         return Peak((beside.bytes or 0) + own.bytes, used, is_bound=True, slots=own.slots)
     # where lists are sharded, they are not cut, and all of them wait for sums in the middle of their arithmetic
     peak = (kernel_peak(launched, sums.values()) if launched else 0) + sum(measure_item(item).peak for item in in_lists)
-    used = " + ".join(sorted(engines_of((*elementwise, *whole))))
+    used = " + ".join(sorted(engines_of((*elementwise, *whole), place)))
     own = owner_peak(whole, place.shards, rank) if whole else OwnerPeak(0, 0)
     return Peak(peak + own.bytes, used, bool(in_lists or whole), own.slots)
 
 
-def engines_of(items: Iterable[Item]) -> set[str]:
-    return {"fused" if item.by_kernels else "foreach" for item in items}
+def engines_of(items: Iterable[Item], place: Place) -> set[str]:
+    return {"fused" if item.by_kernels or is_parted(item, place) else "foreach" for item in items}
 
 
 def sizes_on_host(items: Sequence[Item]) -> list[int]:

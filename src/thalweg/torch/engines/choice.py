@@ -18,7 +18,6 @@ from thalweg.kernels.triton import served as by_kernels
 from thalweg.rules import Annealed, Rule, WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
-from thalweg.storage import coded_groups
 from thalweg.torch.engines.protocol import EngineKind
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.params.groups import EngineName
@@ -142,8 +141,6 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
 
 def reason_against_shard(setting: Setting, p: Tensor, part: Part, reason: str) -> str:
     """Why fused code cannot step this rank's shard of a parameter. reason: why not the whole parameter."""
-    if is_parted(setting, p, part):
-        return reason
     sharded = [axis for axis, groups in enumerate(part.groups) if groups]
     served = by_kernels if is_on_gpu(p) else by_native
     return served.reason_against_shard(setting, part.shape, sharded) or reason
@@ -151,12 +148,7 @@ def reason_against_shard(setting: Setting, p: Tensor, part: Part, reason: str) -
 
 def is_parted(setting: Setting, p: Tensor, part: Part) -> bool:
     """Whether kernels step a shard before and after an owner has transformed the whole tensor."""
-    rule = setting.rule
-    if not is_on_gpu(p) or not any(part.groups) or setting.handling.is_random or rule.stacked_axes:
-        return False
-    if not isinstance(rule, WholeRule) or not rule.IN_PARTS or not rule.is_stackable(part.shape):
-        return False
-    return coded_groups(rule, setting.handling, part.shape) is None
+    return is_on_gpu(p) and any(part.groups) and by_kernels.is_parted(setting, part.shape)
 
 
 def reason_against_kind(rule: Rule, p: Tensor) -> str:
