@@ -340,26 +340,27 @@ def work(rank: int, given: argparse.Namespace, answers: Any) -> None:
     dist.destroy_process_group()
 
 
-def record(given: argparse.Namespace) -> dict[str, Any]:
+def record(given: argparse.Namespace) -> None:
+    """Run, and write the record anew whenever a run has ended."""
+    about = {"date": time.strftime("%Y-%m-%d"), "device": torch.cuda.get_device_name(), "torch": torch.__version__}
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     ranks = [context.Process(target=work, args=(rank, given, answers)) for rank in range(2)]
     for each in ranks:
         each.start()
-    runs = []
+    runs: list[dict[str, Any]] = []
     for _ in range(2 * len(given.only.split(";"))):
         rank, found = answers.get(timeout=300)
         if rank == 0:
-            runs.append(found)
             told = {k: round(v, 7 if "error" in k else 3) for k, v in found.items() if isinstance(v, float)}
-            sys.stdout.write(
-                f"{found['run']}: {told}\n" + "".join(f"    {name}\n" for name in [*found["longest"], *found["calls"]])
-            )
+            lines = [f"{found['run']}: {told}", *found.pop("longest"), *found.pop("calls")]
+            sys.stdout.write("\n    ".join(lines) + "\n")
             sys.stdout.flush()
+            runs.append(found)
+            whole = {**about, "layers": given.layers, "width": given.width, "runs": runs}
+            given.record.write_text(json.dumps(whole, separators=(",", ":")) + "\n")
     for each in ranks:
         each.join()
-    about = {"date": time.strftime("%Y-%m-%d"), "device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    return {**about, "layers": given.layers, "width": given.width, "runs": runs}
 
 
 def draw(known: dict[str, Any], path: Path, runs: Sequence[str]) -> None:
@@ -393,7 +394,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.draw:
         draw(json.loads(given.record.read_text()), given.draw, given.only.split(";"))
     else:
-        given.record.write_text(json.dumps(record(given), separators=(",", ":")) + "\n")
+        record(given)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Generator, Hashable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
+from thalweg.kernels.chunks import SMALL
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.rules import Direction, Kron
 from thalweg.rules.noise import normal, tensor_id
@@ -306,23 +308,49 @@ class Team:
         return made
 
     def transform_each(self, batch: Batch, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]]) -> Made:
-        """One tensor after the other, each with its factors."""
+        """Tensors with their factors: small ones as one stack, others one after the other."""
+        due = [request.due[i] for i in batch.members]
+        if batch.size > 1 and math.prod(batch.shape) <= SMALL and len(set(due)) == 1:
+            return self.transform_stack(batch, request, tensors, due[0])
         made: list[Direction] = []
         for j, i in enumerate(batch.members):
-            name, shown = request.names[i], tuple(x[j] for x in tensors)
-            known = {**{key: own[i] for key, own in request.factors.items()}, **self.whole.get(name, {})}
-            noise = partial(noise_of, shown[0], name, request.seed, request.t[i])
-            made.append(request.rule.transform(xp, shown, known, due=request.due[i], noise=noise))
-            if not request.remembered:
-                self.whole.pop(name, None)
-            elif request.changes:
-                self.whole[name] = {
-                    key: as_stored(request, made[-1].state[key], self.whole[name][key]) for key in request.matrices
-                }
+            shown, noise = tuple(x[j] for x in tensors), partial(noise_of, request, i, tensors[0][j])
+            made.append(request.rule.transform(xp, shown, self.factors_of(request, i), due=due[j], noise=noise))
+            self.keep_factors(request, i, made[-1].state)
         shape = request.rule.figure_shape(batch.shape)
         figures = {key: torch.stack([d.figures[key].reshape(shape) for d in made]) for key in request.rule.FIGURES}
-        factors = {key: [d.state[key] for d in made] for key in request.factors}
-        return Made([d.tensor for d in made], figures, factors)
+        return Made([d.tensor for d in made], figures, {key: [d.state[key] for d in made] for key in request.factors})
+
+    def transform_stack(
+        self, batch: Batch, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]], due: bool | float
+    ) -> Made:
+        known, members = [self.factors_of(request, i) for i in batch.members], batch.members
+        stacks = tuple(x if isinstance(x, Tensor) else torch.stack(list(x)) for x in tensors)
+        made = replace(request.rule, stacked_axes=request.rule.stacked_axes + 1).transform(
+            xp,
+            stacks,
+            {key: torch.stack([own[key] for own in known]) for key in request.factors},
+            due=due,
+            noise=lambda: torch.stack([noise_of(request, i, x) for i, x in zip(members, stacks[0], strict=True)]),
+        )
+        for j, i in enumerate(members):
+            self.keep_factors(request, i, {key: made.state[key][j] for key in request.matrices})
+        shape = batch.size, *request.rule.figure_shape(batch.shape)
+        figures = {key: made.figures[key].reshape(shape) for key in request.rule.FIGURES}
+        return Made(made.tensor, figures, {key: made.state[key] for key in request.factors})
+
+    def factors_of(self, request: Request, index: int) -> State[Tensor]:
+        """The whole factors of a parameter, and what every rank has."""
+        own = {key: entries[index] for key, entries in request.factors.items()}
+        return {**own, **self.whole.get(request.names[index], {})}
+
+    def keep_factors(self, request: Request, index: int, made: State[Tensor]) -> None:
+        name = request.names[index]
+        if not request.remembered:
+            self.whole.pop(name, None)
+        elif request.changes:
+            old = self.whole[name]
+            self.whole[name] = {key: as_stored(request, made[key], old[key]) for key in request.matrices}
 
     def take_factors(self, batch: Batch, request: Request, readers: Sequence[Reader]) -> None:
         """Keep the whole factors of a batch; buffers of kernels, which write in place, are the same at every step."""
@@ -410,11 +438,12 @@ def in_turn(slots: Sequence[Iterator[None]]) -> None:
 DONE = object()
 
 
-def noise_of(x: Tensor, name: str, seed: int, t: Any) -> Tensor:
+def noise_of(request: Request, index: int, x: Tensor) -> Tensor:
     """The same random numbers as one process would have."""
+    name, t = request.names[index], request.t[index]
     if x.is_cpu and isinstance(t, int) and reason_missing() is None:
-        return fill_with_noise(torch.empty_like(x), seed=seed, name=name, t=t)
-    made: Tensor = normal(xp, x, seed=seed, tensor=tensor_id(name), t=t)
+        return fill_with_noise(torch.empty_like(x), seed=request.seed, name=name, t=t)
+    made: Tensor = normal(xp, x, seed=request.seed, tensor=tensor_id(name), t=t)
     return made
 
 
