@@ -256,7 +256,8 @@ def test_parts_that_kernels_for_gpus_do_not_step() -> None:
     with pytest.raises(CommandError, match=r"cannot run LAMB for 'w': it is sharded, .* with stacked_axes=0"):
         plan(stacks, optimizers=["LAMB"], options=stacked, engine="fused", **where)
     with pytest.raises(CommandError, match="cannot run Muon for 'w': it is sharded, and owners have library products"):
-        plan(stacks, optimizers=["Muon"], engine="fused", **where)
+        plan(stacks, optimizers=["Muon"], options=stacked, engine="fused", **where)
+    assert plan(stacks, optimizers=["Muon"], engine="fused", **where).costs[0].share.engine == "fused"
     # whoever owns a tensor has its slices whole
     assert plan(stacks, optimizers=["Kron"], options=stacked, engine="fused", **where).costs[0].share.engine == "fused"
 
