@@ -17,6 +17,7 @@ of one rank of two, and the messages with their numbers, which are compared agai
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -76,12 +77,18 @@ class Model:
 
 
 def place(x: Tensor) -> Tensor:
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
-    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     own = x.chunk(dist.get_world_size())[dist.get_rank()].clone()
-    return DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
+    return DTensor.from_local(own, mesh(), [Shard(0)], run_check=False)
+
+
+@functools.cache
+def mesh() -> Any:
+    """One for all tensors: another one may have a process group of its own, and messages of its own then."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cuda", (dist.get_world_size(),))
 
 
 def error_of(model: Model, begin: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
