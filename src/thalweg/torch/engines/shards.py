@@ -9,20 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias, cast
 
-import torch
-
-from thalweg.arrays import Axes, State, Term
+from thalweg.arrays import Axes, Term
 from thalweg.boundary import may_overflow, settle, stored, widened, written, written_entries
 from thalweg.errors import RuleError
 from thalweg.programs.evaluate import Order, order_for, update_by
 from thalweg.rules import Around, Direction, Rule, Update, WholeRule
-from thalweg.rules.entries import Factor, PerSlice
-from thalweg.rules.whole import is_remembered
-from thalweg.spaces.foreach import PerTensor, TensorList
+from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Part, Partial, ReducedList, Sharded
 from thalweg.storage import arithmetic, declared
 from thalweg.torch.engines.protocol import Bucket
-from thalweg.torch.engines.results import Operands, Result, as_list, unlisted
+from thalweg.torch.engines.results import Operands, Result, as_list, has_whole_slices, request_of, unlisted
 from thalweg.torch.sharding import collectives
 from thalweg.torch.sharding.collectives import Question
 from thalweg.torch.sharding.owners import Owners
@@ -171,43 +167,8 @@ def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: di
     return update
 
 
-def has_whole_slices(rule: WholeRule, bucket: Bucket) -> bool:
-    sharded = [axis for axis, groups in enumerate(bucket.parts[0].groups) if groups]
-    return rule.has_whole_slices(bucket.shape, sharded)
-
-
 def outline_of(bucket: Bucket) -> Request:
     """What owners have to know of a bucket before its first request; gradients are not looked at."""
     rule = cast(WholeRule, bucket.setting.rule_at(bucket.t or 1))
     state = {key: TensorList([s[key] for s in bucket.states]) for key in bucket.states[0]}
     return request_of(rule, bucket, [TensorList(bucket.params)], state, bucket.t, due=False)
-
-
-def request_of(
-    rule: WholeRule, bucket: Bucket, shown: Sequence[TensorList], s: State[TensorList], t: Any, due: Any
-) -> Request:
-    """What is asked of owners. shown: what they have to see whole."""
-    by_kernels, handling, count = bucket.way == "fused", bucket.setting.handling, len(bucket.names)
-    numbers: Sequence[Any] = t.values.unbind() if isinstance(t, PerTensor) else [t] * count
-    if by_kernels and isinstance(t, PerTensor):  # the host has to know
-        numbers = [round(number) for number in t.values.tolist()]
-    own, factors = (rule.keys(bucket.shape, role) for role in (PerSlice, Factor))
-    parts = bucket.parts
-    if has_whole_slices(rule, bucket):  # experts need no owner
-        parts = [part.of_stack(tuple(p.shape), rule.stacked_axes) for part, p in zip(parts, bucket.params, strict=True)]
-    return Request(
-        names=bucket.names,
-        rule=rule,
-        parts=parts,
-        tensors=[x.tensors for x in shown],
-        factors={key: s[key].tensors for key in own},
-        matrices=factors,
-        stored=bucket.states[0][factors[0]].dtype if factors else None,
-        # a skipped step would leave the owner with factors that differ from the state of the other ranks, and
-        # what is not sharded has whole factors in its state
-        remembered=is_remembered(handling.on_nonfinite) and bucket.allowed is None and any(parts[0].groups),
-        by_kernels=by_kernels,
-        due=[due] * count if isinstance(due, bool) else torch.stack(list(due.tensors)).tolist(),
-        seed=handling.seed,
-        t=numbers,
-    )

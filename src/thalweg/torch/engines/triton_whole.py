@@ -26,7 +26,7 @@ from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD
 from thalweg.torch.engines.memory import stage_shards
 from thalweg.torch.engines.protocol import Bucket
-from thalweg.torch.engines.shards import request_of
+from thalweg.torch.engines.results import request_of
 from thalweg.torch.sharding.collectives import Computation, Question
 from thalweg.torch.sharding.owners import Owners
 from thalweg.torch.wholes import space_of_kernels

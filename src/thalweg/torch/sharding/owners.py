@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -42,11 +42,14 @@ MOST_STACKS = 8
 class Owners:
     """The teams of ranks over which one optimizer's parameters are sharded or replicated."""
 
-    def __init__(self, codes: str | None = None, slot: int = SLOT) -> None:
-        """codes: those in which tensors travel; None: in the dtype of the rule's products. slot: elements at a time."""
+    def __init__(self, codes: str | None = None, slot: int = SLOT, record: Callable[..., Any] | None = None) -> None:
+        """codes: those in which tensors travel; None: in the dtype of the rule's products. slot: elements at a time.
+
+        record: makes what records launches on a GPU and replays them; None: they are launched at every step.
+        """
         self.codes, self.slot = codes, slot
         self.teams: dict[TeamKey, Team] = {}
-        self.whitening, self.stacks = OwnerWhitening(), OwnerStacks()
+        self.whitening, self.stacks = OwnerWhitening(), OwnerStacks(record)
 
     def forget(self) -> None:
         """Drop whole factors, because state was loaded or dropped; the next step gathers them again."""
@@ -461,7 +464,8 @@ def as_stored(request: Request, factor: Tensor, old: Tensor) -> Tensor:
 class OwnerStacks:
     """Rules that need no state are transformed as stacks. On GPUs these transforms are recorded, and then replayed."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: Callable[..., Any] | None) -> None:
+        self.record = record
         #: By rule and kind of tensors: what stacks are copied to, what is made of them, and the record.
         self.known: dict[Hashable, tuple[list[Tensor], list[Made], Any]] = {}
         #: Memory that all records share: they are replayed one after the other.
@@ -471,10 +475,8 @@ class OwnerStacks:
         """place: in a slot, if what is made is copied into a message before the next slot."""
         first, rule = tensors[0][0], request.rule
         space = space_of_kernels() if request.by_kernels else xp
-        if not first.is_cuda or place is None:
+        if not first.is_cuda or place is None or self.record is None:
             return join(transform_stacks(rule, tensors, space=space))
-        from thalweg.torch.engines.replay import Replay
-
         key = rule, request.by_kernels, place, first.shape, len(tensors[0]), first.dtype, first.device
         known = self.known.pop(key, None)
         if known is None:
@@ -482,7 +484,7 @@ class OwnerStacks:
                 self.pool = torch.cuda.graph_pool_handle()
             shape = len(tensors[0]), *first.shape
             given = [torch.empty(shape, dtype=first.dtype, device=first.device) for _ in tensors]
-            known = given, [], Replay(first.device, self.pool)
+            known = given, [], self.record(first.device, self.pool)
         self.known[key] = known  # the last of them: the first are the oldest
         if len(self.known) > MOST_STACKS:
             del self.known[next(iter(self.known))]
