@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("rule", ["LARS", "LAMB", "Adafactor", "Kron"])
+@pytest.mark.parametrize("rule", ["LARS", "LAMB", "Adafactor", "Muon", "Kron"])
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (4, "two axes")])
 def test_ranks_on_one_card_have_the_numbers_of_one_process(rule: str, size: int, layout: str) -> None:
     run = Run(rule, "float32", device="cuda", engine="auto")

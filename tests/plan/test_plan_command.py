@@ -236,7 +236,11 @@ def test_planning_loads_no_framework_but_for_what_kernels_keep_on_gpus() -> None
     ("arguments", "message"),
     [
         (["gtp2"], "there is no model 'gtp2': did you mean 'gpt2'?"),
-        (["gpt2", "--mesh", "tp=4"], "there is no mesh dimension 'tp': there are dp, fsdp"),
+        (["gpt2", "--mesh", "pp=4"], "there is no mesh dimension 'pp': there are dp, fsdp, tp"),
+        (
+            ["resnet50", "--mesh", "tp=4"],
+            "mesh dimension 'tp' divides nothing: no parameter of resnet50 is",
+        ),
         (["gpt2", "--mesh", "dp=0"], "mesh dimension 'dp' must have at least one rank, got 0"),
         (["gpt2", "--mesh", "dp"], "--mesh dp: it must name each dimension once, with its ranks: dp=8,fsdp=64"),
         (["gpt2", "--mesh", "dp=4", "--world", "8"], "the mesh has 4 ranks, and the world 8: leave out --world"),

@@ -20,6 +20,7 @@ from thalweg.show.arguments import Given
 
 MATRIX = Tensor("w", (4096, 4096))
 N = MATRIX.elements
+FOUR = Place("torch", "cpu", "auto", 4, "fsdp2")
 
 
 def setting(name: str, **options: Any) -> Any:
@@ -111,7 +112,7 @@ def test_a_ring_sends_all_but_a_share_twice() -> None:
 
 def sizes(name: str, *tensors: Tensor, **options: Any) -> list[int]:
     """Bytes of the messages of a step on four ranks, round after round."""
-    return list(messages([item_of(tensor, setting(name, **options), 4, 1) for tensor in tensors]).values())
+    return list(messages([item_of(tensor, setting(name, **options), FOUR, 1) for tensor in tensors]).values())
 
 
 def test_sums_that_cross_ranks() -> None:
@@ -145,7 +146,7 @@ def test_owners_take_the_longest_first() -> None:
 
     def owned(tensors: list[Tensor], world: int) -> list[int | None]:
         place = Place("torch", "cpu", "auto", world, "fsdp2")
-        return [item.owner for item in choose_owners([item_of(tensor, kron, world) for tensor in tensors], place, 0)]
+        return [item.owner for item in choose_owners([item_of(tensor, kron, place) for tensor in tensors], place, 0)]
 
     tensors = [Tensor("a", (400, 400)), Tensor("b", (200, 200)), Tensor("c", (200, 200)), Tensor("d", (50,))]
     assert owned(tensors, 2) == [0, 1, 1, 1]
@@ -241,7 +242,7 @@ def test_the_largest_message_is_in_the_peak_of_parts_on_gpus(shape: tuple[int, i
     """Sums of columns are sent together; those of rows are not divided, and stay."""
     model = Model("one", "", (Tensor("w", shape),))
     found = plan(model, optimizers=["Adafactor"], world=2, layout="fsdp2", device="cuda").costs[0].share
-    kept = kernel_peak([item_of(model.tensors[0], setting("Adafactor"), 2, 0)], [])
+    kept = kernel_peak([item_of(model.tensors[0], setting("Adafactor"), replace(FOUR, world=2))], [])
     assert found.peak_bytes == kept + -(-message // 512) * 512
 
 
@@ -255,7 +256,8 @@ def test_parts_that_kernels_for_gpus_do_not_step() -> None:
     with pytest.raises(CommandError, match=r"cannot run LAMB for 'w': it is sharded, .* with stacked_axes=0"):
         plan(stacks, optimizers=["LAMB"], options=stacked, engine="fused", **where)
     with pytest.raises(CommandError, match="cannot run Muon for 'w': it is sharded, and owners have library products"):
-        plan(stacks, optimizers=["Muon"], engine="fused", **where)
+        plan(stacks, optimizers=["Muon"], options=stacked, engine="fused", **where)
+    assert plan(stacks, optimizers=["Muon"], engine="fused", **where).costs[0].share.engine == "fused"
     # whoever owns a tensor has its slices whole
     assert plan(stacks, optimizers=["Kron"], options=stacked, engine="fused", **where).costs[0].share.engine == "fused"
 
@@ -265,7 +267,7 @@ def test_all_squares_are_known_in_one_round() -> None:
     matrix, vector, wide = Tensor("w", (512, 256)), Tensor("b", (512,)), Tensor("d", (512,), "float64")
 
     def told(*tensors: Tensor, **options: Any) -> list[int]:
-        parts = [item_of(tensor, setting("Adafactor", **options), 4, 1) for tensor in tensors]
+        parts = [item_of(tensor, setting("Adafactor", **options), FOUR, 1) for tensor in tensors]
         return list(messages([replace(part, by_kernels=part.tensor.dtype != "float64") for part in parts]).values())
 
     assert told(vector) == [3 * 4]
@@ -300,5 +302,5 @@ def test_owners_of_slices_own_all_of_them() -> None:
 
 
 def test_local_parts_keep_name_and_dtype() -> None:
-    assert local(Tensor("w", (5, 3), "bfloat16"), 4, 2) == Tensor("w", (1, 3), "bfloat16")
-    assert local(Tensor("s", ()), 4, 2) == Tensor("s", ())
+    assert local(Tensor("w", (5, 3), "bfloat16"), FOUR, 2) == Tensor("w", (1, 3), "bfloat16")
+    assert local(Tensor("s", ()), FOUR, 2) == Tensor("s", ())

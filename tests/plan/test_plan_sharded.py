@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from lanes import one_in
 from measured_peaks import interpreted_measure
-from sharded_costs import LAYOUTS, Case, Measured, Sent, measure
+from sharded_costs import LAYOUTS, Case, Measured, Sent, measure, measure_parallel
 from world import world
 
 from thalweg.kernels.cpu.library import reason_missing
@@ -58,6 +58,7 @@ def cases(world: int) -> list[Case]:
     ]
     owned: list[tuple[str, dict[str, Any]]] = [
         ("Muon", {"vectors": "row"}),
+        ("Muon", {"vectors": "row", "message_dtype": "int8"}),
         ("SOAP", {"precondition_frequency": 1}),
         ("Kron", {"precond_update_probability": 0.5}),
     ]
@@ -92,7 +93,8 @@ def tensors_of(case: Case) -> list[Tensor]:
 
 
 def setting(case: Case) -> Any:
-    return setting_of(case.optimizer, [Given(case.optimizer, key, value) for key, value in case.options.items()])
+    own = {key: value for key, value in case.options.items() if key != "message_dtype"}
+    return setting_of(case.optimizer, [Given(case.optimizer, key, value) for key, value in own.items()])
 
 
 def planned_share(case: Case, place: Place, rank: int) -> Share:
@@ -114,7 +116,8 @@ def each(runs: list[tuple[Case, list[Measured]]], check: Callable[..., None], wh
 def place_of(case: Case, world: int) -> Place:
     layout = "ddp" if case.layout == "copies" else case.layout
     replicas = {"copies": world, "hsdp": 2}.get(case.layout, 1)
-    return Place("torch", "cpu", "foreach", world, layout, replicas=replicas)
+    codes = case.options.get("message_dtype")
+    return Place("torch", "cpu", "foreach", world, layout, replicas=replicas, message_dtype=codes)
 
 
 def test_state_of_every_rank(runs: Any) -> None:
@@ -160,6 +163,33 @@ def received_bytes(step: tuple[Sent, ...], world: int) -> int:
 
 def is_planned(case: Case) -> bool:
     return case.layout == "fsdp2" or case.optimizer not in BY_SUMS
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ("Muon", {"vectors": "row"}),
+        ("Muon", {"vectors": "row", "message_dtype": "int8"}),
+        ("Kron", {"precond_update_probability": 1.0}),
+        ("LAMB", {}),
+    ],
+    ids=str,
+)
+def test_tensor_parallel(rule: str, options: dict[str, Any]) -> None:
+    """State and messages of every rank, where torch divides projections and an embedding, and FSDP2 then the rest."""
+    options = dict(options)
+    ranks = world(4).run(measure_parallel, rule, dict(options))
+    place = Place("torch", "cpu", "foreach", 4, "fsdp2 x tp", tp=2, message_dtype=options.pop("message_dtype", None))
+    shapes = {"embed_tokens.weight": (21, 10), "q_proj.weight": (14, 10), "q_proj.bias": (14,)}
+    shapes |= {"o_proj.weight": (10, 14), "o_proj.bias": (10,), "norm.weight": (10,), "norm.bias": (10,)}
+    shapes |= {"up_proj.weight": (130, 10), "down_proj.weight": (10, 130)}
+    own = setting_of(rule, [Given(rule, key, value) for key, value in options.items()])
+    for rank, found in enumerate(ranks):
+        planned = share_of([own] * len(shapes), [Tensor(*pair) for pair in shapes.items()], place, rank)
+        assert (planned.parameter_bytes, planned.state_bytes) == (found.parameter_bytes, found.state_bytes)
+        assert [sent_bytes(step, 2) for step in found.sent] == [planned.sent_bytes] * 2
+        assert [received_bytes(step, 2) for step in found.sent] == [planned.received_bytes] * 2
+        assert [len(step) for step in found.sent] == [planned.collectives] * 2
 
 
 def parts_of(case: Case, world: int, rank: int) -> list[Item]:

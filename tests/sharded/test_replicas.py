@@ -17,7 +17,7 @@ from world import world
 from world_checkpoints import resume, save
 from world_layouts import SHAPES, torch
 from world_messages import messages
-from world_replicas import bits, errors_without_a_gradient, explained
+from world_replicas import bits, errors_without_a_gradient, explained, peak_of_a_step
 from world_steps import TYPICAL, Run, cases_for, differences
 
 import thalweg.torch
@@ -77,6 +77,15 @@ def test_replicas_stay_equal_to_the_bit_and_each_transforms_its_share(rule: str,
     # what has no axes every rank does by itself
     assert sum(own["elements"] for own in found) == len(run.rates) * (sum(sizes) + len(found))
     assert all(own["elements"] for own in found)
+
+
+def test_new_values_of_two_slots_exist_at_once() -> None:
+    """Of 64 tensors, eight in a slot; where nothing may be written before all is known, those of all."""
+    (bounded, held), (whole, _), (guarded, _) = (
+        world(2).run(peak_of_a_step, *given)[0] for given in ((8 * 64**2,), (64 * 64**2,), (8 * 64**2, "raise"))
+    )
+    assert bounded < 0.5 * whole
+    assert guarded > held > bounded
 
 
 def test_more_ranks_than_tensors() -> None:

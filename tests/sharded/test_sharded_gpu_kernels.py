@@ -43,6 +43,15 @@ def test_other_rules_on_some_layouts(rule: str, size: int, layout: str) -> None:
     assert world(size).run(differences, run_of(rule), layout) == [[]] * size
 
 
+@by_turns("layout")
+@pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (2, "mixed"), (4, "two axes")])
+def test_muon_around_its_owners(size: int, layout: str) -> None:
+    """Kernels write momentum before owners transform it, and parameters then."""
+    names = ("matrix", "even", "row", "column", "kernel")
+    run = Run("Muon", "float32", engine="fused", rates=(1.0, 0.5, 0.25), names=names, interpreted=True)
+    assert world(size).run(differences, run, layout) == [[]] * size
+
+
 @pytest.mark.nightly
 @once(2)
 @every_rule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +51,7 @@ class Sent:
     """One collective of a step, as one rank sees it."""
 
     name: str
-    #: The mesh dimension it goes over.
+    #: The mesh dimension it goes over; -1: several.
     dimension: int
     #: What this rank hands over to be summed, or to others.
     payload: int
@@ -102,8 +103,40 @@ def measure(case: Case) -> Measured:
         p = torch.nn.Parameter(distribute_tensor(p, mesh, placements(case, len(shape))))
         p.grad = distribute_tensor(g, mesh, placements(case, len(shape)))
         named.append((f"p{i}", p))
+    return measure_steps(rule, named, mesh, engine=case.engine, **own, **case.options)
+
+
+def measure_parallel(rule: str, options: dict[str, Any]) -> Measured:
+    """The same for a block that torch divides by tensor parallelism, and FSDP2 then."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
+    model = torch.nn.Sequential(OrderedDict((name, make()) for name, make in BLOCK.items()))
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    how = {"embed_tokens": rows, "q_proj": columns, "o_proj": rows, "up_proj": columns, "down_proj": rows}
+    parallelize_module(model, mesh["tp"], how)
+    fully_shard(model, mesh=mesh["fsdp"])
+    named = list(model.named_parameters())
+    for _, p in named:
+        p.grad = p.detach().clone()
+    return measure_steps(rule, named, mesh, engine="foreach", **options)
+
+
+#: Modules whose sizes not all divide evenly.
+BLOCK = {
+    "embed_tokens": lambda: torch.nn.Embedding(21, 10),
+    "q_proj": lambda: torch.nn.Linear(10, 14),
+    "o_proj": lambda: torch.nn.Linear(14, 10),
+    "norm": lambda: torch.nn.LayerNorm(10),
+    "up_proj": lambda: torch.nn.Linear(10, 130, bias=False),
+    "down_proj": lambda: torch.nn.Linear(130, 10, bias=False),
+}
+
+
+def measure_steps(rule: str, named: Any, mesh: Any, **options: Any) -> Measured:
     rate = {} if rule == "Adafactor" else {"lr": 1e-3}
-    optimizer = getattr(thalweg.torch, rule)(named, engine=case.engine, **rate, **own, **case.options)
+    optimizer = getattr(thalweg.torch, rule)(named, **rate, **options)
     optimizer.step()
     steps = tuple(listened(optimizer.step, mesh) for _ in range(2))
     entries = [entry for state in optimizer.state.values() for entry in state.values()]
@@ -124,7 +157,7 @@ def listened(step: Any, mesh: Any) -> tuple[Sent, ...]:
     originals = {name: getattr(dist, name) for name in ("all_reduce", "all_to_all_single")}
 
     def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, **options: Any) -> Any:
-        heard.append(Sent("all_reduce", groups[id(group)], tensor.numel() * tensor.element_size()))
+        heard.append(Sent("all_reduce", groups.get(id(group), -1), tensor.numel() * tensor.element_size()))
         return originals["all_reduce"](tensor, op, group=group, **options)
 
     def all_to_all_single(
@@ -140,7 +173,7 @@ def listened(step: Any, mesh: Any) -> tuple[Sent, ...]:
             (flat.numel() - splits[rank]) * flat.element_size()
             for flat, splits in ((given, input_split_sizes), (received, output_split_sizes))
         )
-        heard.append(Sent("all_to_all", groups[id(group)], payload, came))
+        heard.append(Sent("all_to_all", groups.get(id(group), -1), payload, came))
         splits = output_split_sizes, input_split_sizes
         return originals["all_to_all_single"](received, given, *splits, group=group, **options)
 

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from measured_peaks import allocator_peak  # noqa: E402
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: E402
 from world_layouts import DTensor, plain  # noqa: E402
 from world_layouts import layout as laid_out  # noqa: E402
@@ -50,3 +51,17 @@ def errors_without_a_gradient(run: Run) -> list[str]:
     """The errors of a run in which all ranks but the first have no gradient of the last parameter."""
     absent = {0: run.names[-1:]} if torch.distributed.get_rank() else {}
     return stepped(replace(run, absent=absent), plain).errors
+
+
+def peak_of_a_step(slot: int, on_nonfinite: str = "propagate") -> tuple[int, int]:
+    """Bytes that a step of Muon on plain matrices needs at its peak, and bytes of the parameters."""
+    import thalweg.torch
+    from thalweg.torch.engines.lists import Lists
+
+    named = [(f"p{i}", torch.nn.Parameter(torch.ones(64, 64))) for i in range(64)]
+    for _, p in named:
+        p.grad = torch.ones_like(p)
+    shared: Any = dict(replicas=torch.distributed.group.WORLD, divide_work=True, on_nonfinite=on_nonfinite)
+    optimizer = thalweg.torch.Muon(named, lr=0.01, **shared)
+    optimizer._engines["lists"] = Lists(slot=slot)
+    return allocator_peak(optimizer.step, warm_up=2), sum(p.nbytes for _, p in named)

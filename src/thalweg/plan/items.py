@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from thalweg.arrays import Axes, Shape
 from thalweg.plan.models import Tensor
@@ -30,6 +32,10 @@ class Place:
     offload_state: bool = False
     #: Ranks that have the same parts and may divide the work on whole tensors.
     replicas: int = 1
+    #: Ranks of a replica that divide projections and embeddings between them, before FSDP2 divides their parts.
+    tp: int = 1
+    #: The codes in which whole tensors travel; None: the dtype of the rule's products.
+    message_dtype: str | None = None
 
     @property
     def is_divided(self) -> bool:
@@ -38,8 +44,21 @@ class Place:
 
     @property
     def shards(self) -> int:
-        """Into how many parts each parameter is divided."""
-        return self.world // self.replicas if self.layout in ("fsdp2", "hsdp") else 1
+        """The ranks of a replica: those of FSDP2, and for each of them those of tensor parallelism."""
+        return 1 if self.layout == "ddp" else self.world // self.replicas
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By mesh dimension, the ranks over which parameters are divided."""
+        return {"ranks": self.shards // self.tp, "tp": self.tp}
+
+
+class Cut(NamedTuple):
+    """How a mesh dimension divides a parameter: along which axis, over how many ranks, and this rank among them."""
+
+    axis: int
+    ranks: int
+    seat: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +70,11 @@ class Item:
     #: The shape of the whole parameter, if this is a shard, and by axis the mesh dimensions that divide it.
     whole: Shape | None = None
     mesh: tuple[tuple[str, ...], ...] = ()
+    #: The mesh dimensions that divide it.
+    cuts: tuple[Cut, ...] = ()
     is_sharded: bool = False
+    #: The codes in which it travels to its owner and back.
+    codes: str | None = None
     #: The rank that transforms the parameter as a whole; None: every rank does, or none has to.
     owner: int | None = None
     #: How many replicas have it transformed by one owner.
@@ -84,6 +107,16 @@ class Item:
         """Whether the owner keeps whole factors from step to step, beside its state."""
         return self.is_sharded and is_remembered(self.setting.handling.on_nonfinite)
 
+    @property
+    def team(self) -> tuple[str, ...]:
+        """The mesh dimensions over which it is divided, whichever axes they divide."""
+        return tuple(sorted({name for axis in self.mesh for name in axis}))
+
+    @property
+    def shards(self) -> int:
+        """Over how many ranks it is divided."""
+        return math.prod(cut.ranks for cut in self.cuts)
+
     def keys(self, role: type[Entry]) -> list[str]:
         return keys_of(self.setting, self.shape, role)
 
@@ -106,16 +139,52 @@ def keys_of(setting: Setting, shape: Shape, role: type[Entry]) -> list[str]:
     return setting.rule_at(1).keys(shape, role)
 
 
-def item_of(tensor: Tensor, setting: Setting, world: int = 1, rank: int = 0) -> Item:
-    """What a rank holds of a parameter: of the first axis its part, as FSDP2 cuts it; without axes, all."""
+def item_of(tensor: Tensor, setting: Setting, place: Place | None = None, rank: int = 0) -> Item:
+    """What a rank holds of a parameter; without axes, all."""
     setting = setting.for_shape(tensor.shape)
-    if world == 1:
+    found = axes_cut(tensor, place) if place is not None else {}
+    if place is None or not found:
         return Item(tensor, setting)
-    mesh = (("ranks",), *((),) * (len(tensor.shape) - 1)) if tensor.shape else ()
-    rule = setting.rule_at(1)
-    if isinstance(rule, WholeRule) and tensor.shape and rule.has_whole_slices(tensor.shape, (0,)):
-        return Item(local(tensor, world, rank), setting, mesh=mesh)
-    return Item(local(tensor, world, rank), setting, tensor.shape, mesh, is_sharded=bool(tensor.shape))
+    held, rule = local(tensor, place, rank), setting.rule_at(1)
+    mesh = tuple(tuple(name for name, at in found.items() if at == axis) for axis in range(len(tensor.shape)))
+    if isinstance(rule, WholeRule) and rule.has_whole_slices(tensor.shape, tuple(found.values())):
+        return Item(held, setting, mesh=mesh)
+    seats = dict(zip(place.sizes, divmod(rank % place.shards, place.tp), strict=True))
+    cuts = tuple(Cut(found[name], place.sizes[name], seats[name]) for name in place.sizes if name in found)
+    return Item(held, setting, tensor.shape, mesh, cuts, is_sharded=True, codes=place.message_dtype)
+
+
+#: By the name of its module, the axis of a weight that tensor parallelism divides: outputs of the first projections of
+#: a block, inputs of its last ones, words of embeddings. GPT-2 stores projections the other way around.
+COLUMNS = (
+    *("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj"),
+    *("query", "key", "value", "intermediate.dense"),
+)
+DIVIDED_BY_TP: dict[str, int] = {
+    **dict.fromkeys([*COLUMNS, "embed_tokens", "lm_head", "word_embeddings", "wte"], 0),
+    **dict.fromkeys(("o_proj", "down_proj", "output.dense"), 1),
+    **{"c_attn": 1, "c_fc": 1, "c_proj": 0},
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def tp_axis(tensor: Tensor) -> int | None:
+    """The axis that tensor parallelism divides, by Megatron's rule; biases lie like the outputs they are added to."""
+    module, _, kind = tensor.name.rpartition(".")
+    known = [name for name in DIVIDED_BY_TP if f".{module}".endswith(f".{name}")]
+    if not known or not tensor.shape:
+        return None
+    if kind == "bias":
+        return 0 if known[0] in (*COLUMNS, "c_attn", "c_fc") else None
+    return DIVIDED_BY_TP[known[0]] if len(tensor.shape) == 2 else None
+
+
+def axes_cut(tensor: Tensor, place: Place) -> dict[str, int]:
+    """By mesh dimension, the axis that it divides; FSDP2 divides the first one."""
+    found = {"tp": tp_axis(tensor)} if place.tp > 1 else {}
+    if place.sizes["ranks"] > 1 and tensor.shape:
+        found["ranks"] = 0
+    return {name: axis for name, axis in found.items() if axis is not None}
 
 
 def shard(size: int, world: int, rank: int) -> int:
@@ -124,11 +193,12 @@ def shard(size: int, world: int, rank: int) -> int:
     return max(0, min(chunk, size - rank * chunk))
 
 
-def local(tensor: Tensor, world: int, rank: int) -> Tensor:
-    """A rank's part of a parameter; tensors without axes are everywhere."""
-    if not tensor.shape:
-        return tensor
-    return Tensor(tensor.name, (shard(tensor.shape[0], world, rank), *tensor.shape[1:]), tensor.dtype)
+def local(tensor: Tensor, place: Place, rank: int) -> Tensor:
+    """A rank's part of a parameter: tensor parallelism cuts first."""
+    shape, seats = list(tensor.shape), dict(zip(place.sizes, divmod(rank % place.shards, place.tp), strict=True))
+    for name, axis in axes_cut(tensor, place).items():
+        shape[axis] = shard(shape[axis], place.sizes[name], seats[name])
+    return replace(tensor, shape=tuple(shape))
 
 
 def sort_items(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:

@@ -10,7 +10,7 @@ from thalweg.errors import CommandError
 from thalweg.explain import Explanation, explain_parameter
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan.costs import COUNTERS
-from thalweg.plan.items import Place, item_of
+from thalweg.plan.items import DIVIDED_BY_TP, Place, item_of, tp_axis
 from thalweg.plan.memory import why_unfused
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import (
@@ -27,6 +27,7 @@ from thalweg.plan.ranks import reason_against_part
 from thalweg.plan.shares import Share, unlike_shares
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
+from thalweg.rules.checks import check_choice
 from thalweg.show.arguments import Given, suggest
 from thalweg.show.registered import MIXTURES, is_mixture
 
@@ -35,7 +36,7 @@ DEVICES = ("cpu", "cuda")
 ENGINES = ("auto", "reference", "foreach", "fused")
 LAYOUTS = ("ddp", "fsdp2")
 #: Dimensions of a mesh: over the first parameters are replicated, over the second sharded.
-MESH = ("dp", "fsdp")
+MESH = ("dp", "fsdp", "tp")
 #: Bytes a second where none are given: an H100 SXM's memory, and that of a server of a few channels.
 BANDWIDTHS = {"cuda": 3.35e12, "cpu": 1e11}
 
@@ -127,6 +128,7 @@ def plan(
     world: int = 1,
     layout: str = "ddp",
     mesh: Mapping[str, int] | None = None,
+    message_dtype: str | None = None,
     offload_state: bool = False,
     bandwidth: float | None = None,
     flops: float | None = None,
@@ -139,10 +141,10 @@ def plan(
     model: what ``thalweg plan`` takes, or a Model. dtype: of parameters and gradients, whatever the source says; bf16
     and its like are understood. frozen: patterns of the names of parameters that are not trained, ``*.embed*``. device:
     where steps are taken; cuda, but for numpy. mesh: in place of world and layout, the ranks of each dimension:
-    ``{"dp": 8, "fsdp": 64}``. offload_state: keep state in the host's memory. bandwidth: bytes a second; flops:
-    operations a second that matrix products reach; bus: bytes a second between ranks, each way;
-    forward_backward: seconds of a forward and a backward pass; memory: bytes that all should fit. Figures are those of
-    the rank that needs most memory.
+    ``{"dp": 8, "fsdp": 16, "tp": 4}``. message_dtype: ``"int8"``, if whole tensors travel in eight bits.
+    offload_state: keep state in the host's memory. bandwidth: bytes a second; flops: operations a second that matrix
+    products reach; bus: bytes a second between ranks, each way; forward_backward: seconds of a forward and a backward
+    pass; memory: bytes that all should fit. Figures are those of the rank that needs most memory.
 
     >>> [cost.share.state_bytes for cost in plan("gpt2", optimizers=["SGD", "Adafactor"]).costs]
     [497759824, 1287060]
@@ -151,7 +153,9 @@ def plan(
     check_word("layout", layout, LAYOUTS)
     if mesh is not None:
         world, layout = read_mesh(mesh, world)
-    place = Place(front_end, device, engine, world, layout, offload_state, replicas=(mesh or {}).get("dp", 1))
+    check_choice("message_dtype", message_dtype, None, "int8")
+    replicas, tp = ((mesh or {}).get(name, 1) for name in ("dp", "tp"))
+    place = Place(front_end, device, engine, world, layout, offload_state, replicas, tp, message_dtype)
     check_place(place)
     every = [*RULES, *(MIXTURES if front_end == "torch" else ())]
     names = every if optimizers is None else [resolve_optimizer(name) for name in optimizers]
@@ -167,6 +171,11 @@ def plan(
     check_used(given, {name: setting_of(name, given) for name in names if not is_mixture(name)})
     patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
     found = resolve(model, dtype, patterns)
+    if tp > 1 and all(tp_axis(tensor) is None for tensor in found.tensors):
+        some = ", ".join(list(DIVIDED_BY_TP)[:3])
+        raise CommandError(
+            f"mesh dimension 'tp' divides nothing: no parameter of {found.name} is called {some} or the like"
+        )
     rate, costs, refused = bandwidth or BANDWIDTHS[place.device], [], {}
     for name in names:
         try:
@@ -224,7 +233,8 @@ def read_mesh(mesh: Mapping[str, int], world: int) -> tuple[int, str]:
     ranks = math.prod(mesh.values())
     if world not in (1, ranks):
         raise CommandError(f"the mesh has {ranks} ranks, and the world {world}: leave out --world")
-    return ranks, "ddp" if "fsdp" not in mesh else "hsdp" if "dp" in mesh else "fsdp2"
+    sharded = "hsdp" if {"dp", "fsdp"} <= {*mesh} else "fsdp2" if "fsdp" in mesh else "ddp"
+    return ranks, f"{sharded} x tp" if "tp" in mesh else sharded
 
 
 def check_place(place: Place) -> None:

@@ -7,9 +7,11 @@ messages of ``torch.sharding.owners``.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,14 +22,14 @@ from thalweg.kernels.cpu import reasons as native
 from thalweg.kernels.staging import aligned
 from thalweg.kernels.triton import served as kernels
 from thalweg.plan.items import Item, Place, shard, sort_items
-from thalweg.plan.memory import cut, gpu_scratch, joint_bytes, why_unfused
+from thalweg.plan.memory import gpu_scratch, joint_bytes, why_unfused
 from thalweg.programs.budget import entry_bytes
 from thalweg.programs.evaluate import order_for
 from thalweg.programs.footprint import footprint, middle_peak
 from thalweg.programs.graph import Value
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Entry, Factor, PerSlice
-from thalweg.rules.whole import is_worth_sending, owners_of, slots_of
+from thalweg.rules.whole import coded_bytes, is_worth_sending, owners_of, slots_of
 from thalweg.spaces.shapes import BYTES, ORDER
 from thalweg.storage import Kept, arithmetic
 
@@ -38,14 +40,25 @@ DIVIDED = (0,)
 def reason_against_part(item: Item, device: str) -> str:
     """Why native code, or a kernel on a GPU, cannot step a part of a parameter, "" if it can."""
     reason_against = kernels.reason_against_shard if device == "cuda" else native.reason_against_shard
-    return reason_against(item.setting, item.shape, DIVIDED)
+    return reason_against(item.setting, item.shape, tuple(dict.fromkeys(cut.axis for cut in item.cuts)) or DIVIDED)
 
 
 def is_launched(item: Item, device: str, engine: str) -> bool:
-    """Whether kernels for GPUs step a part, or whiten the whole for its owner."""
-    if device != "cuda" or engine not in ("auto", "fused"):
+    """Whether kernels for GPUs step a part by themselves, or whiten the whole for its owner."""
+    if device != "cuda" or engine not in ("auto", "fused") or is_stack(item):
         return False
     return not (why_unfused(item.whole_item(), device) or reason_against_part(item, device))
+
+
+def is_parted(item: Item, place: Place) -> bool:
+    """Whether kernels for GPUs step a part before and after its owner."""
+    if place.device != "cuda" or place.engine not in ("auto", "fused") or not (item.is_sharded and is_stack(item)):
+        return False
+    return not (why_unfused(item.whole_item(), place.device) or reason_against_part(item, place.device))
+
+
+def is_stack(item: Item) -> bool:
+    return isinstance(item.rule, WholeRule) and item.rule.is_stackable(item.shape)
 
 
 # ---- sums that cross ranks
@@ -170,15 +183,18 @@ def choose_owners(items: Sequence[Item], place: Place, rank: int) -> list[Item]:
     What has no axes every rank has, and none owns.
     """
     found, here = list(items), rank - rank % place.shards
-    teams: dict[int, list[int]] = {}
+    teams: dict[tuple[int, tuple[str, ...]], list[int]] = {}
     for index, item in enumerate(items):
         if item.rule.needs_whole and item.shape and (item.is_sharded or place.shards == 1):
-            teams.setdefault(place.replicas if is_divided(item, place) else 1, []).append(index)
-    for replicas, members in teams.items():
+            teams.setdefault((place.replicas if is_divided(item, place) else 1, item.team), []).append(index)
+    for (replicas, _), members in teams.items():
         costs = [(items[i].tensor.name, whole_rule(items[i]).cost(items[i].shape)) for i in members]
-        for i, (replica, owner) in zip(members, owners_of(costs, place.shards, replicas), strict=True):
+        shards = items[members[0]].shards
+        # what tensor parallelism does not divide is owned among the ranks that have the same part of the rest
+        step, among = (1, 0) if shards == place.shards else (place.shards // shards, rank % (place.shards // shards))
+        for i, (replica, owner) in zip(members, owners_of(costs, shards, replicas), strict=True):
             first = replica * place.shards if replicas > 1 else here
-            found[i] = replace(items[i], owner=first + owner, replicas=replicas)
+            found[i] = replace(items[i], owner=first + owner * step + among, replicas=replicas)
     return found
 
 
@@ -189,13 +205,15 @@ def is_divided(item: Item, place: Place) -> bool:
     return is_worth_sending(whole_rule(item), item.shape, arithmetic(item.tensor.dtype), place.device)
 
 
-def entries_on(item: Item, world: int, rank: int) -> dict[str, Kept]:
+def entries_held(item: Item) -> dict[str, Kept]:
     """What a rank keeps of a parameter's state: momentum like the parameter, and rows of every factor."""
     entries = item.entries
-    if world > 1 and item.shape and item.rule.needs_whole:
-        for key in item.keys(Factor):
-            shape, dtype = entries[key]
-            entries[key] = (shard(shape[0], world, rank % world), *shape[1:]), dtype
+    for key in item.keys(Factor) if item.is_sharded else ():
+        shape, dtype = entries[key]
+        rows = shape[0]
+        for _, ranks, seat in item.cuts:
+            rows = shard(rows, ranks, seat)
+        entries[key] = (rows, *shape[1:]), dtype
     return entries
 
 
@@ -217,9 +235,9 @@ def bytes_of_owner(item: Item) -> int:
     return sum(entry_bytes(item.entries[key]) for key in item.keys(PerSlice))
 
 
-def rows_of_factors(item: Item, world: int, rank: int) -> int:
+def rows_of_factors(item: Item) -> int:
     """The elements of a parameter's factors that a rank keeps."""
-    entries = entries_on(item, world, rank)
+    entries = entries_held(item)
     return sum(math.prod(entries[key][0]) for key in item.keys(Factor))
 
 
@@ -237,7 +255,7 @@ class Traffic(NamedTuple):
 
 def teams_of(items: Iterable[Item]) -> list[list[Item]]:
     """Tensors that travel together."""
-    return sort_items((item for item in items if item.owner is not None), lambda item: item.replicas)
+    return sort_items((item for item in items if item.owner is not None), lambda item: (item.replicas, item.team))
 
 
 def is_owned_here(item: Item, world: int, rank: int) -> bool:
@@ -248,14 +266,12 @@ def is_owned_here(item: Item, world: int, rank: int) -> bool:
 def collectives_of(items: Sequence[Item], world: int, rank: int) -> int:
     """Messages of one team in a step: for each slot to owners and back, if this replica has any, then to replicas."""
     own = [any(is_owned_here(item, world, rank) for item in slot) for slot in in_slots(items)]
-    return 2 * sum(own) * (world > 1) + len(own) * (items[0].replicas > 1)
+    return 2 * sum(own) * items[0].is_sharded + len(own) * (items[0].replicas > 1)
 
 
 def in_slots(items: Sequence[Item]) -> list[list[Item]]:
     """Tensors of one team that travel together."""
-    if any(item.by_kernels for item in items):  # kernels have tables of all that they are given
-        return [list(items)]
-    slots = slots_of([(item.owner, math.prod(item.shape)) for item in items])
+    slots = slots_of([(item.owner if item.is_sharded else None, math.prod(item.shape)) for item in items])
     return [[items[i] for i in members] for members in slots]
 
 
@@ -263,8 +279,8 @@ def traffic_of(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -
     """Of one team in a step; a refresh sends every rank its rows of the factors. world: ranks of a replica."""
     sent, received, size = 0, 0, word(items)
     for item in items:
-        rule, rows, factors = whole_rule(item), rows_of_factors(item, world, rank), sum(counts(item, Factor).values())
-        here, whole = item.tensor.elements, math.prod(item.shape)
+        rule, rows, factors = whole_rule(item), rows_of_factors(item), sum(counts(item, Factor).values())
+        here, whole = numbers_sent(item, size)
         # for every rank alike
         figures = len(rule.FIGURES) * math.prod(rule.figure_shape(item.shape)) * (2 if size == 2 else 1)
         shown, all_shown = rule.whole_tensors() * here, rule.whole_tensors() * whole
@@ -275,7 +291,7 @@ def traffic_of(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -
             here, whole = here + rows, whole + factors
         is_here = is_owned_here(item, world, rank)
         if item.owner == rank:
-            sent += whole - here + (world - 1) * figures
+            sent += whole - here + (item.shards - 1) * figures
             received += all_shown - shown
         elif is_here:
             sent += shown
@@ -285,6 +301,43 @@ def traffic_of(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -
         else:
             received += here + figures
     return Traffic(sent * size, received * size)
+
+
+def numbers_sent(item: Item, size: int) -> tuple[int, int]:
+    """How many numbers of a message this rank's part of a tensor takes, and the parts of all ranks."""
+    if item.codes is None:
+        return item.tensor.elements, math.prod(item.shape)
+    sizes = part_sizes(item.shape, tuple((cut.axis, cut.ranks) for cut in reversed(item.cuts)))
+    return coded_numbers(item.tensor.elements, size), sum(coded_numbers(n, size) * many for n, many in sizes.items())
+
+
+def coded_numbers(elements: int, size: int) -> int:
+    return -(-coded_bytes(elements) // size)
+
+
+@functools.lru_cache(maxsize=4096)
+def part_sizes(shape: Shape, cuts: tuple[tuple[int, int], ...]) -> Counter[int]:
+    """The elements of the parts of all ranks, and how many ranks have as many."""
+    found = Counter({1: 1})
+    for axis, length in enumerate(shape):
+        pieces = Counter({length: 1})
+        for ranks in (ranks for at, ranks in cuts if at == axis):
+            divided: Counter[int] = Counter()
+            for size, many in pieces.items():
+                full, rest = divmod(size, max(1, -(-size // ranks)))
+                divided[shard(size, ranks, 0)] += full * many
+                divided[rest] += many * (rest > 0)
+                divided[0] += (ranks - full - (rest > 0)) * many
+            pieces = divided
+        both = ((a * b, i * j) for a, i in found.items() for b, j in pieces.items())
+        found = Counter()
+        for size, many in both:
+            found[size] += many
+    return found
+
+
+#: Bytes that an element takes while its code is found.
+CODING = 24
 
 
 class Stages(NamedTuple):
@@ -306,16 +359,26 @@ class OwnerPeak(NamedTuple):
 
 def owner_peak(items: Sequence[Item], world: int, rank: int) -> OwnerPeak:
     """Of several slots, those one after the other have stages together."""
-    on_parts = [footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True) for i in items]
-    waiting, after = sum(own.waiting for own in on_parts), sum(own.peak for own in on_parts)
-    if world == 1:  # in chunks, of which what is made waits for the others
-        alone = dict(zip(map(id, items), on_parts, strict=True))
-        after = waiting + max(sum(alone[id(item)].peak for item in some) for some in cut(items, CHUNK))
-        after += sum(own.result for own in on_parts)
-    slots = [stages_of(slot, world, rank) for team in teams_of(items) for slot in in_slots(team)]
+    on_parts = {
+        id(i): footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True) for i in items
+    }
+    slots, turns, sent = [], [0], [0]
+    for team in teams_of(items):
+        own = [(slot, stages_of(slot, world, rank)) for slot in in_slots(team)]
+        if team[0].is_sharded or team[0].setting.handling.on_nonfinite == "raise":
+            slots += [stages for _, stages in own]
+            continue
+        # whole tensors are stepped slot by slot: while one is transformed, the one before is told and written
+        needs = [0]
+        for slot, stages in own:
+            parts = [on_parts.pop(id(item)) for item in slot]
+            needs.append(max(sum(part.waiting for part in parts) + max(stages), sum(part.peak for part in parts)))
+        turns += map(sum, itertools.pairwise(needs))
+        sent += map(sum, itertools.pairwise([0, *(stages.telling for _, stages in own)]))
+    waiting, after = (sum(getattr(own, what) for own in on_parts.values()) for what in ("waiting", "peak"))
     if len(slots) > 1:
-        *stages, made = zip(*slots, strict=True)
-        waiting += sum(map(max, stages)) + sum(made)
+        *by_stage, made = zip(*slots, strict=True)
+        waiting += sum(map(max, by_stage)) + sum(made)
     elif slots:
         waiting += max(slots[0])
     launched = [item for item in items if item.by_kernels and item.owner == rank]
@@ -323,7 +386,8 @@ def owner_peak(items: Sequence[Item], world: int, rank: int) -> OwnerPeak:
     # an owner has kernels for its tensors, in addition to those for tensors that every rank has whole
     scratch = sum(gpu_scratch(bare_buckets(some)) for some in (launched, everyone))
     on_their_way = [max(own.arriving for own in slots), max(own.returning for own in slots)] if slots else [0]
-    return OwnerPeak(max(waiting, after) + scratch, sum(on_their_way) if len(slots) > 1 else max(on_their_way))
+    sent.append(sum(on_their_way) if len(slots) > 1 else max(on_their_way))
+    return OwnerPeak(max(waiting, after, *turns) + scratch, max(sent))
 
 
 def stages_of(items: Sequence[Item], world: int, rank: int) -> Stages:
@@ -334,9 +398,10 @@ def stages_of(items: Sequence[Item], world: int, rank: int) -> Stages:
     given = size * sum(item.tensor.elements for item in items)
     for_kernels, others = (size * sum(i.tensor.elements for i in some) for some in (launched, in_lists))
     whole, factors = for_kernels + others, sum(map(factor_bytes, mine))
-    rows = size * sum(rows_of_factors(item, world, rank) for item in items)
-    going, came = (seen * given, seen * whole) if world > 1 else (0, 0)
-    if world > 1 and not all(item.remembers for item in items):
+    rows = size * sum(map(rows_of_factors, items))
+    divided = items[0].is_sharded
+    going, came = (seen * given, seen * whole) if divided else (0, 0)
+    if divided and not all(item.remembers for item in items):
         going, came = going + rows, came + factors
     fresh = sum(factor_bytes(item) for item in in_lists if is_made_anew(item))
     # what there are kernels for is put together first; the rest one after the other, from what came to what goes back
@@ -344,12 +409,16 @@ def stages_of(items: Sequence[Item], world: int, rank: int) -> Stages:
     working = came + seen * for_kernels + fresh + others
     working += max((work_peak(item) for item in single), default=0)
     # stacks are made when all is put together
-    working = max(working, seen * whole + whole + stack_peak(stacks))
+    working = max(working, came + (came if divided else 0), seen * whole + whole + stack_peak(stacks))
     returning = whole + fresh + 2 * (whole + factors) + given + rows
     copied = [item for item in items if item.replicas > 1 and is_owned_here(item, world, rank)]
-    pieces = (item.replicas * (item.tensor.elements + rows_of_factors(item, world, rank)) for item in copied)
-    telling = given + rows + 2 * size * sum(pieces)
-    return Stages(2 * going + came, working, returning, telling, given + rows)
+    pieces = ((item.replicas + 1) * (item.tensor.elements + rows_of_factors(item)) for item in copied)
+    telling = given + rows + size * sum(pieces)
+    coded: Counter[Hashable] = Counter()  # one batch after the other
+    for item in items if items[0].codes else ():
+        coded[item.owner, item.shape] += CODING * item.tensor.elements
+    coding = max(coded.values(), default=0)
+    return Stages(2 * going + came + coding, working, returning + coding, telling + coding, given + rows)
 
 
 def is_made_anew(item: Item) -> bool:

@@ -6,7 +6,7 @@ are stored in parts beside a whole copy at the rank that owns the parameter and 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from thalweg.arrays import Shape
 from thalweg.kernels.staging import SLOTS, staged, together
 from thalweg.plan import costs
-from thalweg.plan.items import Item, Place, item_of, local, shard, sort_items
+from thalweg.plan.items import Item, Place, axes_cut, item_of, local, sort_items
 from thalweg.plan.memory import Peak, measure_item, numpy_peak, torch_peak
 from thalweg.plan.models import Tensor
 from thalweg.plan.ranks import (
@@ -23,8 +23,9 @@ from thalweg.plan.ranks import (
     bytes_of_owner,
     choose_owners,
     collectives_of,
-    entries_on,
+    entries_held,
     is_launched,
+    is_parted,
     kernel_peak,
     messages,
     owner_peak,
@@ -90,17 +91,19 @@ def unlike_shares(
     ranks = [0]  # no other has more
     if any(setting.rule.needs_whole for setting in settings):
         owned: dict[int, list[Shape]] = defaultdict(list)
-        held = [item_of(*both, place.shards) for both in zip(tensors, settings, strict=True)]
+        held = [item_of(*both, place) for both in zip(tensors, settings, strict=True)]
         items = choose_owners(held, place, 0)
         for item in items:
             for first in range(0, place.world, place.shards) if item.replicas == 1 else (0,):
-                if item.owner is not None:
-                    owned[first + item.owner].append(item.shape)
-        lengths = {tensor.shape[0] for tensor in (*tensors, *frozen) if tensor.shape}
+                # what tensor parallelism does not divide has owners of its own in each part
+                for part in range(place.shards // item.shards if item.is_sharded else 1):
+                    if item.owner is not None:
+                        owned[first + item.owner + part].append(item.shape)
+        alike = {(tensor.shape, *axes_cut(tensor, place).items()): tensor for tensor in (*tensors, *frozen)}
         unlike: dict[Any, int] = {}
         # replicas that divide nothing are alike
         for rank in range(place.world if any(item.replicas > 1 for item in items) else place.shards):
-            sizes = tuple(shard(length, place.shards, rank % place.shards) for length in lengths)
+            sizes = tuple(local(tensor, place, rank).shape for tensor in alike.values())
             unlike.setdefault((sizes, tuple(sorted(owned.get(rank, ())))), rank)
         ranks = list(unlike.values())
     return [share_of(settings, tensors, place, rank, frozen) for rank in ranks]
@@ -111,7 +114,7 @@ def share_of(
 ) -> Share:
     """The share of one rank. settings: of each tensor."""
     world = place.shards
-    items = [item_of(tensor, own, world, rank % world) for tensor, own in zip(tensors, settings, strict=True)]
+    items = [item_of(tensor, own, place, rank) for tensor, own in zip(tensors, settings, strict=True)]
     if world > 1 or place.replicas > 1:
         items = [
             replace(item, by_kernels=is_launched(item, place.device, place.engine))
@@ -126,10 +129,14 @@ def share_of(
     peak = peak_of_parts(elementwise, whole, sums, place, rank) if whole or world > 1 else peak_of(items, place)
     state = costs.counter_bytes(place.front_end, len(items), items[0].setting)
     state += sum(accumulated_bytes(item.setting.handling, item.tensor.shape, item.tensor.dtype) for item in items)
-    state += sum(entry_bytes(entry) for item in items for entry in entries_on(item, world, rank).values())
+    state += sum(entry_bytes(entry) for item in items for entry in entries_held(item).values())
     state += sum(bytes_of_owner(item) for item in whole if item.owner == rank)
     hosted = sizes_on_host(items) if place.offload_state and not whole else []
-    not_trained = [local(tensor, world, rank % world) for tensor in frozen] if world > 1 else frozen
+    not_trained = [local(tensor, place, rank) for tensor in frozen]
+
+    by_dimension: Counter[str] = Counter()
+    for (_, _, name), size in sums.items():
+        by_dimension[name] += size
 
     def moved(refresh: bool) -> int:
         here = sum(costs.bytes_moved_by(item, refresh=refresh) for item in elementwise)
@@ -137,7 +144,7 @@ def share_of(
         return here + products + sum(costs.bytes_moved_by_applying(item) for item in whole)
 
     def traffic(refresh: bool) -> Traffic:
-        by_sums, teams = ring(sum(sums.values()), world), teams_of(whole)
+        by_sums, teams = sum(ring(own, place.sizes[name]) for name, own in by_dimension.items()), teams_of(whole)
         found = [Traffic(by_sums, by_sums), *(traffic_of(team, world, rank, refresh=refresh) for team in teams)]
         return Traffic(*map(sum, zip(*found, strict=True)))
 
@@ -185,18 +192,18 @@ def peak_of_parts(
         return peak_of(in_lists, place)  # native code steps parts only where it is asked for
     if place.shards == 1:  # beside tensors whose work is divided, steps of one process
         beside = peak_of(elementwise, place) if elementwise else Peak(0, "")
-        used = " + ".join(sorted({*beside.engine.split(" + "), *engines_of(whole)} - {""}))
+        used = " + ".join(sorted({*beside.engine.split(" + "), *engines_of(whole, place)} - {""}))
         own = owner_peak(whole, 1, rank)
         return Peak((beside.bytes or 0) + own.bytes, used, is_bound=True, slots=own.slots)
     # where lists are sharded, they are not cut, and all of them wait for sums in the middle of their arithmetic
     peak = (kernel_peak(launched, sums.values()) if launched else 0) + sum(measure_item(item).peak for item in in_lists)
-    used = " + ".join(sorted(engines_of((*elementwise, *whole))))
+    used = " + ".join(sorted(engines_of((*elementwise, *whole), place)))
     own = owner_peak(whole, place.shards, rank) if whole else OwnerPeak(0, 0)
     return Peak(peak + own.bytes, used, bool(in_lists or whole), own.slots)
 
 
-def engines_of(items: Iterable[Item]) -> set[str]:
-    return {"fused" if item.by_kernels else "foreach" for item in items}
+def engines_of(items: Iterable[Item], place: Place) -> set[str]:
+    return {"fused" if item.by_kernels or is_parted(item, place) else "foreach" for item in items}
 
 
 def sizes_on_host(items: Sequence[Item]) -> list[int]:

@@ -125,7 +125,15 @@ full = _lift(single.full)
 zeros_like = _lift(single.zeros_like)
 zeros_reduced = _lift(single.zeros_reduced)
 identity = _lift(single.identity)
-astype = _lift(single.astype)
+
+
+def astype(x: Any, to: str) -> Any:
+    wanted = getattr(torch, to)
+    if isinstance(x, TensorList) and all(tensor.dtype is wanted for tensor in x.tensors):
+        return x
+    return _apply(single.astype, x, to)
+
+
 spacing = _lift(single.spacing)
 bits = _lift(single.bits)
 from_bits = _lift(single.from_bits)

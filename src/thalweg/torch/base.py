@@ -181,11 +181,8 @@ class Optimizer(torch.optim.Optimizer):
         self._latest: RememberedStep | None = None
         self._joint = JointGradient()
         self._accumulation = Accumulation()
-        self._engines: dict[EngineKind, Engine] = {
-            "lists": Lists(sharing.message_dtype),
-            "native": Native(),
-            "triton": Triton(),
-        }
+        lists = Lists(sharing.message_dtype)
+        self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
         self._idleness = Idleness()
         #: By the address of a parameter: what holds for it, as it was found of these settings for this shape.
         self._resolved: dict[int, tuple[Settings, Setting, torch.Size]] = {}

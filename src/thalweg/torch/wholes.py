@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -44,15 +45,50 @@ def transform_lists(rule: WholeRule, lists: Sequence[Sequence[Tensor]], most: in
 
     lists: what is shown of them. most: elements of a stack; None: as many as the device should have.
     """
+    answers = []
+    for made in transform_stacks(rule, lists, most):
+        for i, tensor in enumerate(made.tensor):
+            answers.append(Direction(tensor, {key: own[i] for key, own in made.figures.items()}, {}))
+    return answers
+
+
+def transform_stacks(
+    rule: WholeRule, lists: Sequence[Tensor | Sequence[Tensor]], most: int | None = None, space: Any = single
+) -> list[Direction]:
+    """The same for stacks of them. lists: may be stacks already."""
     first = lists[0][0]
     stacked, shape = replace(rule, stacked_axes=rule.stacked_axes + 1), rule.figure_shape(tuple(first.shape))
     answers = []
     for members in pieces([max(1, first.numel())] * len(lists[0]), most or most_whole(first.device)):
-        made = stacked.transform(single, tuple(torch.stack([tensors[i] for i in members]) for tensors in lists), {})
-        figures = {key: own.reshape(len(members), *shape) for key, own in made.figures.items()}
-        for i in range(len(members)):
-            answers.append(Direction(made.tensor[i], {key: own[i] for key, own in figures.items()}, {}))
+        own = [tensors[members.start : members.stop] for tensors in lists]
+        stacks = tuple(x if isinstance(x, Tensor) else torch.stack(list(x)) for x in own)
+        made = stacked.transform(space, stacks, {})
+        figures = {key: figure.reshape(len(members), *shape) for key, figure in made.figures.items()}
+        answers.append(Direction(made.tensor, figures, {}))
     return answers
+
+
+@functools.cache
+def space_of_kernels() -> Any:
+    """torch's functions, but for those that have thalweg kernels."""
+    from thalweg.kernels.products.stacks import multiply
+    from thalweg.kernels.triton.matrices import divided
+
+    def matmul_add(x: Tensor, y: Tensor, z: Tensor, product: float, plus: float, *, symmetric: bool = False) -> Tensor:
+        return multiply(x, y, z, alpha=product, beta=plus, symmetric=symmetric)
+
+    def matmul_rounded(x: Tensor, y: Tensor, dtype: str) -> Tensor:
+        return multiply(x, y, dtype=getattr(torch, dtype))
+
+    ours = dict(
+        divided=divided,
+        matmul=multiply,
+        matmul_rounded=matmul_rounded,
+        matmul_symmetric=functools.partial(multiply, symmetric=True),
+        matmul_add=matmul_add,
+        matmul_add_symmetric=functools.partial(matmul_add, symmetric=True),
+    )
+    return SimpleNamespace(**{**vars(single), **ours})
 
 
 def draw_noise(like: Tensor, *, seed: int, names: Sequence[str], t: Any) -> Tensor:

@@ -17,7 +17,7 @@ from thalweg.programs.trace import example_of, trace
 from thalweg.rules import Kron, Rule, WholeRule
 from thalweg.rules.entries import Count, Factor, PerSlice
 from thalweg.settings import Setting
-from thalweg.storage import Kept
+from thalweg.storage import Kept, coded_groups
 
 #: The dtypes of parameters and state that kernels read and write.
 DTYPES = ("float32", "bfloat16", "float16")
@@ -107,14 +107,24 @@ def reason_against_guards(setting: Setting) -> str:
     return ""
 
 
+def is_parted(setting: Setting, shape: Shape) -> bool:
+    """Whether kernels step shards of a parameter before and after its owner has transformed the whole."""
+    rule, handling = setting.rule, setting.handling
+    if not isinstance(rule, WholeRule) or not rule.IN_PARTS or not rule.is_stackable(shape) or rule.stacked_axes:
+        return False
+    return not handling.is_random and coded_groups(rule, handling, shape) is None
+
+
 def reason_against_shard(setting: Setting, shape: Shape, sharded: Collection[int]) -> str:
     """Why fused kernels cannot step a shard of a parameter of this shape, or the whole for its owner; "" if they can.
 
     sharded: along which axes.
     """
     rule = setting.rule
+    if sharded and is_parted(setting, shape):
+        return ""
     if isinstance(rule, WholeRule) and rule.is_stackable(shape):
-        return f"it is sharded, and owners have library products for {type(rule).__name__}"
+        return f"it is sharded, and owners have library products for {type(rule).__name__} with these options"
     if rule.needs_whole:  # the owner works on the whole tensor, and each rank then steps its shard
         return ""
     if rule.stacked_axes:

@@ -44,19 +44,21 @@ def chosen(
     unserved: str,
     counted: bool,
     sharded: bool,
+    parted: bool,
     alone: bool,
 ) -> Choice:
     """The engine of a bucket; raise if one that was asked for cannot step it.
 
     p: its first parameter. unserved: why fused code cannot step it. counted: whether the host knows the step count.
-    alone: whether tensors are better stepped one by one.
+    parted: whether kernels step a shard before and after its owner. alone: whether tensors are better stepped one by
+    one.
     """
     if wanted in ("reference", "foreach"):
         return Choice(wanted, "lists")
     on_gpu, missing = is_on_gpu(p), reason_missing_for(p)
     reason = "the host does not know the step count" if not counted and not on_gpu else unserved or missing
     if not reason:
-        return Choice("fused", fused_engine(rule, on_gpu=on_gpu, sharded=sharded))
+        return Choice("fused", fused_engine(rule, on_gpu=on_gpu, sharded=sharded and not parted))
     if wanted == "fused":
         raise OptionError(
             f"engine='fused' cannot run for parameter {name!r}: {reason}; "
@@ -164,6 +166,11 @@ def reason_against_shard(setting: Setting, p: Tensor, part: Part, reason: str) -
     sharded = [axis for axis, groups in enumerate(part.groups) if groups]
     served = by_kernels if is_on_gpu(p) else by_native
     return served.reason_against_shard(setting, part.shape, sharded) or reason
+
+
+def is_parted(setting: Setting, p: Tensor, part: Part) -> bool:
+    """Whether kernels step a shard before and after an owner has transformed the whole tensor."""
+    return is_on_gpu(p) and any(part.groups) and by_kernels.is_parted(setting, part.shape)
 
 
 def reason_against_kind(rule: Rule, p: Tensor) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import torch
@@ -11,10 +12,11 @@ import torch
 from thalweg.kernels.chunks import STACK
 from thalweg.rules.whole import SLOT
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
+from thalweg.torch.engines.replay import Replay
 from thalweg.torch.engines.results import Result, results_of
-from thalweg.torch.engines.shards import result_of_shards
+from thalweg.torch.engines.shards import outline_of, result_of_shards
 from thalweg.torch.sharding.collectives import Computation
-from thalweg.torch.sharding.owners import Owners
+from thalweg.torch.sharding.owners import Owners, Team, in_turn
 
 
 class Lists:
@@ -25,7 +27,7 @@ class Lists:
 
         most: elements of a stack of small tensors.
         """
-        self.owners, self.most = Owners(message_dtype, slot), most
+        self.owners, self.most = Owners(message_dtype, slot, Replay), most
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> ListsRun:
         return ListsRun(self.owners, self.most)
@@ -40,18 +42,22 @@ class ListsRun:
     def __init__(self, owners: Owners, most: int) -> None:
         self.owners, self.most = owners, most
         self.buckets: Sequence[Bucket] = ()
+        self.replicated: Sequence[Bucket] = ()
         self.results: list[Result] = []
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
-        self.buckets, self.results = buckets, []
+        self.buckets, self.replicated, self.results = buckets, (), []
 
     # Under torch.compile the arithmetic of each bucket is compiled; what surrounds it runs as it is.
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All new values if nothing may be written before they are known; else those of shards alone."""
-        sharded = [part for bucket in self.buckets if bucket.parts for part in chunks_alike(bucket)]
+        sharded = [bucket for bucket in self.buckets if bucket.parts]
         self.buckets = [bucket for bucket in self.buckets if not bucket.parts]
-        if on_nonfinite == "raise":
+        if on_nonfinite != "raise":
+            self.replicated = [bucket for bucket in sharded if not any(bucket.parts[0].groups)]
+            sharded = [bucket for bucket in sharded if any(bucket.parts[0].groups)]
+        else:
             self.results = [result for bucket in self.buckets for result in results_of(bucket, self.most)]
             self.buckets = ()
         return [self.measure_bucket(bucket) for bucket in sharded]
@@ -74,17 +80,40 @@ class ListsRun:
         known, self.results = self.results, []
         for result in chain(known, chain.from_iterable(results_of(bucket, self.most) for bucket in self.buckets)):
             statistics.update(committed(result))
+        if self.replicated:
+            self.step_replicas(statistics)
         return statistics
 
+    @torch.compiler.disable
+    def step_replicas(self, statistics: Statistics) -> None:
+        """Step whole tensors on which replicas divide the work, slot by slot: new values of few exist at once."""
+        outlines = [outline_of(bucket) for bucket in self.replicated]
+        for team, members in self.owners.by_team(outlines):
+            slots = team.divide([outlines[i] for i in members])
+            in_turn([self.step_slot(team, self.choose(slot, members), statistics) for slot in slots])
+
+    def choose(self, slot: Sequence[tuple[int, int]], members: Sequence[int]) -> list[Bucket]:
+        """Buckets of the parameters of a slot."""
+        chosen: dict[int, list[int]] = defaultdict(list)
+        for at, i in slot:
+            chosen[members[at]].append(i)
+        buckets = [(self.replicated[at], own) for at, own in chosen.items()]
+        return [bucket if len(own) == len(bucket.names) else bucket.chosen(own) for bucket, own in buckets]
+
+    def step_slot(self, team: Team, buckets: Sequence[Bucket], statistics: Statistics) -> Iterator[None]:
+        """Yields whenever a message has been sent."""
+        computations = [result_of_shards(bucket, self.owners) for bucket in buckets]
+        answers = yield from team.make_in_turn([request for each in computations for request in next(each).asked])
+        for each, answer in zip(computations, answers, strict=True):
+            try:
+                each.send([answer])
+            except StopIteration as end:
+                statistics.update(committed(end.value))
+
     def release(self, *, taken: bool) -> None:
-        self.buckets, self.results = (), []
+        self.buckets, self.replicated, self.results = (), (), []
         if not taken:
             self.owners.forget()
-
-
-def chunks_alike(bucket: Bucket) -> list[Bucket]:
-    """Chunks that are the same on every rank: not of shards, whose sizes may differ."""
-    return [bucket] if any(bucket.parts[0].groups) else bucket.chunks()
 
 
 @torch.compiler.disable

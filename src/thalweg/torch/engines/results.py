@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.arrays import State
 from thalweg.boundary import Advance, advance, slice_of
 from thalweg.kernels.chunks import SMALL
-from thalweg.rules.entries import Count
+from thalweg.rules.entries import Count, Factor, PerSlice
 from thalweg.rules.noise import tensor_id
-from thalweg.rules.whole import WholeRule
+from thalweg.rules.whole import WholeRule, is_remembered
 from thalweg.spaces import foreach
 from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.torch.engines.protocol import Bucket
+from thalweg.torch.sharding.requests import Request
 from thalweg.torch.wholes import InStacks, draw_noise, most_whole, tensor_ids
 
 
@@ -215,3 +217,41 @@ def noise_as_list(bucket: Bucket) -> TensorList:
 
 def noise_of(bucket: Bucket, index: int) -> Tensor:
     return noise_as_stack(bucket.chosen([index]))[0]
+
+
+# ---- what owners of whole tensors are asked
+
+
+def has_whole_slices(rule: WholeRule, bucket: Bucket) -> bool:
+    sharded = [axis for axis, groups in enumerate(bucket.parts[0].groups) if groups]
+    return rule.has_whole_slices(bucket.shape, sharded)
+
+
+def request_of(
+    rule: WholeRule, bucket: Bucket, shown: Sequence[TensorList], s: State[TensorList], t: Any, due: Any
+) -> Request:
+    """What is asked of owners. shown: what they have to see whole."""
+    by_kernels, handling, count = bucket.way == "fused", bucket.setting.handling, len(bucket.names)
+    numbers: Sequence[Any] = t.values.unbind() if isinstance(t, PerTensor) else [t] * count
+    if by_kernels and isinstance(t, PerTensor):  # the host has to know
+        numbers = [round(number) for number in t.values.tolist()]
+    own, factors = (rule.keys(bucket.shape, role) for role in (PerSlice, Factor))
+    parts = bucket.parts
+    if has_whole_slices(rule, bucket):  # experts need no owner
+        parts = [part.of_stack(tuple(p.shape), rule.stacked_axes) for part, p in zip(parts, bucket.params, strict=True)]
+    return Request(
+        names=bucket.names,
+        rule=rule,
+        parts=parts,
+        tensors=[x.tensors for x in shown],
+        factors={key: s[key].tensors for key in own},
+        matrices=factors,
+        stored=bucket.states[0][factors[0]].dtype if factors else None,
+        # a skipped step would leave the owner with factors that differ from the state of the other ranks, and
+        # what is not sharded has whole factors in its state
+        remembered=is_remembered(handling.on_nonfinite) and bucket.allowed is None and any(parts[0].groups),
+        by_kernels=by_kernels,
+        due=[due] * count if isinstance(due, bool) else torch.stack(list(due.tensors)).tolist(),
+        seed=handling.seed,
+        t=numbers,
+    )

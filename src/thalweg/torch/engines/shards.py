@@ -9,20 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias, cast
 
-import torch
-
-from thalweg.arrays import Axes, State, Term
+from thalweg.arrays import Axes, Term
 from thalweg.boundary import may_overflow, settle, stored, widened, written, written_entries
 from thalweg.errors import RuleError
 from thalweg.programs.evaluate import Order, order_for, update_by
 from thalweg.rules import Around, Direction, Rule, Update, WholeRule
-from thalweg.rules.entries import Factor, PerSlice
-from thalweg.rules.whole import is_remembered
-from thalweg.spaces.foreach import PerTensor, TensorList
+from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Part, Partial, ReducedList, Sharded
 from thalweg.storage import arithmetic, declared
 from thalweg.torch.engines.protocol import Bucket
-from thalweg.torch.engines.results import Operands, Result, as_list, unlisted
+from thalweg.torch.engines.results import Operands, Result, as_list, has_whole_slices, request_of, unlisted
 from thalweg.torch.sharding import collectives
 from thalweg.torch.sharding.collectives import Question
 from thalweg.torch.sharding.owners import Owners
@@ -151,21 +147,16 @@ def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: di
     shown = yield from completed_as_asked(rule.prepare, bucket, g, s, p, t)
     del g
     tensors, state, due = shown
-    requests = requests_of(rule, bucket, tensors, s, t, due)
+    request = request_of(rule, bucket, tensors, s, t, due)
     del shown, tensors
-    answers = yield Question(owners.make, requests)
-    figures: dict[str, TensorList] = {
-        key: TensorList([answer.figures[key] for answer in answers]) for key in rule.FIGURES
-    }
+    (answer,) = yield Question(owners.make, [request])
+    del request
+    figures: dict[str, TensorList] = {key: TensorList(answer.figures[key]) for key in rule.FIGURES}
     # figures of a stack that is sharded are only of this rank's slices: others matter where one may refuse the step
     if not has_whole_slices(rule, bucket) or bucket.setting.handling.on_nonfinite == "propagate":
         everywhere = tuple(range(len(bucket.shape)))
         figures = {key: ReducedList(own.tensors, everywhere) for key, own in figures.items()}
-    made = Direction(
-        TensorList([answer.tensor for answer in answers]),
-        figures,
-        {key: TensorList([answer.state[key] for answer in answers]) for key in answers[0].state},
-    )
+    made = Direction(TensorList(answer.tensor), figures, {key: TensorList(own) for key, own in answer.state.items()})
     lr: Any = bucket.lr
 
     def apply(space: Any) -> Update:
@@ -176,39 +167,8 @@ def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: di
     return update
 
 
-def has_whole_slices(rule: WholeRule, bucket: Bucket) -> bool:
-    sharded = [axis for axis, groups in enumerate(bucket.parts[0].groups) if groups]
-    return rule.has_whole_slices(bucket.shape, sharded)
-
-
-def requests_of(
-    rule: WholeRule, bucket: Bucket, shown: Sequence[TensorList], s: State[TensorList], t: Any, due: Any
-) -> list[Request]:
-    """What is asked of owners for each parameter. shown: what they have to see whole."""
-    by_kernels, handling = bucket.way == "fused", bucket.setting.handling
-    numbers = t.values.unbind() if isinstance(t, PerTensor) else [t] * len(bucket.names)
-    if by_kernels and isinstance(t, PerTensor):  # the host has to know
-        numbers = [round(number) for number in t.values.tolist()]
-    changes = [due] * len(bucket.names) if isinstance(due, bool) else torch.stack(list(due.tensors)).tolist()
-    own, factors = (rule.keys(bucket.shape, role) for role in (PerSlice, Factor))
-    parts = bucket.parts
-    if has_whole_slices(rule, bucket):  # experts need no owner
-        parts = [part.of_stack(tuple(p.shape), rule.stacked_axes) for part, p in zip(parts, bucket.params, strict=True)]
-    return [
-        Request(
-            name=name,
-            rule=rule,
-            part=parts[i],
-            tensors=[x.tensors[i] for x in shown],
-            factors={key: s[key].tensors[i] for key in own},
-            stored=bucket.states[i][factors[0]].dtype if factors else None,
-            # a skipped step would leave the owner with factors that differ from the state of the other ranks, and
-            # what is not sharded has whole factors in its state
-            remembered=is_remembered(handling.on_nonfinite) and bucket.allowed is None and any(parts[i].groups),
-            by_kernels=by_kernels,
-            due=changes[i],
-            seed=handling.seed,
-            t=numbers[i],
-        )
-        for i, name in enumerate(bucket.names)
-    ]
+def outline_of(bucket: Bucket) -> Request:
+    """What owners have to know of a bucket before its first request; gradients are not looked at."""
+    rule = cast(WholeRule, bucket.setting.rule_at(bucket.t or 1))
+    state = {key: TensorList([s[key] for s in bucket.states]) for key in bucket.states[0]}
+    return request_of(rule, bucket, [TensorList(bucket.params)], state, bucket.t, due=False)

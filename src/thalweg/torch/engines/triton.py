@@ -22,8 +22,9 @@ from thalweg.torch.engines.kron_batches import KronBatches
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.engines.replay import Moving, Replay
-from thalweg.torch.engines.triton_whole import KronLaunch, Room, WholeLaunch, arguments_of
+from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of
 from thalweg.torch.sharding.collectives import Computation, Question, summed
+from thalweg.torch.sharding.owners import Owners
 
 AnyLaunch: TypeAlias = "Launch | KronLaunch | WholeLaunch"
 
@@ -31,7 +32,9 @@ AnyLaunch: TypeAlias = "Launch | KronLaunch | WholeLaunch"
 class Triton:
     """The GPU engine of one optimizer, with memory that all of its steps share."""
 
-    def __init__(self) -> None:
+    def __init__(self, owners: Owners) -> None:
+        """owners: those of the optimizer, of whole tensors."""
+        self.owners = owners
         #: Runs that a CUDA graph of the user's goes on using.
         self.captured: list[TritonRun] = []
         self.kron: Any = None
@@ -103,6 +106,8 @@ class TritonRun:
     def launch(self, bucket: Bucket) -> AnyLaunch:
         if isinstance(bucket.setting.rule, Kron) and is_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
             return KronLaunch(self.engine.kron_kernels(), bucket)
+        if isinstance(bucket.setting.rule, WholeRule) and bucket.parts:
+            return OwnedLaunch(bucket, self.engine.owners, plain_launch)
         if isinstance(bucket.setting.rule, WholeRule):
             return WholeLaunch(bucket, self.engine.room, plain_launch)
         stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])

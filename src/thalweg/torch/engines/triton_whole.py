@@ -6,13 +6,12 @@ kernels of its own for all of it, with the options that these serve.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
-from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -22,15 +21,20 @@ from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
 from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
-from thalweg.rules import WholeRule
+from thalweg.rules import Direction, WholeRule
 from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count, PerSlice
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling, Setting
 from thalweg.spaces import torch as xp
+from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD
+from thalweg.torch.engines.memory import stage_shards
 from thalweg.torch.engines.protocol import Bucket
-from thalweg.torch.sharding.collectives import Computation
+from thalweg.torch.engines.results import request_of
+from thalweg.torch.sharding.collectives import Computation, Question
+from thalweg.torch.sharding.owners import Owners
+from thalweg.torch.wholes import space_of_kernels
 
 NUMBERED = itertools.count()
 #: Lays out the kernels of a rule that is stepped element by element, for a bucket.
@@ -155,10 +159,7 @@ class Stack:
         return len({tuple(float(s[key]) for key in self.counts) for s in self.states}) == 1
 
     def write(self) -> None:
-        from thalweg.kernels.triton.stages import WRITE
-
-        passes = self.first.passes
-        passes.go(self.first.step, passes.last, WRITE)
+        self.show()
         kept = {key: torch.stack([s[key] for s in self.states]) for key in self.whole_keys}
         made = self.whole.transform(self.space, (self.shown,), kept, due=self.due, noise=self.draw)
         for key, own in made.state.items() if self.due else ():
@@ -166,8 +167,16 @@ class Stack:
                 own = torch.where(self.allowed, own, kept[key])
             torch._foreach_copy_([s[key] for s in self.states], list(own.unbind()))
         for key, figure in self.whole.show_figures(xp, made.figures, self.due).items():
-            self.show(key, figure)
-        tensors = made.tensor.contiguous().unbind()
+            self.tell(key, figure)
+        self.apply(made.tensor.contiguous().unbind())
+
+    def show(self) -> None:
+        from thalweg.kernels.triton.stages import WRITE
+
+        passes = self.first.passes
+        passes.go(self.first.step, passes.last, WRITE)
+
+    def apply(self, tensors: Sequence[Tensor]) -> None:
         self.last.passes.tables.follow(tensors, anew=True)
         self.last.write()  # launches are in order: what the next stack allocates may lie where these tensors were
 
@@ -178,7 +187,7 @@ class Stack:
         room = torch.empty(self.shown.shape, device=self.shown.device)
         return draw_normal(room, seed=self.setting.handling.seed, tensors=self.ids, t=cast(Tensor, self.t))
 
-    def show(self, key: str, figure: Any) -> None:
+    def tell(self, key: str, figure: Any) -> None:
         if key not in self.figures:
             self.figures[key] = torch.empty(getattr(figure, "shape", ()), device=self.shown.device)
         self.figures[key].copy_(figure) if isinstance(figure, Tensor) else self.figures[key].fill_(figure)
@@ -202,29 +211,6 @@ def watch(rule: WholeRule, read: set[str]) -> WholeRule:
     return watched
 
 
-@functools.cache
-def space_of_kernels() -> Any:
-    """torch's functions, but for those that have thalweg kernels."""
-    from thalweg.kernels.products.stacks import multiply
-    from thalweg.kernels.triton.matrices import divided
-
-    def matmul_add(x: Tensor, y: Tensor, z: Tensor, product: float, plus: float, *, symmetric: bool = False) -> Tensor:
-        return multiply(x, y, z, alpha=product, beta=plus, symmetric=symmetric)
-
-    def matmul_rounded(x: Tensor, y: Tensor, dtype: str) -> Tensor:
-        return multiply(x, y, dtype=getattr(torch, dtype))
-
-    ours = dict(
-        divided=divided,
-        matmul=multiply,
-        matmul_rounded=matmul_rounded,
-        matmul_symmetric=functools.partial(multiply, symmetric=True),
-        matmul_add=matmul_add,
-        matmul_add_symmetric=functools.partial(matmul_add, symmetric=True),
-    )
-    return SimpleNamespace(**{**vars(xp), **ours})
-
-
 class WholeLaunch:
     """One bucket of a rule that needs whole tensors."""
 
@@ -237,7 +223,7 @@ class WholeLaunch:
     def lay_out(self, bucket: Bucket) -> None:
         extents, has_factors = bucket.extents, bucket.setting.rule.has_factors
         most = min(self.room.most, FACTORS_CHUNK) if has_factors else self.room.most
-        self.members = [
+        self.members: list[Sequence[int]] = [
             [own[i] for i in part] for own in alike(bucket) for part in pieces([extents[i] for i in own], most)
         ]
         self.stacks = [Stack(bucket.chosen(own), self.room, self.by_elements) for own in self.members]
@@ -299,6 +285,53 @@ def alike(bucket: Bucket) -> list[list[int]]:
     for index, s in enumerate(bucket.states):
         found.setdefault(tuple(float(s[key]) for key in counts), []).append(index)
     return list(found.values())
+
+
+class OwnedLaunch(WholeLaunch):
+    """One bucket of shards, on which owners do the middle part."""
+
+    def __init__(self, bucket: Bucket, owners: Owners, by_elements: LayOut) -> None:
+        self.owners, self.answer = owners, Direction([], {}, {})
+        super().__init__(bucket, Room(), by_elements)
+
+    def lay_out(self, bucket: Bucket) -> None:
+        """Make a stack for each shape of shards, with memory of its own: all travel together."""
+        alike: dict[Any, list[int]] = defaultdict(list)
+        for i, p in enumerate(bucket.params):
+            alike[p.shape].append(i)
+        staged, self.staged = stage_shards(bucket)
+        self.members = [*alike.values()]
+        self.stacks = [Stack(staged.chosen(own), Room(), self.by_elements) for own in self.members]
+
+    def is_stale(self) -> bool:
+        return False
+
+    def measure(self) -> Computation:
+        """Write momentum, and ask owners for the direction."""
+        for tensor, held in self.staged:
+            held.copy_(tensor)
+        shown: list[Any] = [None] * len(self.bucket.names)
+        for stack, own in zip(self.stacks, self.members, strict=True):
+            stack.show()
+            for i, x in zip(own, stack.shown.unbind(), strict=True):
+                shown[i] = x
+        rule = cast(WholeRule, self.bucket.setting.stored_rule)
+        (self.answer,) = yield Question(
+            self.owners.make, [request_of(rule, self.bucket, [TensorList(shown)], {}, 0, due=True)]
+        )
+
+    def write(self) -> None:
+        for stack, own in zip(self.stacks, self.members, strict=True):
+            stack.apply([self.answer.tensor[i] for i in own])
+        for tensor, held in self.staged:
+            tensor.copy_(held)
+
+    def release(self) -> None:
+        self.answer = self.answer._replace(tensor=[])
+        super().release()
+
+    def figures(self, index: int) -> dict[str, Any]:
+        return {**self.rate, **{key: own[index] for key, own in self.answer.figures.items()}}
 
 
 def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:

@@ -62,11 +62,11 @@ class Exchange:
         sent_from: str,
     ) -> None:
         self.device, self.sizes = device, list(incoming)
-        nothing = torch.empty(0, dtype=dtype, device=device)
-        flat = [torch.cat([nothing, *(piece.reshape(-1).to(dtype) for piece in pieces)]) for pieces in outgoing]
-        self.message = torch.cat(flat).to(sent_from)
+        flat = [piece.reshape(-1).to(dtype) for pieces in outgoing for piece in pieces]
+        self.message = torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=device)
+        self.message = self.message.to(sent_from)
         self.arrived = torch.empty(sum(incoming), dtype=dtype, device=sent_from)
-        sizes = [piece.numel() for piece in flat]
+        sizes = [sum(piece.numel() for piece in pieces) for pieces in outgoing]
         self.work = torch.distributed.all_to_all_single(
             self.arrived, self.message, self.sizes, sizes, group=group, async_op=True
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,13 +68,17 @@ class Block:
     shape: Shape
     offset: Shape
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @functools.cached_property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(begin, begin + size) for begin, size in zip(self.offset, self.shape, strict=True))
+
     def of(self, whole: Tensor) -> Tensor:
         """The shard of a whole tensor, sharing its memory."""
-        return whole[tuple(slice(begin, begin + size) for begin, size in zip(self.offset, self.shape, strict=True))]
+        return whole[self.slices]
 
 
 def placements_of_factors(part: Part) -> tuple[Any, list[Any]]:

@@ -9,33 +9,45 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
+from thalweg.kernels.chunks import SMALL
 from thalweg.rules import Direction, Kron
 from thalweg.rules.whole import SLOT, owners_of, slots_of
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding import collectives
 from thalweg.torch.sharding.layouts import Block, factor_shapes
-from thalweg.torch.sharding.messages import Format, Reader, answer_size, pack, unpack
-from thalweg.torch.sharding.requests import Request
+from thalweg.torch.sharding.messages import Format, Reader, pack, show, size_answered, size_shown, unpack
+from thalweg.torch.sharding.requests import Batch, Made, Request
 from thalweg.torch.sharding.shards import MeshGroup
-from thalweg.torch.wholes import draw_noise, transform_lists
+from thalweg.torch.wholes import draw_noise, space_of_kernels, transform_stacks
+
+#: Ranks that shard a parameter, and those that replicate it.
+TeamKey: TypeAlias = tuple[tuple[MeshGroup, ...], ...]
+#: Layouts of messages that are kept: of several slots, with a refresh of factors and without.
+MOST_KEPT = 256
+#: Stacks that are kept with their records.
+MOST_STACKS = 8
 
 
 class Owners:
     """The teams of ranks over which one optimizer's parameters are sharded or replicated."""
 
-    def __init__(self, codes: str | None = None, slot: int = SLOT) -> None:
-        """codes: those in which tensors travel; None: in the dtype of the rule's products. slot: elements at a time."""
+    def __init__(self, codes: str | None = None, slot: int = SLOT, record: Callable[..., Any] | None = None) -> None:
+        """codes: those in which tensors travel; None: in the dtype of the rule's products. slot: elements at a time.
+
+        record: makes what records launches on a GPU and replays them; None: they are launched at every step.
+        """
         self.codes, self.slot = codes, slot
-        self.teams: dict[tuple[tuple[MeshGroup, ...], ...], Team] = {}
-        self.whitening = OwnerWhitening()
+        self.teams: dict[TeamKey, Team] = {}
+        self.whitening, self.stacks = OwnerWhitening(), OwnerStacks(record)
 
     def forget(self) -> None:
         """Drop whole factors, because state was loaded or dropped; the next step gathers them again."""
@@ -44,20 +56,31 @@ class Owners:
             team.whole.clear()
 
     def make(self, requests: Sequence[Request]) -> list[Direction]:
-        """For each request this rank's shard of the tensor that was made, and this rank's rows of its factors."""
-        together: dict[tuple[tuple[MeshGroup, ...], ...], list[int]] = defaultdict(list)
-        for index, request in enumerate(requests):
-            # the same ranks, whichever axis of a parameter they shard
-            shards = sorted(request.part.across(None), key=lambda group: group.order)
-            together[tuple(shards), request.part.replicas].append(index)
+        """For each request lists of this rank's shards of tensors that were made, and of its rows of their factors."""
         answers: list[Any] = [None] * len(requests)
+        for team, members in self.by_team(requests):
+            for i, answer in zip(members, team.make([requests[i] for i in members]), strict=True):
+                answers[i] = answer
+        return answers
+
+    def by_team(self, requests: Sequence[Request]) -> list[tuple[Team, list[int]]]:
+        """Requests that travel together, with the team that serves them and knows them."""
+        together: dict[TeamKey, list[int]] = defaultdict(list)
+        for index, request in enumerate(requests):
+            together[team_key(request)].append(index)
+        found = []
         for ranks, members in together.items():
             if ranks not in self.teams:
                 self.teams[ranks] = Team(Ranks(ranks[0]), Ranks(ranks[1]), self)
-            found = self.teams[ranks].make([requests[i] for i in members])
-            for i, answer in zip(members, found, strict=True):
-                answers[i] = answer
-        return answers
+            self.teams[ranks].meet([requests[i] for i in members])
+            found.append((self.teams[ranks], members))
+        return found
+
+
+def team_key(request: Request) -> TeamKey:
+    """The same for the same ranks, whichever axis of a parameter they shard."""
+    part = request.parts[0]
+    return tuple(sorted(part.across(None), key=lambda group: group.order)), part.replicas
 
 
 class Ranks:
@@ -83,12 +106,23 @@ class Ranks:
         )
 
 
+class Slot(NamedTuple):
+    """Batches that travel together, and the sizes of what arrives for this rank."""
+
+    batches: Sequence[Batch]
+    #: From each rank of this replica: shards of what this rank owns, and what was made for it.
+    shown: Sequence[int]
+    answered: Sequence[int]
+    #: From each replica.
+    told: Sequence[int]
+
+
 class Team:
     """The ranks over which some parameters are sharded, and their replicas that divide the work."""
 
     def __init__(self, shards: Ranks, replicas: Ranks, owners: Owners) -> None:
         self.shards, self.replicas = shards, replicas
-        self.codes, self.slot, self.whitening = owners.codes, owners.slot, owners.whitening
+        self.codes, self.slot, self.whitening, self.stacks = owners.codes, owners.slot, owners.whitening, owners.stacks
         #: By name, then by rank: the block of the parameter, and those of its factors.
         self.blocks: dict[str, list[dict[str, Block]]] = {}
         #: The replica, and the rank in it, that transforms a parameter.
@@ -97,185 +131,299 @@ class Team:
         self.whole: dict[str, State[Tensor]] = {}
         #: Parameters whose owners have their whole factors, and whether for kernels; the same on every rank.
         self.known: dict[str, bool] = {}
+        #: By what decides it, what travels together.
+        self.slots: dict[Hashable, list[Slot]] = {}
 
-    def learn(self, requests: Sequence[Request]) -> None:
-        """Exchange layouts between ranks once, and choose owners."""
-        everyone = self.shards.gather({request.name: request.blocks() for request in requests})
-        self.blocks = {request.name: [theirs[request.name] for theirs in everyone] for request in requests}
-        costs = [(request.name, request.cost) for request in requests]
+    def meet(self, requests: Sequence[Request]) -> None:
+        """Exchange layouts between ranks, and choose owners, if there are parameters that are not known."""
+        if all(name in self.blocks for request in requests for name in request.names):
+            return
+        places = [(request, i) for request in requests for i in range(len(request.names))]
+        everyone = self.shards.gather({request.names[i]: request.blocks(i) for request, i in places})
+        self.blocks = {name: [theirs[name] for theirs in everyone] for name in everyone[0]}
+        costs = [(request.names[i], request.rule.cost(request.parts[i].shape)) for request, i in places]
         self.owners = dict(zip(self.blocks, owners_of(costs, self.shards.size, self.replicas.size), strict=True))
         self.known.clear()
         self.whole.clear()
+        self.slots.clear()
+
+    def divide(self, requests: Sequence[Request]) -> list[list[tuple[int, int]]]:
+        """What travels together: in each slot the places of requests, and of parameters in them.
+
+        Of each owner only so many elements; where every rank has whole tensors, of all owners together.
+        """
+        places, sizes, apart = [], [], self.shards.size > 1
+        for at, request in enumerate(requests):
+            for i, (name, part) in enumerate(zip(request.names, request.parts, strict=True)):
+                places.append((at, i))
+                sizes.append((self.owners[name] if apart else None, math.prod(part.shape)))
+        return [[places[one] for one in members] for members in slots_of(sizes, self.slot)]
 
     def make(self, requests: Sequence[Request]) -> list[Direction]:
         """What was made of each request, wherever its owner is.
 
         Tensors travel in slots: while one is transformed, the next arrives and those before it leave.
         """
-        if any(request.name not in self.blocks for request in requests):
-            self.learn(requests)
-        form = Format.of(requests, self.codes)
-        sizes = [(self.owners[request.name], math.prod(request.part.shape)) for request in requests]
-        # kernels have tables of all that they are given
-        at_once = any(request.by_kernels for request in requests)
-        slots = [list(range(len(requests)))] if at_once else slots_of(sizes, self.slot)
-        made: dict[str, Direction] = {}
-        in_turn([self.make_slot([requests[i] for i in members], form, made) for members in slots])
-        return [made[request.name] for request in requests]
+        slots, answers = self.begin(requests)
+        in_turn(slots)
+        return [answer.direction() for answer in answers]
 
-    def make_slot(self, requests: Sequence[Request], form: Format, made: dict[str, Direction]) -> Iterator[None]:
+    def make_in_turn(self, requests: Sequence[Request]) -> Generator[None, None, list[Direction]]:
+        """The same, beside other slots: yields whenever a message has been sent."""
+        slots, answers = self.begin(requests)
+        for slot in slots:
+            yield from slot
+        return [answer.direction() for answer in answers]
+
+    def begin(self, requests: Sequence[Request]) -> tuple[list[Iterator[None]], list[Answer]]:
+        """The slots of some requests, and what they will fill."""
+        form = Format.of(requests, self.codes)
+        apart = [[*zip(self.find_cold(request), request.turns, strict=True)] for request in requests]
+        key = form, tuple(facts_of(*both) for both in zip(requests, apart, strict=True))
+        if key not in self.slots:
+            if len(self.slots) == MOST_KEPT:
+                self.slots.clear()
+            self.slots[key] = self.lay_out(requests, apart, form)
+        answers = [Answer(request) for request in requests]
+        return [self.make_slot(slot, requests, form, answers) for slot in self.slots[key]], answers
+
+    def find_cold(self, request: Request) -> Sequence[bool]:
+        """Of each parameter, whether its owner does not have its factors as a whole."""
+        if not request.matrices:
+            return [False] * len(request.names)
+        return [not request.remembered or self.known.get(name) != request.by_kernels for name in request.names]
+
+    def lay_out(
+        self, requests: Sequence[Request], apart: Sequence[Sequence[tuple[bool, int]]], form: Format
+    ) -> list[Slot]:
+        """Find what travels together. apart: whether a parameter is cold, and its turn."""
+        slots = []
+        for members in self.divide(requests):
+            alike: dict[Hashable, Batch] = {}
+            for at, i in members:
+                name, shape = requests[at].names[i], requests[at].parts[i].shape
+                owner, blocks = self.owners[name], self.blocks[name]
+                kind = at, owner, shape, tuple(tuple(own.items()) for own in blocks), apart[at][i]
+                alike.setdefault(kind, Batch(at, [], owner, shape, blocks, apart[at][i][0])).members.append(i)
+            slots.append(self.measure(list(alike.values()), requests, form))
+        return slots
+
+    def measure(self, batches: Sequence[Batch], requests: Sequence[Request], form: Format) -> Slot:
+        """A slot with the sizes of its messages."""
+        shown, answered, told = [0] * self.shards.size, [0] * self.shards.size, [0] * self.replicas.size
+        for batch in batches:
+            (replica, owner), request = batch.owner, requests[batch.request]
+            size = size_answered(batch, request, form, self.shards.rank)
+            told[replica] += size
+            if replica == self.replicas.rank:
+                answered[owner] += size
+                for rank in range(self.shards.size) if owner == self.shards.rank else ():
+                    shown[rank] += size_shown(batch, request, form, rank)
+        return Slot(batches, shown, answered, told)
+
+    def make_slot(
+        self, slot: Slot, requests: Sequence[Request], form: Format, answers: Sequence[Answer]
+    ) -> Iterator[None]:
         """Send shards to their owners, transform what this rank owns, send it back, and tell other replicas.
 
         Yields whenever a message has been sent. What this replica does not own arrives from those that do.
         """
-        device = requests[0].tensors[0].device
-        own = [request for request in requests if self.owners[request.name][0] == self.replicas.rank]
-        # factors that their owner does not have as a whole travel with the gradients
-        cold = {
-            request.name
-            for request in own
-            if not request.remembered or self.known.get(request.name) != request.by_kernels
-        }
-        arriving = self.send_shards(own, cold, form, device) if own and self.shards.size > 1 else None
-        yield
+        device, ranks = requests[0].tensors[0][0].device, range(self.shards.size)
+        own = [batch for batch in slot.batches if batch.owner[0] == self.replicas.rank]
+        mine = [batch for batch in own if batch.owner[1] == self.shards.rank]
+        arriving = None
+        if own and self.shards.size > 1:
+            outgoing: list[list[Tensor]] = [[] for _ in ranks]
+            for batch in own:
+                outgoing[batch.owner[1]] += show(batch, requests[batch.request], form)
+            arriving = self.shards.exchange(outgoing, slot.shown, form, device)
+            del outgoing
+        if self.shards.size > 1:
+            yield
         # free received messages before sending results
-        done = self.work(own, [] if arriving is None else self.read(arriving, form), cold)
-        for request in own:
-            if request.remembered:
-                self.known[request.name] = request.by_kernels
-            else:
-                self.known.pop(request.name, None)
+        made = self.work(mine, requests, [] if arriving is None else self.read(arriving, form))
+        self.note_known(own, requests)
         if arriving is not None:
-            arriving = self.send_back(own, done, form, device)
+            pieces = [
+                [
+                    piece
+                    for batch, result in zip(mine, made, strict=True)
+                    for piece in pack(batch, requests[batch.request], result, form, batch.blocks[rank])
+                ]
+                for rank in ranks
+            ]
+            arriving = self.shards.exchange(pieces, slot.answered, form, device)
+            del pieces, made
             yield
             readers = self.read(arriving, form)
-            done = {request.name: self.answer(request, readers[self.owners[request.name][1]]) for request in own}
-        else:
+            made = [unpack(b, requests[b.request], readers[b.owner[1]], self.shards.rank) for b in own]
+        elif self.shards.size > 1:
             yield
         if self.replicas.size > 1:
-            sizes = [0] * self.replicas.size
-            for request in requests:
-                sizes[self.owners[request.name][0]] += self.answer_size(request, form)
-            pieces = [piece for request in own for piece in pack(request, done[request.name], form)]
-            telling = self.replicas.exchange([pieces] * self.replicas.size, sizes, form, device)
+            both = zip(own, made, strict=True)
+            piece = [piece for batch, result in both for piece in pack(batch, requests[batch.request], result, form)]
+            telling = self.replicas.exchange([piece] * self.replicas.size, slot.told, form, device)
+            del piece, made
             yield
-            readers = self.read(telling, form)
-            done = {request.name: self.answer(request, readers[self.owners[request.name][0]]) for request in requests}
-        made.update(done)
-
-    def send_shards(
-        self, requests: Sequence[Request], cold: set[str], form: Format, device: torch.device
-    ) -> collectives.Exchange:
-        """Send this rank's shards to their owners; shards of what it owns arrive from every rank."""
-        outgoing: list[list[Tensor]] = [[] for _ in range(self.shards.size)]
-        incoming = [0] * self.shards.size
-        for request in requests:
-            factors = request.matrices if request.name in cold else []
-            outgoing[self.owners[request.name][1]] += map(form.write, request.tensors)
-            outgoing[self.owners[request.name][1]] += [request.factors[key] for key in factors]
-            for rank, blocks in enumerate(self.blocks[request.name]) if self.is_mine(request) else ():
-                incoming[rank] += form.count(blocks["p"].size) * len(request.tensors)
-                incoming[rank] += sum(blocks[key].size for key in factors)
-        return self.shards.exchange(outgoing, incoming, form, device)
-
-    def send_back(
-        self, requests: Sequence[Request], done: Mapping[str, Direction], form: Format, device: torch.device
-    ) -> collectives.Exchange:
-        """Send every rank its part of what this one has made; parts of what others have made arrive."""
-        outgoing = [
-            [
-                piece
-                for request in self.mine(requests)
-                for piece in pack(request, cut(done[request.name], self.blocks[request.name][rank]), form)
-            ]
-            for rank in range(self.shards.size)
-        ]
-        sizes = [0] * self.shards.size
-        for request in requests:
-            sizes[self.owners[request.name][1]] += self.answer_size(request, form)
-        return self.shards.exchange(outgoing, sizes, form, device)
+            readers, own = self.read(telling, form), list(slot.batches)
+            made = [unpack(b, requests[b.request], readers[b.owner[0]], self.shards.rank) for b in own]
+        for batch, result in zip(own, made, strict=True):
+            answers[batch.request].take(batch, result)
 
     def read(self, exchange: collectives.Exchange, form: Format) -> list[Reader]:
         return [Reader(message, form) for message in exchange.wait()]
 
-    def is_mine(self, request: Request) -> bool:
-        return self.owners[request.name] == (self.replicas.rank, self.shards.rank)
+    def note_known(self, batches: Sequence[Batch], requests: Sequence[Request]) -> None:
+        for batch in batches:
+            if batch.cold:
+                request = requests[batch.request]
+                for name in (request.names[i] for i in batch.members):
+                    if request.remembered:
+                        self.known[name] = request.by_kernels
+                    else:
+                        self.known.pop(name, None)
 
-    def mine(self, requests: Sequence[Request]) -> Iterator[Request]:
-        return filter(self.is_mine, requests)
-
-    def work(self, requests: Sequence[Request], readers: list[Reader], cold: set[str]) -> dict[str, Direction]:
+    def work(self, batches: Sequence[Batch], requests: Sequence[Request], readers: list[Reader]) -> list[Made]:
         """Assemble the tensors that this rank owns, and do the work on them. Readers are empty afterwards."""
-
-        def put_together(request: Request, key: str, whole: Tensor) -> Tensor:
-            for reader, blocks in zip(readers, self.blocks[request.name], strict=True):
-                read = reader.next_tensor if key == "p" else reader.next
-                blocks[key].of(whole).copy_(read(blocks[key].shape))
-            return whole
-
-        done: dict[str, Direction] = {}
-        for_kernels = []
-        stacks: dict[Any, list[tuple[str, list[Tensor]]]] = defaultdict(list)
-        for request in self.mine(requests):
-            room = partial(torch.empty, dtype=request.dtype, device=request.tensors[0].device)
-            tensors = list(request.tensors)
+        given: list[list[Tensor | Sequence[Tensor]]] = []
+        for batch in batches:
+            request = requests[batch.request]
+            given.append([[tensors[i] for i in batch.members] for tensors in request.tensors])
             if readers:
-                tensors = [put_together(request, "p", room(request.part.shape)) for _ in tensors]
-            if request.is_stackable:
-                stacks[request.rule, request.part.shape, request.dtype].append((request.name, tensors))
+                given[-1] = [assemble(batch, "p", batch.shape, request.dtype, readers) for _ in request.tensors]
+            if batch.cold and (readers or request.by_kernels):
+                self.take_factors(batch, request, readers)
+        readers.clear()  # do not keep a second copy
+        made: list[Made] = []
+        for place, batch in enumerate(batches):
+            request, tensors = requests[batch.request], given.pop(0)
+            if request.rule.is_stackable(batch.shape):
+                is_sent = self.shards.size * self.replicas.size > 1
+                made.append(self.stacks.transform(request, tensors, place if is_sent else None))
+            elif request.by_kernels:
+                factors = [self.whole[request.names[i]] for i in batch.members]
+                made.append(self.whitening.whiten(batch, request, [list(x) for x in tensors], factors))
+            else:
+                made.append(self.transform_each(batch, request, tensors))
+            del tensors
+        return made
+
+    def transform_each(self, batch: Batch, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]]) -> Made:
+        """Tensors with their factors: small ones as one stack, others one after the other."""
+        due = [request.due[i] for i in batch.members]
+        if batch.size > 1 and math.prod(batch.shape) <= SMALL and len(set(due)) == 1:
+            return self.transform_stack(batch, request, tensors, due[0])
+        made: list[Direction] = []
+        for j, i in enumerate(batch.members):
+            shown, noise = tuple(x[j] for x in tensors), partial(noise_of, request, i, tensors[0][j])
+            made.append(request.rule.transform(xp, shown, self.factors_of(request, i), due=due[j], noise=noise))
+            self.keep_factors(request, i, made[-1].state)
+        shape = request.rule.figure_shape(batch.shape)
+        figures = {key: torch.stack([d.figures[key].reshape(shape) for d in made]) for key in request.rule.FIGURES}
+        return Made([d.tensor for d in made], figures, {key: [d.state[key] for d in made] for key in request.factors})
+
+    def transform_stack(
+        self, batch: Batch, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]], due: bool | float
+    ) -> Made:
+        known, members = [self.factors_of(request, i) for i in batch.members], batch.members
+        stacks = tuple(x if isinstance(x, Tensor) else torch.stack(list(x)) for x in tensors)
+        made = replace(request.rule, stacked_axes=request.rule.stacked_axes + 1).transform(
+            xp,
+            stacks,
+            {key: torch.stack([own[key] for own in known]) for key in request.factors},
+            due=due,
+            noise=lambda: torch.stack([noise_of(request, i, x) for i, x in zip(members, stacks[0], strict=True)]),
+        )
+        for j, i in enumerate(members):
+            self.keep_factors(request, i, {key: made.state[key][j] for key in request.matrices})
+        shape = batch.size, *request.rule.figure_shape(batch.shape)
+        figures = {key: made.figures[key].reshape(shape) for key in request.rule.FIGURES}
+        return Made(made.tensor, figures, {key: made.state[key] for key in request.factors})
+
+    def factors_of(self, request: Request, index: int) -> State[Tensor]:
+        """The whole factors of a parameter, and what every rank has."""
+        own = {key: entries[index] for key, entries in request.factors.items()}
+        return {**own, **self.whole.get(request.names[index], {})}
+
+    def keep_factors(self, request: Request, index: int, made: State[Tensor]) -> None:
+        name = request.names[index]
+        if not request.remembered:
+            self.whole.pop(name, None)
+        elif request.changes:
+            old = self.whole[name]
+            self.whole[name] = {key: as_stored(request, made[key], old[key]) for key in request.matrices}
+
+    def take_factors(self, batch: Batch, request: Request, readers: Sequence[Reader]) -> None:
+        """Keep the whole factors of a batch; buffers of kernels, which write in place, are the same at every step."""
+        shapes, names = factor_shapes(request.rule, batch.shape), [request.names[i] for i in batch.members]
+        found: dict[str, Tensor | Sequence[Tensor]] = {
+            key: [own[i] for i in batch.members] for key, own in request.factors.items()
+        }
+        if readers:
+            own = {key: assemble(batch, key, shapes[key], request.dtype, readers) for key in request.matrices}
+            found = {**found, **own} if request.by_kernels else dict(own)
+        for j, name in enumerate(names):
+            whole = {key: own[j] for key, own in found.items()}
+            if not request.by_kernels:
+                self.whole[name] = whole
                 continue
-            shapes = factor_shapes(request.rule, request.part.shape)
-            if request.by_kernels:
-                if request.name in cold:
-                    whole = self.room_for_factors(request, shapes)
-                    for key in request.factors:
-                        if readers and key in request.matrices:
-                            put_together(request, key, whole[key])
-                        else:
-                            whole[key].copy_(request.factors[key])
-                for_kernels.append(Assembled(request, tensors, self.whole[request.name]))
-                continue
-            if readers and request.name in cold:
-                self.whole[request.name] = {
-                    key: put_together(request, key, room(shapes[key])) for key in request.matrices
+            if name not in self.whole or self.known.get(name) is False:
+                self.whole[name] = {
+                    key: torch.empty_like(x, dtype=request.stored if key in shapes else x.dtype)
+                    for key, x in whole.items()
                 }
-            known = {**request.factors, **self.whole.get(request.name, {})}
-            done[request.name] = request.rule.transform(
-                xp, tuple(tensors), known, due=request.due, noise=partial(noise_of, request, tensors[0])
-            )
-            if not request.remembered:
-                self.whole.pop(request.name, None)
-            elif request.changes:
-                self.whole[request.name] = {
-                    key: as_stored(request, done[request.name].state[key], self.whole[request.name][key])
-                    for key in request.matrices
-                }
-        readers.clear()  # kernels and stacks have all tensors at once: do not keep a second copy
-        for (rule, *_), members in stacks.items():
-            names, lists = zip(*members, strict=True)
-            members.clear()
-            done.update(zip(names, transform_lists(rule, list(zip(*lists, strict=True))), strict=True))
-        return {**done, **self.whitening.whiten(for_kernels)}
+            for key, x in whole.items():
+                self.whole[name][key].copy_(x)
 
-    def room_for_factors(self, request: Request, shapes: Mapping[str, Shape]) -> State[Tensor]:
-        """Buffers for kernels, which write in place: the same at every step, so that their tables stay valid."""
-        if request.name not in self.whole or self.known.get(request.name) is False:
-            device = request.tensors[0].device
-            factors = {key: torch.empty(shape, dtype=request.stored, device=device) for key, shape in shapes.items()}
-            norms = {key: torch.empty_like(request.factors[key], device=device) for key in request.norms}
-            self.whole[request.name] = {**factors, **norms}
-        return self.whole[request.name]
 
-    def shapes_here(self, request: Request) -> list[Shape]:
-        """Of this rank's shards of the parameter and of its factors."""
-        blocks = self.blocks[request.name][self.shards.rank]
-        return [blocks[key].shape for key in ("p", *request.matrices)]
+def facts_of(request: Request, apart: Sequence[tuple[bool, int]]) -> Hashable:
+    """What the layout of messages depends on."""
+    first = request.parts[0].shape
+    norms = tuple((key, request.factors[key][0].shape, request.factors[key][0].dtype) for key in request.norms)
+    how = request.changes, request.by_kernels, len(request.tensors), request.rule.figure_shape(first), norms
+    return tuple(request.names), tuple(apart), how
 
-    def answer_size(self, request: Request, form: Format) -> int:
-        return answer_size(request, self.shapes_here(request), form)
 
-    def answer(self, request: Request, reader: Reader) -> Direction:
-        return unpack(request, reader, self.shapes_here(request))
+def assemble(batch: Batch, key: str, shape: Shape, dtype: torch.dtype, readers: Sequence[Reader]) -> Tensor:
+    """A stack of whole tensors, or of one of their factors, from the shards of all ranks."""
+    whole = torch.empty((batch.size, *shape), dtype=dtype, device=readers[0].message.device)
+    for reader, blocks in zip(readers, batch.blocks, strict=True):
+        shards = reader.next_stack(batch.size, blocks[key].shape, coded=key == "p")
+        whole[(slice(None), *blocks[key].slices)].copy_(shards)
+    return whole
+
+
+def join(stacks: Sequence[Direction]) -> Made:
+    """Several stacks as one batch."""
+    if len(stacks) == 1:
+        return Made(stacks[0].tensor, stacks[0].figures, {})
+    figures = {key: torch.cat([made.figures[key] for made in stacks]) for key in stacks[0].figures}
+    return Made([tensor for made in stacks for tensor in made.tensor], figures, {})
+
+
+class Answer:
+    """What was made of a request, put together from batches."""
+
+    def __init__(self, request: Request) -> None:
+        count = len(request.names)
+        self.tensors: list[Any] = [None] * count
+        self.figures: dict[str, list[Any]] = {key: [None] * count for key in request.rule.FIGURES}
+        self.factors: dict[str, list[Any]] = {key: [None] * count for key in request.factors}
+
+    def take(self, batch: Batch, made: Made) -> None:
+        put(self.tensors, batch.members, made.tensors)
+        for key, own in self.figures.items():
+            put(own, batch.members, made.figures[key])
+        for key, own in self.factors.items():
+            put(own, batch.members, made.factors[key])
+
+    def direction(self) -> Direction:
+        return Direction(self.tensors, cast(Any, self.figures), self.factors)
+
+
+def put(entries: list[Any], members: Sequence[int], found: Tensor | Sequence[Tensor]) -> None:
+    for i, entry in zip(members, found.unbind() if isinstance(found, Tensor) else found, strict=True):
+        entries[i] = entry
 
 
 def in_turn(slots: Sequence[Iterator[None]]) -> None:
@@ -291,15 +439,9 @@ def in_turn(slots: Sequence[Iterator[None]]) -> None:
 DONE = object()
 
 
-def cut(whole: Direction, blocks: Mapping[str, Block]) -> Direction:
-    """What a rank gets of what an owner made."""
-    state = {key: blocks[key].of(entry) if key in blocks else entry for key, entry in whole.state.items()}
-    return Direction(blocks["p"].of(whole.tensor), whole.figures, state)
-
-
-def noise_of(request: Request, x: Tensor) -> Tensor:
+def noise_of(request: Request, index: int, x: Tensor) -> Tensor:
     """The same random numbers as one process would have."""
-    return draw_noise(x, seed=request.seed, names=[request.name], t=request.t)[0]
+    return draw_noise(x, seed=request.seed, names=[request.names[index]], t=request.t[index])[0]
 
 
 def as_stored(request: Request, factor: Tensor, old: Tensor) -> Tensor:
@@ -313,14 +455,38 @@ def as_stored(request: Request, factor: Tensor, old: Tensor) -> Tensor:
 # ---- kernels for GPUs
 
 
-class Assembled(NamedTuple):
-    """A request as the owner has it, put together from all shards."""
+class OwnerStacks:
+    """Rules that need no state are transformed as stacks. On GPUs these transforms are recorded, and then replayed."""
 
-    request: Request
-    #: Each tensor that the rule shows.
-    tensors: Sequence[Tensor]
-    #: Whole, with their norms, as they are stored between steps.
-    factors: State[Tensor]
+    def __init__(self, record: Callable[..., Any] | None) -> None:
+        self.record = record
+        #: By rule and kind of tensors: what stacks are copied to, what is made of them, and the record.
+        self.known: dict[Hashable, tuple[list[Tensor], list[Made], Any]] = {}
+        #: Memory that all records share: they are replayed one after the other.
+        self.pool: Any = None
+
+    def transform(self, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]], place: int | None) -> Made:
+        """place: in a slot, if what is made is copied into a message before the next slot."""
+        first, rule = tensors[0][0], request.rule
+        space = space_of_kernels() if request.by_kernels else xp
+        if not first.is_cuda or place is None or self.record is None:
+            return join(transform_stacks(rule, tensors, space=space))
+        key = rule, request.by_kernels, place, first.shape, len(tensors[0]), first.dtype, first.device
+        known = self.known.pop(key, None)
+        if known is None:
+            if self.pool is None:
+                self.pool = torch.cuda.graph_pool_handle()
+            shape = len(tensors[0]), *first.shape
+            given = [torch.empty(shape, dtype=first.dtype, device=first.device) for _ in tensors]
+            known = given, [], self.record(first.device, self.pool)
+        self.known[key] = known  # the last of them: the first are the oldest
+        if len(self.known) > MOST_STACKS:
+            del self.known[next(iter(self.known))]
+        given, made, replay = known
+        for i, x in enumerate(tensors):
+            given[i].copy_(x if isinstance(x, Tensor) else torch.stack(list(x)))
+        replay.run(lambda: made.__setitem__(slice(None), [join(transform_stacks(rule, given, space=space))]), None)
+        return made[0]
 
 
 class OwnerWhitening:
@@ -329,38 +495,25 @@ class OwnerWhitening:
     def __init__(self) -> None:
         self.kernels: Any = None
 
-    def whiten(self, works: Sequence[Assembled]) -> dict[str, Direction]:
-        """By name the whitened tensor, the mean of its squares, and the factors."""
-        if not works:
-            return {}
+    def whiten(
+        self, batch: Batch, request: Request, tensors: Sequence[Sequence[Tensor]], factors: Sequence[State[Tensor]]
+    ) -> Made:
+        """Whitened tensors, the means of their squares, and the factors, which are written in place."""
         from thalweg.kernels.triton.kron_owners import Job, OwnerKernels
 
         if self.kernels is None:
             self.kernels = OwnerKernels()
-        batches: dict[Hashable, list[Assembled]] = defaultdict(list)
-        for work in works:
-            request, first = work.request, work.tensors[0]
-            kind = first.device, first.shape, request.rule, request.stored, len(work.tensors), request.seed, request.t
-            batches[kind].append(work)
-        jobs = []
-        for batch in batches.values():
-            request = batch[0].request
-            learned = [work.tensors[-1] for work in batch]
-            jobs.append(
-                Job(
-                    names=[work.request.name for work in batch],
-                    learned=learned,
-                    shown=learned if len(batch[0].tensors) == 1 else [work.tensors[0] for work in batch],
-                    factors=[work.factors for work in batch],
-                    rule=cast(Kron, request.rule),
-                    seed=request.seed,
-                    t=request.t,
-                    due=[bool(work.request.due) for work in batch],
-                )
-            )
-        done = {}
-        for batch, (h, squares) in zip(batches.values(), self.kernels.whitened(jobs), strict=True):
-            shape = batch[0].request.rule.figure_shape(tuple(batch[0].tensors[0].shape))
-            for work, own, square in zip(batch, h, squares, strict=True):
-                done[work.request.name] = Direction(own, {"square": square.reshape(shape)}, work.factors)
-        return done
+        job = Job(
+            names=[request.names[i] for i in batch.members],
+            learned=tensors[-1],
+            shown=tensors[0],
+            factors=factors,
+            rule=cast(Kron, request.rule),
+            seed=request.seed,
+            t=request.t[batch.members[0]],
+            due=[bool(request.due[i]) for i in batch.members],
+        )
+        ((h, squares),) = self.kernels.whitened([job])
+        shape = request.rule.figure_shape(batch.shape)
+        kept = {key: [own[key] for own in factors] for key in request.factors}
+        return Made(h, {"square": squares.reshape(batch.size, *shape)}, kept)

@@ -1,15 +1,15 @@
-"""What ranks ask of the owners of whole tensors, and what they answer."""
+"""What ranks ask of the owners of whole tensors, and which of it travels together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from thalweg.rules.entries import Factor
+from thalweg.arrays import Shape
 from thalweg.rules.whole import WholeRule
 from thalweg.spaces.sharded import Part
 from thalweg.torch.sharding.layouts import Block, block_of_factor, factor_shapes
@@ -17,57 +17,82 @@ from thalweg.torch.sharding.layouts import Block, block_of_factor, factor_shapes
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One parameter that has to be seen as a whole."""
+    """Parameters of one bucket that have to be seen as a whole. Lists have an entry for each of them."""
 
-    name: str
+    names: Sequence[str]
     rule: WholeRule
-    part: Part
-    #: This rank's shard of each tensor that the rule shows.
-    tensors: Sequence[Tensor]
+    parts: Sequence[Part]
+    #: This rank's shards, for each tensor that the rule shows.
+    tensors: Sequence[Sequence[Tensor]]
     #: State with a shape of its own: this rank's rows of the factors, and what every rank has, such as their norms.
-    factors: Mapping[str, Tensor]
+    factors: Mapping[str, Sequence[Tensor]]
+    #: Which of it are factors.
+    matrices: Sequence[str]
     #: The dtype in which factors are stored between steps, if there are any.
     stored: torch.dtype | None
-    #: Whether the owner may keep the whole factors until the next step.
+    #: Whether owners may keep the whole factors until the next step.
     remembered: bool
-    #: Whether the owner takes kernels for GPUs; the same on every rank.
+    #: Whether owners take kernels for GPUs; the same on every rank.
     by_kernels: bool
     #: Whether the factors learn in this step, or what else is due.
-    due: bool | float
+    due: Sequence[bool | float]
     seed: int
-    t: Any
+    t: Sequence[Any]
 
     @property
     def dtype(self) -> torch.dtype:
         """That of what is shown and made: the precision of the arithmetic, or a narrower one."""
-        return self.tensors[0].dtype
-
-    @property
-    def matrices(self) -> list[str]:
-        """The factors."""
-        return self.rule.keys(self.part.shape, Factor)
+        return self.tensors[0][0].dtype
 
     @property
     def norms(self) -> list[str]:
         """What every rank has."""
-        matrices = self.matrices
-        return [key for key in self.factors if key not in matrices]
+        return [key for key in self.factors if key not in self.matrices]
 
     @property
     def changes(self) -> bool:
         """Whether factors and norms are others after this step."""
-        return self.rule.learns_always or bool(self.due)
+        return bool(self.factors) and (self.rule.learns_always or any(self.due))
 
     @property
-    def cost(self) -> int:
-        return self.rule.cost(self.part.shape)
+    def turns(self) -> Sequence[int]:
+        """For each parameter a number, equal for those of one step count, which kernels take together."""
+        if not self.by_kernels:
+            return [0] * len(self.names)
+        numbers = {t: place for place, t in enumerate(dict.fromkeys(self.t))}
+        return [numbers[t] for t in self.t]
+
+    def blocks(self, index: int) -> dict[str, Block]:
+        """This rank's shards of a parameter and of its factors."""
+        part = self.parts[index]
+        shapes = factor_shapes(self.rule, part.shape)
+        own = {key: block_of_factor(shapes[key], part) for key in self.matrices}
+        return {"p": Block(tuple(self.tensors[0][index].shape), part.offset), **own}
+
+
+class Batch(NamedTuple):
+    """Parameters of a request that travel and are transformed together: of one shape, laid out alike, of one owner."""
+
+    #: The places of the request, and of parameters in it.
+    request: int
+    members: list[int]
+    #: The replica, and the rank in it.
+    owner: tuple[int, int]
+    shape: Shape
+    #: By rank: the block of each parameter, and those of its factors.
+    blocks: Sequence[Mapping[str, Block]]
+    #: Whether the owner does not have their factors as a whole: they travel with the gradients.
+    cold: bool
 
     @property
-    def is_stackable(self) -> bool:
-        return self.rule.is_stackable(self.part.shape)
+    def size(self) -> int:
+        return len(self.members)
 
-    def blocks(self) -> dict[str, Block]:
-        """This rank's shards of the parameter and of its factors."""
-        shapes = factor_shapes(self.rule, self.part.shape)
-        own = {key: block_of_factor(shapes[key], self.part) for key in self.matrices}
-        return {"p": Block(tuple(self.tensors[0].shape), self.part.offset), **own}
+
+class Made(NamedTuple):
+    """What was made of a batch: a stack, or a list, of tensors; of this rank's shards, or whole."""
+
+    tensors: Tensor | Sequence[Tensor]
+    #: Stacks of numbers.
+    figures: Mapping[str, Tensor]
+    factors: Mapping[str, Tensor | Sequence[Tensor]]

@@ -16,6 +16,7 @@ from thalweg.storage import kind
 from thalweg.torch.engines.choice import (
     chosen,
     is_on_gpu,
+    is_parted,
     is_served_dtype,
     reason_against,
     reason_against_shard,
@@ -95,6 +96,7 @@ class Sorter:
                 unserved=unserved,
                 counted=t is not None,
                 sharded=sharded,
+                parted=sharded and is_parted(setting, first, parts[name]),
                 # a compiler fuses what it can see, and it sees through single tensors
                 alone=compiling or len(own) == 1,
             )
