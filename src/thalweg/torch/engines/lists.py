@@ -12,7 +12,6 @@ import torch
 from thalweg.kernels.chunks import STACK
 from thalweg.rules.whole import SLOT
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
-from thalweg.torch.engines.replay import Replay
 from thalweg.torch.engines.results import Result, results_of
 from thalweg.torch.engines.shards import outline_of, result_of_shards
 from thalweg.torch.sharding.collectives import Computation
@@ -27,7 +26,7 @@ class Lists:
 
         most: elements of a stack of small tensors.
         """
-        self.owners, self.most = Owners(message_dtype, slot, Replay), most
+        self.owners, self.most = Owners(message_dtype, slot), most
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> ListsRun:
         return ListsRun(self.owners, self.most)

@@ -122,9 +122,8 @@ class Recorded(NamedTuple):
 class Replay:
     """Launches of a run, recorded when they have been the same a few times."""
 
-    def __init__(self, device: torch.device, pool: Any = None) -> None:
-        """pool: of memory that several of these share, if they never run at once."""
-        self.device, self.pool = device, pool
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         #: By key: how often a step was launched, and then its graph.
         self.known: dict[Hashable, int | Recorded] = {}
         #: The one whose tables are on the device; None: those of launches.
@@ -168,7 +167,7 @@ class Replay:
         try:
             with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
                 # other threads, such as those of data loaders and of NCCL, may go on with what they do
-                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     launch()
                 finally:

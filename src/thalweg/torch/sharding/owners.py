@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -33,21 +33,16 @@ from thalweg.torch.wholes import draw_noise, space_of_kernels, transform_stacks
 TeamKey: TypeAlias = tuple[tuple[MeshGroup, ...], ...]
 #: Layouts of messages that are kept: of several slots, with a refresh of factors and without.
 MOST_KEPT = 256
-#: Stacks that are kept with their records.
-MOST_STACKS = 8
 
 
 class Owners:
     """The teams of ranks over which one optimizer's parameters are sharded or replicated."""
 
-    def __init__(self, codes: str | None = None, slot: int = SLOT, record: Callable[..., Any] | None = None) -> None:
-        """codes: those in which tensors travel; None: in the dtype of the rule's products. slot: elements at a time.
-
-        record: makes what records launches on a GPU and replays them; None: they are launched at every step.
-        """
+    def __init__(self, codes: str | None = None, slot: int = SLOT) -> None:
+        """codes: those in which tensors travel; None: in the dtype of the rule's products. slot: elements at a time."""
         self.codes, self.slot = codes, slot
         self.teams: dict[TeamKey, Team] = {}
-        self.whitening, self.stacks = OwnerWhitening(), OwnerStacks(record)
+        self.whitening = OwnerWhitening()
 
     def forget(self) -> None:
         """Drop whole factors, because state was loaded or dropped; the next step gathers them again."""
@@ -122,7 +117,7 @@ class Team:
 
     def __init__(self, shards: Ranks, replicas: Ranks, owners: Owners) -> None:
         self.shards, self.replicas = shards, replicas
-        self.codes, self.slot, self.whitening, self.stacks = owners.codes, owners.slot, owners.whitening, owners.stacks
+        self.codes, self.slot, self.whitening = owners.codes, owners.slot, owners.whitening
         #: By name, then by rank: the block of the parameter, and those of its factors.
         self.blocks: dict[str, list[dict[str, Block]]] = {}
         #: The replica, and the rank in it, that transforms a parameter.
@@ -295,11 +290,11 @@ class Team:
                 self.take_factors(batch, request, readers)
         readers.clear()  # do not keep a second copy
         made: list[Made] = []
-        for place, batch in enumerate(batches):
+        for batch in batches:
             request, tensors = requests[batch.request], given.pop(0)
             if request.rule.is_stackable(batch.shape):
-                is_sent = self.shards.size * self.replicas.size > 1
-                made.append(self.stacks.transform(request, tensors, place if is_sent else None))
+                space = space_of_kernels() if request.by_kernels else xp
+                made.append(join(transform_stacks(request.rule, tensors, space=space)))
             elif request.by_kernels:
                 factors = [self.whole[request.names[i]] for i in batch.members]
                 made.append(self.whitening.whiten(batch, request, [list(x) for x in tensors], factors))
@@ -453,40 +448,6 @@ def as_stored(request: Request, factor: Tensor, old: Tensor) -> Tensor:
 
 
 # ---- kernels for GPUs
-
-
-class OwnerStacks:
-    """Rules that need no state are transformed as stacks. On GPUs these transforms are recorded, and then replayed."""
-
-    def __init__(self, record: Callable[..., Any] | None) -> None:
-        self.record = record
-        #: By rule and kind of tensors: what stacks are copied to, what is made of them, and the record.
-        self.known: dict[Hashable, tuple[list[Tensor], list[Made], Any]] = {}
-        #: Memory that all records share: they are replayed one after the other.
-        self.pool: Any = None
-
-    def transform(self, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]], place: int | None) -> Made:
-        """place: in a slot, if what is made is copied into a message before the next slot."""
-        first, rule = tensors[0][0], request.rule
-        space = space_of_kernels() if request.by_kernels else xp
-        if not first.is_cuda or place is None or self.record is None:
-            return join(transform_stacks(rule, tensors, space=space))
-        key = rule, request.by_kernels, place, first.shape, len(tensors[0]), first.dtype, first.device
-        known = self.known.pop(key, None)
-        if known is None:
-            if self.pool is None:
-                self.pool = torch.cuda.graph_pool_handle()
-            shape = len(tensors[0]), *first.shape
-            given = [torch.empty(shape, dtype=first.dtype, device=first.device) for _ in tensors]
-            known = given, [], self.record(first.device, self.pool)
-        self.known[key] = known  # the last of them: the first are the oldest
-        if len(self.known) > MOST_STACKS:
-            del self.known[next(iter(self.known))]
-        given, made, replay = known
-        for i, x in enumerate(tensors):
-            given[i].copy_(x if isinstance(x, Tensor) else torch.stack(list(x)))
-        replay.run(lambda: made.__setitem__(slice(None), [join(transform_stacks(rule, given, space=space))]), None)
-        return made[0]
 
 
 class OwnerWhitening:
