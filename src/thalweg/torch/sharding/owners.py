@@ -344,7 +344,7 @@ class Team:
         name = request.names[index]
         if not request.remembered:
             self.whole.pop(name, None)
-        elif request.changes:
+        elif request.changes and request.matrices:
             old = self.whole[name]
             self.whole[name] = {key: as_stored(request, made[key], old[key]) for key in request.matrices}
 
