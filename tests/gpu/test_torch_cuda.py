@@ -157,6 +157,7 @@ def test_a_list_is_stepped_in_little_extra_memory(name: str, options: dict) -> N
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_replayed_steps_between_others(
     name: str, options: dict, changed: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:

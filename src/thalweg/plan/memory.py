@@ -122,7 +122,7 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
         rule = bucket[0].rule
         shown = isinstance(rule, WholeRule) and rule.is_stackable(bucket[0].shape)
         stacked = isinstance(rule, WholeRule) and not shown and not apart  # with gradients and state
-        for part in cut(bucket, WHOLE_CHUNK if device == "cuda" and (shown or stacked) else CHUNK):
+        for part in cut(bucket, WHOLE_CHUNK if device == "cuda" and shown else CHUNK):
             step = add_footprints([measure_item(item, **ways) for item in part])
             copied = sum(map(size_of, part)) if stacked and len(part) > 1 else 0
             yield step._replace(peak=step.peak + copied, is_copy=copied > 0)

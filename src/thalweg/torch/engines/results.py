@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg.arrays import State
 from thalweg.boundary import Advance, advance, slice_of
-from thalweg.kernels.chunks import SMALL
+from thalweg.kernels.chunks import CHUNK, SMALL
 from thalweg.rules.entries import Count, Factor, PerSlice
 from thalweg.rules.noise import tensor_id
 from thalweg.rules.whole import WholeRule, is_remembered
@@ -51,7 +51,7 @@ def results_of(bucket: Bucket, most: int) -> Iterator[Result]:
         return by_list(bucket)
     if rule.is_stackable(bucket.shape):
         return by_stack(bucket)
-    return by_shape(bucket, most_whole(bucket.params[0].device)) if goes_as_stack(bucket) else by_list(bucket)
+    return by_shape(bucket, CHUNK) if goes_as_stack(bucket) else by_list(bucket)
 
 
 def goes_as_stack(bucket: Bucket) -> bool:
@@ -76,7 +76,7 @@ def by_tensor(bucket: Bucket, *, fast_noise: bool = False) -> Iterator[Result]:
             entries,
             t=t,
             tensor=tensor_id(name),
-            noise=functools.partial(noise_of, bucket, index) if fast_noise else None,
+            noise=functools.partial(noise_of, bucket, index) if fast_noise and bucket.t is not None else None,
             **bucket.given,
         )
         finite = None if result.finite is None else [result.finite]
@@ -107,7 +107,9 @@ def as_list(space: Any, bucket: Bucket) -> Result:
         operands.s,
         t=operands.t,
         tensor=operands.ids,
-        noise=functools.partial(noise_as_list, bucket) if isinstance(rule, WholeRule) else None,
+        noise=functools.partial(noise_as_list, bucket)
+        if isinstance(rule, WholeRule) and bucket.t is not None
+        else None,
         **bucket.given,
     )
     return unlisted(bucket, result)
