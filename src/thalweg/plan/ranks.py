@@ -368,7 +368,7 @@ def owner_peak(items: Sequence[Item], world: int, rank: int) -> OwnerPeak:
         if team[0].is_sharded or team[0].setting.handling.on_nonfinite == "raise":
             slots += [stages for _, stages in own]
             continue
-        # whole tensors are stepped slot by slot: while one is transformed, the one before is told and written
+        # whole tensors are stepped slot by slot: while one is transformed, the one before is sent and written
         needs = [0]
         for slot, stages in own:
             parts = [on_parts.pop(id(item)) for item in slot]
