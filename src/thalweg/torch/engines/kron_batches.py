@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.tables import Counts
+from thalweg.rules.entries import Count
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.replay import NUMBERS, Moving
@@ -29,7 +30,8 @@ class KronBatches:
         self.places = slice(moving.places[id(first)].start, moving.places[id(last)].stop)
         self.numbers = slice(moving.numbered[id(first)], moving.numbered[id(last)] + NUMBERS)
         states = [s for bucket in buckets for s in bucket.states]
-        counts = [s[key] for key in ("refresh", "step") for s in states]
+        keys = *buckets[0].setting.rule.keys(buckets[0].shape, Count), "step"
+        counts = [s[key] for key in keys for s in states]
         #: Whether it is possible at all: slices have addresses of their own, and the device may count.
         self.works = (
             reason_missing() is None
@@ -38,7 +40,7 @@ class KronBatches:
             and all(count.is_cpu and count.dtype == torch.float32 for count in counts)
         )
         if self.works:
-            refreshes, steps = ([s[key].data_ptr() for s in states] for key in ("refresh", "step"))
+            refreshes, steps = ([s[key].data_ptr() for s in states] for key in keys)
             self.refreshes, self.steps = Counts(refreshes), Counts(steps)
             self.left = [c_float.from_address(address) for address in refreshes]
         self.after = 0.0
