@@ -36,7 +36,7 @@ class AnyLook(Protocol):
 
 
 def look_at(given: Given, order: list[int], states: States, read: Read | None = None) -> AnyLook:
-    """given: parameters, in lists as groups have them. order: the places of those with gradients, as addresses are returned."""
+    """given: parameters, in lists as groups have them. order: the places of those with gradients, as told."""
     if read is not None:
         return PlainLook(given, order, states, read)
     python, params = interpreter(), list(chain.from_iterable(given))
