@@ -42,7 +42,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], str]] = {
     "Kron, replicas": ("Kron", {"precond_update_probability": 1.0, "divide_work": True}, "replicas"),
 }
 PORT, STEPS, REPEATS = 29513, 2, 9
-#: Steps after which transforms are recorded as CUDA graphs.
+#: Steps before those that are measured.
 WARM = 3
 #: Parts of the names of kernels that multiply matrices.
 PRODUCTS = ("gemm", "nvjet", "cutlass", "multiply_kernel", "symmetric_kernel")
