@@ -38,6 +38,21 @@ def gradients(steps: int, dtype: str = "float32", shapes: Mapping[str, Any] = SH
 make, train, agree = beside.make, beside.train, beside.agree
 
 
+def agree_in_products(fused: Any, ours: Named, reference: Any, theirs: Named) -> None:
+    """Parameters, state and figures are equal to what products of matrices leave, relative to each tensor."""
+    assert fused.engine == "fused"
+    tolerance, shown, expected = PRODUCTS["float32"], fused.stats(), reference.stats()
+    for (name, p), (_, q) in zip(ours, theirs, strict=True):
+        assert list(fused.state[p]) == list(reference.state[q])
+        pairs = [(p, q), *((fused.state[p][key], entry) for key, entry in reference.state[q].items())]
+        for found, wanted in pairs:
+            size = max(1e-3, wanted.abs().max().item())
+            assert (found.float() - wanted.float()).abs().max().item() <= tolerance * size, name
+        assert list(shown[name]) == list(expected[name])
+        for key, value in shown[name].items():
+            assert float(value) == pytest.approx(float(expected[name][key]), rel=tolerance), (name, key)
+
+
 def side_by_side(
     rule: str,
     steps: Sequence[dict[str, Any]],

@@ -19,11 +19,11 @@ from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.reasons import reason_unserved
 from thalweg.kernels.staging import ALIGNED, aligned
 from thalweg.kernels.threads import num_threads, of_machine
-from thalweg.kernels.triton.served import can_be_parted, reason_against
+from thalweg.kernels.triton.served import can_be_parted, reason_against, steps_by_hand
 from thalweg.plan.items import Item, sort_items
 from thalweg.programs.budget import entry_bytes
 from thalweg.programs.footprint import LR, Footprint, footprint
-from thalweg.rules import Kron, WholeRule
+from thalweg.rules import WholeRule
 from thalweg.rules.entries import Factor
 from thalweg.storage import Kept
 
@@ -81,8 +81,7 @@ def why_unfused(item: Item, device: str) -> str | None:
 
 
 def is_by_hand(item: Item) -> bool:
-    """Whether kernels on GPUs that are written for its rule step all of a parameter."""
-    return isinstance(item.rule, Kron) and not reason_against(item.setting, item.shape, item.tensor.dtype, item.entries)
+    return steps_by_hand(item.setting, item.shape, item.tensor.dtype, item.entries)
 
 
 def choose_engine(wanted: str, count: int, unfused: str | None) -> str:

@@ -109,7 +109,7 @@ class WholeRule(Rule):
         return math.prod(shape)
 
     def goes_in_parts(self) -> bool:
-        """Whether the rule is ``IN_PARTS`` with its options."""
+        """Whether what ``IN_PARTS`` says holds with these options; the host may still have to count steps."""
         return self.IN_PARTS
 
     def show_figures(self, xp: Space[A], figures: dict[str, Scalar], due: Truth) -> dict[str, Scalar]:

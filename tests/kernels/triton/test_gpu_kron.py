@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_device import PRODUCTS, Named, gradients, parameters, train
+from on_device import PRODUCTS, agree_in_products, gradients, parameters, train
 
 import thalweg.torch
 from thalweg.errors import OptionError
@@ -41,7 +41,7 @@ def test_the_numbers_of_the_reference(options: dict[str, Any]) -> None:
     steps = gradients(4, shapes=SHAPES)
     train(fused, ours, steps)
     train(reference, theirs, steps)
-    agree(fused, ours, reference, theirs)
+    agree_in_products(fused, ours, reference, theirs)
 
 
 @pytest.mark.nightly
@@ -62,21 +62,7 @@ def test_tables_follow_what_moves() -> None:
         tensor.fill_(float("nan"))
     train(fused, ours, steps[2:])
     train(reference, theirs, steps)
-    agree(fused, ours, reference, theirs)
-
-
-def agree(fused: Any, ours: Named, reference: Any, theirs: Named) -> None:
-    assert fused.engine == "fused"
-    for (name, p), (_, q) in zip(ours, theirs, strict=True):
-        assert list(fused.state[p]) == list(reference.state[q])
-        pairs = [(p, q), *((fused.state[p][key], entry) for key, entry in reference.state[q].items())]
-        for found, wanted in pairs:
-            size = max(1e-3, wanted.abs().max().item())
-            assert (found - wanted).abs().max().item() <= TOLERANCE * size, name
-        figures, expected = fused.stats()[name], reference.stats()[name]
-        assert list(figures) == list(expected)
-        assert figures["update_rms"] == pytest.approx(expected["update_rms"], rel=TOLERANCE)
-        assert bool(figures["refreshed"]) == bool(expected["refreshed"])
+    agree_in_products(fused, ours, reference, theirs)
 
 
 def test_a_step_like_the_last_is_not_sorted_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,5 +133,5 @@ def test_batches_that_are_at_the_same_step_are_prepared_together() -> None:
             train(optimizer, named, [step])
         (run, _) = fused._latest.runs.runs[0]
         together.append(run.batches.together)
-    agree(fused, ours, reference, theirs)
+    agree_in_products(fused, ours, reference, theirs)
     assert together == [False, False, False, *[True] * 5, False, False]

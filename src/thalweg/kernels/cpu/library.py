@@ -92,9 +92,8 @@ def declare(library: ctypes.CDLL) -> None:
     library.thalweg_point.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, c_void_p)
     library.thalweg_counts.restype, library.thalweg_counts.argtypes = c_int32, (c_void_p, c_int64, c_void_p)
     library.thalweg_count.restype, library.thalweg_count.argtypes = None, (c_void_p, c_int64, c_char_p)
-    library.thalweg_look_again.restype = (
-        c_int64  # its arguments are declared where it is called with the interpreter's lock
-    )
+    # its arguments are declared where it is called with the interpreter's lock
+    library.thalweg_look_again.restype = c_int64
     library.thalweg_run.restype = None
     library.thalweg_run.argtypes = (
         *(c_void_p, c_void_p, c_void_p, c_int64),

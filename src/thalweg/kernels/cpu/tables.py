@@ -219,7 +219,7 @@ class Tables:
             self.numbers.append(numbers)
             own.numbers, own.count, own.t = ctypes.addressof(numbers), len(numbers), t & 0xFFFFFFFF
             own.stochastic = handling.rounding == "stochastic"
-            own.guarded = handling.on_nonfinite != "propagate"
+            own.guarded = given.is_guarded
             own.state_stochastic = handling.state_rounding == "stochastic"
         if threads != self.threads:
             self.scratch = ctypes.create_string_buffer(self.scratch_bytes(threads))

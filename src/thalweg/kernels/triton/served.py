@@ -28,6 +28,11 @@ def is_by_hand(rule: Rule) -> bool:
     return isinstance(rule, tuple(READS))
 
 
+def steps_by_hand(setting: Setting, shape: Shape, dtype: str, state: Mapping[str, Kept]) -> bool:
+    """Whether kernels that are written for its rule step all of a parameter."""
+    return is_by_hand(setting.rule) and not reason_against(setting, shape, dtype, state)
+
+
 def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[str, Kept]) -> str:
     """Why fused kernels cannot step a parameter whose state has these shapes and dtypes, "" if they can."""
     rule = setting.rule_at(1)

@@ -145,10 +145,9 @@ def kept_in(state: Mapping[str, Tensor]) -> dict[str, Kept]:
     return {key: (tuple(entry.shape), name_of(entry)) for key, entry in state.items()}
 
 
-def is_by_hand(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> bool:
-    """Whether kernels that are written for its rule step all of a parameter."""
+def steps_by_hand(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> bool:
     entries = {key: entry for key, entry in state.items() if key != "step"}
-    return not by_kernels.reason_against(setting, tuple(p.shape), name_of(p), kept_in(entries))
+    return by_kernels.steps_by_hand(setting, tuple(p.shape), name_of(p), kept_in(entries))
 
 
 def can_be_parted(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> bool:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from thalweg.arrays import Shape
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, extent
-from thalweg.kernels.triton.served import reason_against
+from thalweg.kernels.triton.served import steps_by_hand
 from thalweg.programs.footprint import middle_peak
-from thalweg.rules import Kron, WholeRule
+from thalweg.rules import WholeRule
 from thalweg.rules.entries import PerSlice
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
@@ -44,7 +44,7 @@ def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
     for setting, ghosts in buckets:
         rule: Any = setting.stored_rule
         first = ghosts[0]
-        if isinstance(rule, Kron) and not reason_against(setting, first.shape, first.dtype, dict(first.state)):
+        if steps_by_hand(setting, first.shape, first.dtype, dict(first.state)):
             from thalweg.kernels.triton.kron_batch import Batch
 
             names, params, states = made_of(ghosts)

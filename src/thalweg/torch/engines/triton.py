@@ -14,10 +14,10 @@ from torch import Tensor
 
 from thalweg.codecs import scale_key
 from thalweg.programs.trace import PARAMETER
-from thalweg.rules import Kron, WholeRule
+from thalweg.rules import WholeRule
 from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
-from thalweg.torch.engines.choice import is_by_hand
+from thalweg.torch.engines.choice import steps_by_hand
 from thalweg.torch.engines.kron_batches import KronBatches
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
@@ -104,7 +104,7 @@ class TritonRun:
         self.allowed: Tensor | None = None
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
-        if isinstance(bucket.setting.rule, Kron) and is_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
+        if steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
             return KronLaunch(self.engine.kron_kernels(), bucket)
         if isinstance(bucket.setting.rule, WholeRule) and bucket.parts:
             return OwnedLaunch(bucket, self.engine.owners, plain_launch)
