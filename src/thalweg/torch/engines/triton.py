@@ -96,7 +96,7 @@ class TritonRun:
             tables = [part.passes.tables for part in parts if part.moves]
             handling = buckets[0].setting.handling
             if handling.needs_norm or handling.may_skip:
-                self.squares = squares_for(buckets)
+                self.squares = squares_for([g for bucket in buckets for g in bucket.grads])
                 tables += [own for own, _ in self.squares]
                 if len(self.squares) > 1:
                     order = torch.tensor([i for _, own in self.squares for i in own]).argsort()
@@ -277,13 +277,12 @@ def passes_for(bucket: Bucket) -> Any:
     return made.passes_for(operands, bucket.grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
 
 
-def squares_for(buckets: Sequence[Bucket]) -> list[tuple[Any, list[int]]]:
-    """By dtype, what finds the squares of gradients, and their places in the order of the buckets."""
+def squares_for(grads: Sequence[Tensor]) -> list[tuple[Any, list[int]]]:
+    """By dtype, what finds the squares of gradients, and which they are."""
     from thalweg.kernels.triton.launching import Compiled
     from thalweg.kernels.triton.squares import GradientSquares
     from thalweg.kernels.triton.uploads import Uploads
 
-    grads = [g for bucket in buckets for g in bucket.grads]
     by_dtype: dict[torch.dtype, list[int]] = {}
     for i, g in enumerate(grads):
         by_dtype.setdefault(g.dtype, []).append(i)
