@@ -25,8 +25,10 @@ NAMES = ("scalar", "short", "vector", "matrix", "even", "kernel")
 every_rule = pytest.mark.parametrize("rule", ["LARS", "LAMB", "Adafactor"])
 
 
-def run_of(rule: str, dtype: str = "float32", rates: tuple[float, ...] = (1.0, 0.5), **how: Any) -> Run:
-    return Run(rule, dtype, engine="fused", rates=rates, names=NAMES, interpreted=True, **how)
+def run_of(
+    rule: str, dtype: str = "float32", rates: tuple[float, ...] = (1.0, 0.5), names: Any = NAMES, **how: Any
+) -> Run:
+    return Run(rule, dtype, engine="fused", rates=rates, names=names, interpreted=True, **how)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,8 @@ def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
 )
 def test_what_is_decided_by_all_ranks(rule: str, options: Mapping[str, Any]) -> None:
     spoilt = ((0, "matrix", float("nan")),) if "on_nonfinite" in options else ()
-    run = run_of(rule, options=dict(TYPICAL[rule], **options), spoilt=spoilt, rates=(1.0, 0.5))
+    names = NAMES[1:]  # the moments of a lone number may cancel, and then have no digits left to compare
+    run = run_of(rule, options=dict(TYPICAL[rule], **options), spoilt=spoilt, names=names)
     assert world(2).run(differences, run, "first axis") == [[]] * 2
 
 
