@@ -85,7 +85,9 @@ def planned(
 @by_turns()
 @needs_kernels
 @pytest.mark.usefixtures("kernels_serve_the_cpu")
-@pytest.mark.parametrize(("rule", "options"), [*OPTIONS, *((rule, options) for rule, options, _ in UNSERVED)])
+@pytest.mark.parametrize(
+    ("rule", "options"), one_in(3, [*OPTIONS, *((rule, options) for rule, options, _ in UNSERVED)])
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_engine_is_the_one_that_runs(rule: str, options: dict[str, Any], dtype: str) -> None:
     optimizer, step = torch_optimizer(rule, TINY, dtype, "auto", options)
