@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from array import array
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
@@ -21,7 +22,7 @@ from thalweg.torch.engines.choice import steps_by_hand
 from thalweg.torch.engines.kron_batches import KronBatches
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
-from thalweg.torch.engines.replay import Moving, Replay
+from thalweg.torch.engines.replay import Launches, Moving, Replay
 from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 from thalweg.torch.sharding.owners import Owners
@@ -84,9 +85,9 @@ class TritonRun:
         self.moving: Moving | None = None
         self.batches: KronBatches | None = None
         self.replay: Replay | None = None
-        #: Whether all is launched when it is time to write: no rank and no user is asked on the way.
-        self.at_once = False
-        if len(devices) == 1 and not self.sharded:
+        #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
+        self.rounds: Launches | None = None
+        if len(devices) == 1 and not any(isinstance(launch, OwnedLaunch) for launch in self.launches):
             (device,) = devices
             kron = [launch for launch in self.launches if isinstance(launch, KronLaunch)]
             parts = [part for launch in self.launches if not isinstance(launch, KronLaunch) for part in launch.parts()]
@@ -158,8 +159,22 @@ class TritonRun:
 
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""
-        self.at_once = self.moving is not None and on_nonfinite != "raise"
-        return [] if self.at_once else [launch.measure() for launch in self.launches]
+        if self.replay is None or on_nonfinite == "raise":
+            return [launch.measure() for launch in self.launches]
+        self.rounds = self.replay.run(self.launch_all, self.key())
+        return [self.ask()] if self.sharded else []
+
+    def ask(self) -> Computation:
+        """Go on until all is measured; other ranks complete sums in place."""
+        assert self.rounds is not None
+        while True:
+            with on_device(self.launches[0].device):
+                asked = next(self.rounds)
+            if asked is None:
+                return
+            whole = yield Question(summed, asked)
+            for (figures, _), total in zip(asked, whole, strict=True):
+                figures.copy_(total)
 
     def nonfinite(self) -> list[str]:
         launches = [launch for launch in self.launches if isinstance(launch, Launch)]
@@ -168,10 +183,10 @@ class TritonRun:
         return [name for name, finite in zip(names, flags, strict=True) if not finite]
 
     def write(self) -> Statistics:
-        if self.at_once:
-            assert self.replay is not None
-            with on_device(self.replay.device):
-                self.replay.run(self.launch_all, self.key())
+        if self.rounds is not None:
+            with on_device(self.launches[0].device):
+                for _ in self.rounds:
+                    pass
         else:
             for launch in self.launches:
                 with on_device(launch.device):
@@ -190,13 +205,19 @@ class TritonRun:
         others = [launch.key() for launch in self.launches if not isinstance(launch, KronLaunch)]
         return tuple(others), None if self.batches is None else self.batches.key()
 
-    def launch_all(self) -> None:
+    def launch_all(self) -> Launches:
+        sharded = [launch for launch in self.launches if isinstance(launch, Launch) and launch.bucket.parts]
+        rounds = [(launch.bucket.parts[0], launch.passes.measure(launch.step)) for launch in sharded]
+        while sums := [(part, each) for part, own in rounds for each in next(own, ())]:
+            yield from complete(sums)
+        yield None
         for launch in self.launches:
-            for _ in launch.measure():
+            for _ in () if launch in sharded else launch.measure():
                 pass
             launch.write()
 
     def release(self, *, taken: bool) -> None:
+        self.rounds = None
         for launch in self.launches:
             launch.release()
 
@@ -208,6 +229,18 @@ def held_in(place: Tensor | None, value: Tensor | None) -> Tensor | None:
     if place is None or place.dtype != value.dtype:
         return value.clone()
     return place.copy_(value)
+
+
+def complete(sums: Sequence[tuple[Part, Any]]) -> Launches:
+    """Ask for the sums of several launches: those that go over the same ranks as one figure."""
+    together: dict[Hashable, list[Tensor]] = defaultdict(list)
+    for part, own in sums:
+        together[part.across(own.axes)].append(own.tensor)
+    asked: list[Any] = [(torch.cat([x.reshape(-1) for x in own]), groups) for groups, own in together.items()]
+    yield asked
+    for (figures, _), tensors in zip(asked, together.values(), strict=True):
+        for x, total in zip(tensors, figures.split([x.numel() for x in tensors]), strict=True):
+            x.copy_(total.view_as(x))
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -38,10 +38,18 @@ class Agreement:
         self.places: Mapping[Tensor, tuple[str, int]] = {}
         self.distributed: list[tuple[str, Tensor, int]] = []
         self.reached: set[Hashable] = set()
+        self.rules: Sequence[type[Rule]] = ()
+        #: The kinds of options that ranks agreed on last.
+        self.latest: Hashable = None
+
+    def holds(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the options of the same groups are of the kinds that ranks agreed on last."""
+        return not self.distributed or kinds_of(self.rules, groups) == self.latest
 
     def forget(self) -> None:
         """Ask again before the next step."""
         self.reached.clear()
+        self.latest = None
 
     def reach(
         self,
@@ -64,7 +72,9 @@ class Agreement:
             return
         # one by one, ranks are at the same parameter at different times, and have gradients for others or not
         present = b"" if one_by_one else bytes(p.grad is not None for _, p, _ in self.distributed)
-        news = present, tuple(kinds(own_options(*both)) for both in zip(rules, groups, strict=True))
+        self.rules, self.latest = rules, None
+        options = kinds_of(rules, groups)
+        news = present, options
         if news not in self.reached:
             divided = [(name, p, index, self.groups_of(name, p, rules[index])) for name, p, index in self.distributed]
             divided = [each for each in divided if each[-1]]
@@ -72,6 +82,7 @@ class Agreement:
             lines = [told, *describe(rules, divided, groups, overrides, gradients=not one_by_one)]
             check_agreement(lines, [group for *_, across in divided for group in across])
             self.reached.add(news)
+        self.latest = options
 
     def groups_of(self, name: str, p: Tensor, rule: type[Rule]) -> tuple[MeshGroup, ...]:
         """The groups over which a parameter may send messages."""
@@ -161,6 +172,10 @@ def own_options(rule: type[Rule], group: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def own_names(rule: type[Rule]) -> frozenset[str]:
     return frozenset({*option_names(rule), *BESIDE_OPTIONS})
+
+
+def kinds_of(rules: Sequence[type[Rule]], groups: Sequence[Mapping[str, Any]]) -> Hashable:
+    return tuple(kinds(own_options(*both)) for both in zip(rules, groups, strict=True))
 
 
 def kinds(options: Mapping[str, Any]) -> tuple[Hashable, ...]:
