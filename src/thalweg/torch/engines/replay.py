@@ -1,8 +1,8 @@
 """Steps that are replayed: launches recorded once as a CUDA graph, and what moves between them copied in one piece.
 
 Kernels find tensors and rates in tables on the device. So a recorded step serves wherever gradients are: a step is one
-copy of what has moved, and one replay. Where other ranks are asked on the way, there is a graph before each question
-and one after the last.
+copy of what has moved, and one replay. Where ranks send messages on the way, there is a graph before each of them and
+one after the last.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from thalweg.errors import FallbackWarning
 from thalweg.spaces.sharded import Asked
+from thalweg.torch.sharding.owners import Errand
 
 #: Equal steps after which one is recorded, and recorded steps that are kept: with a refresh of factors and without.
 WARM, MOST_RECORDED = 3, 4
@@ -107,15 +108,17 @@ class Moving:
             self.has_news = False
 
 
-#: What other ranks are asked between launches, figures that are answered in place; None: all is measured.
-Launches: TypeAlias = Iterator[Sequence[Asked] | None]
+#: What happens between launches: sums are asked of other ranks, and written in place, or messages are sent.
+Between: TypeAlias = Sequence[Asked] | Errand
+#: None: all is measured.
+Launches: TypeAlias = Iterator[Between | None]
 
 
 class Recorded(NamedTuple):
     """A recorded step."""
 
-    #: Each with what is asked after it, of which there is nothing after the last.
-    graphs: list[tuple[torch.cuda.CUDAGraph, Sequence[Asked] | None]]
+    #: Each with what happens after it; None: it is the last.
+    graphs: list[tuple[torch.cuda.CUDAGraph, Between | None]]
     #: What tables are to hold, and who fills them. Other steps leave their own there.
     tables: list[tuple[Any, Tensor, Tensor]]
 
@@ -123,12 +126,12 @@ class Recorded(NamedTuple):
         for uploads, table, values in self.tables:
             if not is_latest or uploads.captured:  # or a graph of the user's may have filled it
                 uploads.refill(table, values)
-        for graph, asked in self.graphs:
-            if asked is None:
+        for graph, between in self.graphs:
+            if between is None:
                 yield None
             graph.replay()
-            if asked is not None:
-                yield asked
+            if between is not None:
+                yield between
 
 
 class Replay:
@@ -178,18 +181,20 @@ class Replay:
         token = deferred.set(recorded.tables)
         try:
             with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
-                asked: Sequence[Asked] | None = ()
+                between: Between | None = ()
                 pool = torch.cuda.graph_pool_handle()
-                while asked is not None:
+                while between is not None:
                     graph = torch.cuda.CUDAGraph()
                     # other threads, such as those of data loaders and of NCCL, may go on with what they do
                     graph.capture_begin(pool, capture_error_mode="thread_local")
                     try:
+                        if recorded.graphs:
+                            torch.zeros(1, device=self.device)  # torch warns of graphs with nothing in them
                         # the last graph goes on where all is measured
-                        asked = next((each for each in launches if each is not None), None)
+                        between = next((each for each in launches if each is not None), None)
                     finally:
                         graph.capture_end()
-                    recorded.graphs.append((graph, asked))
+                    recorded.graphs.append((graph, between))
         except RuntimeError as error:
             self.works = False
             warnings.warn(

@@ -87,7 +87,7 @@ class TritonRun:
         self.replay: Replay | None = None
         #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
         self.rounds: Launches | None = None
-        if len(devices) == 1 and not any(isinstance(launch, OwnedLaunch) for launch in self.launches):
+        if len(devices) == 1:
             (device,) = devices
             kron = [launch for launch in self.launches if isinstance(launch, KronLaunch)]
             parts = [part for launch in self.launches if not isinstance(launch, KronLaunch) for part in launch.parts()]
@@ -165,15 +165,18 @@ class TritonRun:
         return [self.ask()] if self.sharded else []
 
     def ask(self) -> Computation:
-        """Go on until all is measured; other ranks complete sums in place."""
+        """Go on until all is measured; sums are completed in place."""
         assert self.rounds is not None
         while True:
             with on_device(self.launches[0].device):
-                asked = next(self.rounds)
-            if asked is None:
-                return
-            whole = yield Question(summed, asked)
-            for (figures, _), total in zip(asked, whole, strict=True):
+                between = next(self.rounds)
+                if between is None:
+                    return
+                if callable(between):
+                    between()
+                    continue
+            whole = yield Question(summed, between)
+            for (figures, _), total in zip(between, whole, strict=True):
                 figures.copy_(total)
 
     def nonfinite(self) -> list[str]:
@@ -210,10 +213,16 @@ class TritonRun:
         rounds = [(launch.bucket.parts[0], launch.passes.measure(launch.step)) for launch in sharded]
         while sums := [(part, each) for part, own in rounds for each in next(own, ())]:
             yield from complete(sums)
+        owned = [launch for launch in self.launches if isinstance(launch, OwnedLaunch)]
+        if owned:
+            answers = yield from self.engine.owners.make_in_turn([launch.show() for launch in owned])
+            for each, answer in zip(owned, answers, strict=True):
+                each.take(answer)
         yield None
         for launch in self.launches:
-            for _ in () if launch in sharded else launch.measure():
-                pass
+            if launch not in [*sharded, *owned]:
+                for _ in launch.measure():
+                    pass
             launch.write()
 
     def release(self, *, taken: bool) -> None:

@@ -34,6 +34,7 @@ from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.results import request_of
 from thalweg.torch.sharding.collectives import Computation, Question
 from thalweg.torch.sharding.owners import Owners
+from thalweg.torch.sharding.requests import Request
 from thalweg.torch.wholes import space_of_kernels
 
 NUMBERED = itertools.count()
@@ -291,7 +292,7 @@ class OwnedLaunch(WholeLaunch):
     """One bucket of shards, on which owners do the middle part."""
 
     def __init__(self, bucket: Bucket, owners: Owners, by_elements: LayOut) -> None:
-        self.owners, self.answer = owners, Direction([], {}, {})
+        self.owners, self.made = owners, cast(Sequence[Tensor], ())
         super().__init__(bucket, Room(), by_elements)
 
     def lay_out(self, bucket: Bucket) -> None:
@@ -306,8 +307,15 @@ class OwnedLaunch(WholeLaunch):
     def is_stale(self) -> bool:
         return False
 
+    def key(self) -> Hashable:
+        return self.bucket.setting.stored_rule, super().key()
+
     def measure(self) -> Computation:
         """Write momentum, and ask owners for the direction."""
+        self.take((yield Question(self.owners.make, [self.show()]))[0])
+
+    def show(self) -> Request:
+        """Write momentum; what owners are asked then."""
         for tensor, held in self.staged:
             held.copy_(tensor)
         shown: list[Any] = [None] * len(self.bucket.names)
@@ -316,22 +324,23 @@ class OwnedLaunch(WholeLaunch):
             for i, x in zip(own, stack.shown.unbind(), strict=True):
                 shown[i] = x
         rule = cast(WholeRule, self.bucket.setting.stored_rule)
-        (self.answer,) = yield Question(
-            self.owners.make, [request_of(rule, self.bucket, [TensorList(shown)], {}, 0, due=True)]
-        )
+        return request_of(rule, self.bucket, [TensorList(shown)], {}, 0, due=True)
+
+    def take(self, answer: Direction) -> None:
+        self.made = answer.tensor
+        for stack, own in zip(self.stacks, self.members, strict=True):
+            for key, figures in answer.figures.items():
+                stack.tell(key, torch.stack([figures[i] for i in own]))
 
     def write(self) -> None:
         for stack, own in zip(self.stacks, self.members, strict=True):
-            stack.apply([self.answer.tensor[i] for i in own])
+            stack.apply([self.made[i] for i in own])
         for tensor, held in self.staged:
             tensor.copy_(held)
 
     def release(self) -> None:
-        self.answer = self.answer._replace(tensor=[])
+        self.made = ()
         super().release()
-
-    def figures(self, index: int) -> dict[str, Any]:
-        return {**self.rate, **{key: own[index] for key, own in self.answer.figures.items()}}
 
 
 def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
