@@ -19,7 +19,7 @@ from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.sharding.shards import is_distributed, local
 
 DEVICE, DTYPE, GRAD, LAYOUT, SHAPE = map(operator.attrgetter, ("device", "dtype", "grad", "layout", "shape"))
-LOCAL = operator.attrgetter("_local_tensor")
+LOCAL, SPEC, GRAD_SPEC = map(operator.attrgetter, ("_local_tensor", "_spec", "grad._spec"))
 States: TypeAlias = Mapping[Tensor, Any]
 Given: TypeAlias = list[list[Tensor]]
 #: Gives what parameters are stepped by, in the place of their gradients.
@@ -43,7 +43,7 @@ def look_at(given: Given, order: list[int], states: States, read: Read | None = 
         return PlainLook(given, order, states, read)
     python, params = interpreter(), list(chain.from_iterable(given))
     stepped = [params[i] for i in order]
-    kept = [*stepped, *chain.from_iterable(map(dict.values, states.values()))]
+    kept = [*stepped, *entries_of(states)]
     if python is not None and any(map(is_distributed, stepped)):
         if all(has_strides_and_memory(getattr(x, "_local_tensor", x)) for x in [*kept, *map(GRAD, stepped)]):
             divided = DividedLook(python, given, order, states)
@@ -134,36 +134,32 @@ class DividedLook:
 
     def __init__(self, python: Interpreter, given: Given, order: list[int], states: States) -> None:
         self.sizes, self.params = list(map(len, given)), list(chain.from_iterable(given))
-        stepped = [self.params[i] for i in order]
-        self.divided = list(filter(is_distributed, stepped))
-        self.objects = objects_of(states)
-        every = dict(enumerate([*stepped, *entries_of(states)]))
-        #: Of what stays where it is: DTensors by number, and the parts of all.
-        self.dtensors = {i: x for i, x in every.items() if is_distributed(x)}
-        self.held = {i: local_part(x) for i, x in every.items()}
+        stepped, self.entries = [self.params[i] for i in order], entries_of(states)
+        kept = [*stepped, *self.entries]
+        self.sharded = list(filter(is_distributed, stepped))
+        self.dtensors = list(filter(is_distributed, kept))
+        self.parts = list(map(LOCAL, self.dtensors))
+        self.held = {0: dict(enumerate(map(local_part, kept)))}
         self.stand_ins = [[stand_for(p, has_gradient=i in set(order)) for i, p in enumerate(self.params)]]
-        lines = [line for x in (*self.stand_ins[0], *self.held.values()) for line in memory_of(x)]
-        self.native = Look(python, self.stand_ins, order, {0: self.held}, lines)
+        lines = [line for x in (*self.stand_ins[0], *self.held[0].values()) for line in memory_of(x)]
+        self.native = Look(python, self.stand_ins, order, self.held, lines)
 
     def find_gradients(self, given: Given, states: States) -> tuple[list[Any], array[int], bool] | None:
         if list(map(len, given)) != self.sizes or not are_the_same(list(chain.from_iterable(given)), self.params):
             return None
-        if not are_the_same(objects_of(states), self.objects):
+        same = are_the_same(entries_of(states), self.entries)
+        if not same or not are_the_same(list(map(LOCAL, self.dtensors)), self.parts):
             return None
-        self.held.update(zip(self.dtensors, map(LOCAL, self.dtensors.values()), strict=True))
         try:
-            found = self.native.find_gradients(self.stand_ins, {0: self.held})
+            found = self.native.find_gradients(self.stand_ins, self.held)
+            specs = list(map(GRAD_SPEC, self.sharded))
         except AttributeError:  # a gradient is gone, or no DTensor
             return None
-        return found if are_placed_alike(self.divided, list(map(GRAD, self.divided))) else None
+        return found if are_placed_alike(list(map(SPEC, self.sharded)), specs) else None
 
 
 def entries_of(states: States) -> list[Any]:
     return list(chain.from_iterable(map(dict.values, states.values())))
-
-
-def objects_of(states: States) -> list[Any]:
-    return [*states, *states.values(), *entries_of(states)]
 
 
 class PlainLook:
@@ -183,7 +179,7 @@ class PlainLook:
         own = [grads[i] for i in self.order]
         if sum(g is not None for g in grads) != len(own) or any(g is None for g in own):
             return None
-        if self.are_dtensors and not are_placed_alike(self.stepped, own):
+        if self.are_dtensors and not are_placed_alike(specs_of(self.stepped), specs_of(own)):
             return None
         objects, forms = self.look(own, states)
         if forms != self.forms or not are_the_same(objects, self.objects):
@@ -195,12 +191,13 @@ class PlainLook:
 
     def look(self, own: list[Any], states: States) -> tuple[list[Any], list[Any]]:
         """What must be the same objects, and how and where all are stored. own: the gradients."""
-        kept = self.local_parts([*self.stepped, *entries_of(states)])
+        entries = entries_of(states)
+        kept = self.local_parts([*self.stepped, *entries])
         every = [*self.local_parts(own), *kept]
         forms = [*map(type, own), *map(LAYOUT, every), *map(DTYPE, every), *map(DEVICE, every), *map(SHAPE, every)]
         strides = [x.stride() for x in every if x.layout == torch.strided]
         places = [*map(Tensor.data_ptr, kept), *map(Tensor.is_neg, kept)]
-        return objects_of(states), [*forms, *strides, *places]
+        return [*states, *states.values(), *entries], [*forms, *strides, *places]
 
     def local_parts(self, tensors: list[Any]) -> list[Tensor]:
         return [local_part(x) for x in tensors] if self.are_dtensors else tensors
@@ -212,12 +209,15 @@ def local_part(x: Tensor) -> Tensor:
     return held if held is x or type(held) is Tensor else local(x)
 
 
-def are_placed_alike(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
-    """Whether gradients can be used as they are: on the meshes of their parameters, with their placements."""
+def specs_of(tensors: Sequence[Tensor]) -> list[Any]:
+    return [getattr(x, "_spec", None) for x in tensors]
+
+
+def are_placed_alike(params: Sequence[Any], grads: Sequence[Any]) -> bool:
+    """By specifications: whether gradients are on the meshes of their parameters, with their placements."""
     # FSDP2 gives a gradient the very specification of its parameter
-    own, theirs = ([getattr(x, "_spec", None) for x in some] for some in (params, grads))
-    return are_the_same(own, theirs) or all(
+    return are_the_same(params, grads) or all(
         g is not None and p.placements == g.placements and p.mesh == g.mesh
-        for p, g in zip(own, theirs, strict=True)
+        for p, g in zip(params, grads, strict=True)
         if p is not None
     )
