@@ -105,10 +105,10 @@ class TritonRun:
         self.allowed: Tensor | None = None
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
-        if steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
-            return KronLaunch(self.engine.kron_kernels(), bucket)
         if isinstance(bucket.setting.rule, WholeRule) and bucket.parts:
             return OwnedLaunch(bucket, self.engine.owners, plain_launch)
+        if steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
+            return KronLaunch(self.engine.kron_kernels(), bucket)
         if isinstance(bucket.setting.rule, WholeRule):
             return WholeLaunch(bucket, self.engine.room, plain_launch)
         stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
@@ -217,7 +217,7 @@ class TritonRun:
         if owned:
             answers = yield from self.engine.owners.make_in_turn([launch.show() for launch in owned])
             for each, answer in zip(owned, answers, strict=True):
-                each.take(answer)
+                each.answer = answer
         yield None
         for launch in self.launches:
             if launch not in [*sharded, *owned]:
@@ -227,6 +227,8 @@ class TritonRun:
 
     def release(self, *, taken: bool) -> None:
         self.rounds = None
+        if not taken and any(isinstance(launch, OwnedLaunch) for launch in self.launches):
+            self.engine.owners.forget()
         for launch in self.launches:
             launch.release()
 

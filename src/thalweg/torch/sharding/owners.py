@@ -52,8 +52,12 @@ class Owners:
     def forget(self) -> None:
         """Drop whole factors, because state was loaded or dropped; the next step gathers them again."""
         for team in self.teams.values():
-            team.known.clear()
-            team.whole.clear()
+            team.forget()
+
+    @property
+    def age(self) -> int:
+        """Another one, whenever owners have lost what they kept."""
+        return self.whitening.age + sum(team.age for team in self.teams.values())
 
     def make(self, requests: Sequence[Request]) -> list[Direction]:
         """For each request lists of this rank's shards of tensors that were made, and of its rows of their factors."""
@@ -149,6 +153,13 @@ class Team:
         self.known: dict[str, bool] = {}
         #: By what decides it, what travels together.
         self.slots: dict[Hashable, list[Slot]] = {}
+        self.age = 0
+
+    def forget(self) -> None:
+        """Drop whole factors."""
+        self.known.clear()
+        self.whole.clear()
+        self.age += 1
 
     def meet(self, requests: Sequence[Request]) -> None:
         """Exchange layouts between ranks, and choose owners, if there are parameters that are not known."""
@@ -159,8 +170,7 @@ class Team:
         self.blocks = {name: [theirs[name] for theirs in everyone] for name in everyone[0]}
         costs = [(request.names[i], request.rule.cost(request.parts[i].shape)) for request, i in places]
         self.owners = dict(zip(self.blocks, owners_of(costs, self.shards.size, self.replicas.size), strict=True))
-        self.known.clear()
-        self.whole.clear()
+        self.forget()
         self.slots.clear()
 
     def divide(self, requests: Sequence[Request]) -> list[list[tuple[int, int]]]:
@@ -483,6 +493,15 @@ class OwnerWhitening:
 
     def __init__(self) -> None:
         self.kernels: Any = None
+
+    @property
+    def age(self) -> int:
+        return 0 if self.kernels is None else cast(int, self.kernels.age)
+
+    def follow(self, rule: Kron, t: int) -> None:
+        """Take the numbers of a step, which recorded launches find on the device."""
+        if self.kernels is not None:
+            self.kernels.follow(rule, t)
 
     def whiten(
         self, batch: Batch, request: Request, tensors: Sequence[Sequence[Tensor]], factors: Sequence[State[Tensor]]
