@@ -134,8 +134,8 @@ class DividedLook:
 
     def __init__(self, python: Interpreter, given: Given, order: list[int], states: States) -> None:
         self.sizes, self.params = list(map(len, given)), list(chain.from_iterable(given))
-        stepped, self.entries = [self.params[i] for i in order], entries_of(states)
-        kept = [*stepped, *self.entries]
+        stepped, self.objects = [self.params[i] for i in order], objects_of(states)
+        kept = [*stepped, *entries_of(states)]
         self.sharded = list(filter(is_distributed, stepped))
         self.dtensors = list(filter(is_distributed, kept))
         self.parts = list(map(LOCAL, self.dtensors))
@@ -147,7 +147,7 @@ class DividedLook:
     def find_gradients(self, given: Given, states: States) -> tuple[list[Any], array[int], bool] | None:
         if list(map(len, given)) != self.sizes or not are_the_same(list(chain.from_iterable(given)), self.params):
             return None
-        same = are_the_same(entries_of(states), self.entries)
+        same = are_the_same(objects_of(states), self.objects)
         if not same or not are_the_same(list(map(LOCAL, self.dtensors)), self.parts):
             return None
         try:
@@ -160,6 +160,10 @@ class DividedLook:
 
 def entries_of(states: States) -> list[Any]:
     return list(chain.from_iterable(map(dict.values, states.values())))
+
+
+def objects_of(states: States) -> list[Any]:
+    return [*states.values(), *entries_of(states)]
 
 
 class PlainLook:
@@ -191,13 +195,12 @@ class PlainLook:
 
     def look(self, own: list[Any], states: States) -> tuple[list[Any], list[Any]]:
         """What must be the same objects, and how and where all are stored. own: the gradients."""
-        entries = entries_of(states)
-        kept = self.local_parts([*self.stepped, *entries])
+        kept = self.local_parts([*self.stepped, *entries_of(states)])
         every = [*self.local_parts(own), *kept]
         forms = [*map(type, own), *map(LAYOUT, every), *map(DTYPE, every), *map(DEVICE, every), *map(SHAPE, every)]
         strides = [x.stride() for x in every if x.layout == torch.strided]
         places = [*map(Tensor.data_ptr, kept), *map(Tensor.is_neg, kept)]
-        return [*states, *states.values(), *entries], [*forms, *strides, *places]
+        return [*states, *objects_of(states)], [*forms, *strides, *places]
 
     def local_parts(self, tensors: list[Any]) -> list[Tensor]:
         return [local_part(x) for x in tensors] if self.are_dtensors else tensors
