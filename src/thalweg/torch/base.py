@@ -325,7 +325,8 @@ class Optimizer(torch.optim.Optimizer):
         groups, has_sums = self.param_groups, bool(self._accumulation.waiting)
         repeated = self._latest if only is None and not compiling and not has_sums else None
         if repeated is not None and self._groups.have_same_names(groups):
-            buckets = self._repeat(repeated, only)
+            # the same parameters have gradients then: ranks have agreed on all but options
+            buckets = self._repeat(repeated, only) if self._agreement.holds(groups) else None
             if buckets is not None:
                 return buckets, repeated.runs
         places = self._places()
@@ -360,8 +361,8 @@ class Optimizer(torch.optim.Optimizer):
         return step.recall(self._given(only), self._states_of(only), self._options)
 
     def _note_latest(self, step: RememberedStep, only: Tensor | None) -> None:
-        """The next step may repeat this one; not where ranks have to agree first."""
-        can_repeat = only is None and not self._agreement.distributed and not self._accumulation.waiting
+        """The next step may repeat this one."""
+        can_repeat = only is None and not self._accumulation.waiting
         self._latest = step if can_repeat else None
 
     def _given(self, only: Tensor | None) -> list[list[Tensor]]:

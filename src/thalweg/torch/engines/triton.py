@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from array import array
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
@@ -21,7 +22,7 @@ from thalweg.torch.engines.choice import steps_by_hand
 from thalweg.torch.engines.kron_batches import KronBatches
 from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Statistics
-from thalweg.torch.engines.replay import Moving, Replay
+from thalweg.torch.engines.replay import Launches, Moving, Replay
 from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 from thalweg.torch.sharding.owners import Owners
@@ -87,15 +88,15 @@ class TritonRun:
         self.order: Tensor | None = None
         self.batches: KronBatches | None = None
         self.replay: Replay | None = None
-        #: Whether all is launched when it is time to write: no rank and no user is asked on the way.
-        self.at_once = False
-        if len(devices) == 1 and not self.sharded:
+        #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
+        self.rounds: Launches | None = None
+        if len(devices) == 1:
             (device,) = devices
             kron = [launch for launch in self.launches if isinstance(launch, KronLaunch)]
             parts = [part for launch in self.launches if not isinstance(launch, KronLaunch) for part in launch.parts()]
             tables = [part.passes.tables for part in parts if part.moves]
             handling = buckets[0].setting.handling
-            if handling.needs_norm or handling.may_skip:
+            if not self.sharded and (handling.needs_norm or handling.may_skip):
                 self.squares = squares_for([g for bucket in buckets for g in bucket.grads])
                 tables += [own for own, _ in self.squares]
                 if len(self.squares) > 1:
@@ -116,10 +117,10 @@ class TritonRun:
         self.decision: Decision | None = None
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
-        if steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
-            return KronLaunch(self.engine.kron_kernels(), bucket)
         if isinstance(bucket.setting.rule, WholeRule) and bucket.parts:
             return OwnedLaunch(bucket, self.engine.owners, plain_launch)
+        if steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
+            return KronLaunch(self.engine.kron_kernels(), bucket)
         if isinstance(bucket.setting.rule, WholeRule):
             return WholeLaunch(bucket, self.engine.room, plain_launch)
         stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
@@ -187,8 +188,25 @@ class TritonRun:
 
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""
-        self.at_once = self.moving is not None and on_nonfinite != "raise"
-        return [] if self.at_once else [launch.measure() for launch in self.launches]
+        if self.replay is None or on_nonfinite == "raise":
+            return [launch.measure() for launch in self.launches]
+        self.rounds = self.replay.run(self.launch_all, self.key())
+        return [self.ask()] if self.sharded else []
+
+    def ask(self) -> Computation:
+        """Go on until all is measured; sums are completed in place."""
+        assert self.rounds is not None
+        while True:
+            with on_device(self.launches[0].device):
+                between = next(self.rounds)
+                if between is None:
+                    return
+                if callable(between):
+                    between()
+                    continue
+            whole = yield Question(summed, between)
+            for (figures, _), total in zip(between, whole, strict=True):
+                figures.copy_(total)
 
     def nonfinite(self) -> list[str]:
         launches = [launch for launch in self.launches if isinstance(launch, Launch)]
@@ -197,10 +215,10 @@ class TritonRun:
         return [name for name, finite in zip(names, flags, strict=True) if not finite]
 
     def write(self) -> Statistics:
-        if self.at_once:
-            assert self.replay is not None
-            with on_device(self.replay.device):
-                self.replay.run(self.launch_all, self.key())
+        if self.rounds is not None:
+            with on_device(self.launches[0].device):
+                for _ in self.rounds:
+                    pass
         else:
             for launch in self.launches:
                 with on_device(launch.device):
@@ -222,18 +240,44 @@ class TritonRun:
             decided = self.decision.key(), *(own.is_aligned for own, _ in self.squares)
         return tuple(others), None if self.batches is None else self.batches.key(), decided
 
-    def launch_all(self) -> None:
+    def launch_all(self) -> Launches:
+        sharded = [launch for launch in self.launches if isinstance(launch, Launch) and launch.bucket.parts]
+        rounds = [(launch.bucket.parts[0], launch.passes.measure(launch.step)) for launch in sharded]
+        while sums := [(part, each) for part, own in rounds for each in next(own, ())]:
+            yield from complete(sums)
+        owned = [launch for launch in self.launches if isinstance(launch, OwnedLaunch)]
+        if owned:
+            answers = yield from self.engine.owners.make_in_turn([launch.show() for launch in owned])
+            for each, answer in zip(owned, answers, strict=True):
+                each.answer = answer
+        yield None
         if self.decision is not None:
             self.decision.take(self.measure_gradients())
             self.decision.commit()
         for launch in self.launches:
-            for _ in launch.measure():
-                pass
+            if launch not in [*sharded, *owned]:
+                for _ in launch.measure():
+                    pass
             launch.write()
 
     def release(self, *, taken: bool) -> None:
+        self.rounds = None
+        if not taken and any(isinstance(launch, OwnedLaunch) for launch in self.launches):
+            self.engine.owners.forget()
         for launch in self.launches:
             launch.release()
+
+
+def complete(sums: Sequence[tuple[Part, Any]]) -> Launches:
+    """Ask for the sums of several launches: those that go over the same ranks as one figure."""
+    together: dict[Hashable, list[Tensor]] = defaultdict(list)
+    for part, own in sums:
+        together[part.across(own.axes)].append(own.tensor)
+    asked: list[Any] = [(torch.cat([x.reshape(-1) for x in own]), groups) for groups, own in together.items()]
+    yield asked
+    for (figures, _), tensors in zip(asked, together.values(), strict=True):
+        for x, total in zip(tensors, figures.split([x.numel() for x in tensors]), strict=True):
+            x.copy_(total.view_as(x))
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -34,6 +34,7 @@ from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.results import request_of
 from thalweg.torch.sharding.collectives import Computation, Question
 from thalweg.torch.sharding.owners import Owners
+from thalweg.torch.sharding.requests import Request
 from thalweg.torch.wholes import space_of_kernels
 
 NUMBERED = itertools.count()
@@ -62,13 +63,13 @@ class Stack:
     def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
         setting, rule = bucket.setting, cast(WholeRule, bucket.setting.stored_rule)
         count, shape, device = len(bucket.params), tuple(bucket.params[0].shape), bucket.params[0].device
-        self.key, self.around = own_key(rule, shape), keys_around(rule, shape)
+        self.key, self.around = own_key(rule, bucket.shape), keys_around(rule, bucket.shape)
         dtype = getattr(torch, rule.whole_dtype("float32"))
         self.room = room.of(count * bucket.params[0].numel(), dtype, device)
         self.shown = self.room.view(count, *shape)
         self.states, self.ids = bucket.states, [tensor_id(name) for name in bucket.names]
         #: Entries with a shape of their own, which are whole tensors too, and those that the host decides by.
-        self.whole_keys, self.counts = rule.keys(shape, PerSlice), rule.keys(shape, Count)
+        self.whole_keys, self.counts = rule.keys(bucket.shape, PerSlice), rule.keys(bucket.shape, Count)
         self.space = xp if rule.has_factors else space_of_kernels()
         #: Unlike an id, never that of a stack that is gone.
         self.number = next(NUMBERED)
@@ -151,8 +152,7 @@ class Stack:
         if self.steps is not None:
             torch._foreach_add_([s["step"] for s in self.states], 1)
         for key, count in self.after.items():
-            for s in self.states:
-                s[key].copy_(count)
+            torch._foreach_copy_([s[key] for s in self.states], [count] * len(self.states))
 
     def are_together(self) -> bool:
         """Whether the host decides the same for all."""
@@ -296,42 +296,60 @@ class OwnedLaunch(WholeLaunch):
 
     def lay_out(self, bucket: Bucket) -> None:
         """Make a stack for each shape of shards, with memory of its own: all travel together."""
-        alike: dict[Any, list[int]] = defaultdict(list)
-        for i, p in enumerate(bucket.params):
-            alike[p.shape].append(i)
+        by_shape: dict[Any, list[int]] = defaultdict(list)
+        for place, own in enumerate(alike(bucket)):
+            for i in own:
+                by_shape[place, bucket.params[i].shape].append(i)
         staged, self.staged = stage_shards(bucket)
-        self.members = [*alike.values()]
+        self.members = [*by_shape.values()]
         self.stacks = [Stack(staged.chosen(own), Room(), self.by_elements) for own in self.members]
 
     def is_stale(self) -> bool:
         return False
 
+    def key(self) -> Hashable:
+        return self.bucket.setting.stored_rule, self.owners.age, super().key()
+
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
+        super().prepare(bucket, grads, places)
+        if bucket.t is not None:
+            self.owners.whitening.follow(cast(Any, bucket.setting.stored_rule), bucket.t)
+
     def measure(self) -> Computation:
         """Write momentum, and ask owners for the direction."""
+        (self.answer,) = yield Question(self.owners.make, [self.show()])
+
+    def show(self) -> Request:
+        """Write momentum; what owners are asked then."""
         for tensor, held in self.staged:
             held.copy_(tensor)
-        shown: list[Any] = [None] * len(self.bucket.names)
+        bucket, count = self.bucket, len(self.bucket.names)
+        shown: list[Any] = [None] * count
+        due = [False] * count
         for stack, own in zip(self.stacks, self.members, strict=True):
             stack.show()
             for i, x in zip(own, stack.shown.unbind(), strict=True):
-                shown[i] = x
-        rule = cast(WholeRule, self.bucket.setting.stored_rule)
-        (self.answer,) = yield Question(
-            self.owners.make, [request_of(rule, self.bucket, [TensorList(shown)], {}, 0, due=True)]
-        )
+                shown[i], due[i] = x, stack.due
+        rule = cast(WholeRule, bucket.setting.stored_rule)
+        state = {key: TensorList([s[key] for s in bucket.states]) for key in self.stacks[0].whole_keys}
+        request = replace(request_of(rule, bucket, [TensorList(shown)], state, bucket.t or 0, due=True), due=due)
+        self.changes = request.changes
+        return request
 
     def write(self) -> None:
+        for key, rows in self.answer.state.items() if self.changes else ():
+            torch._foreach_copy_([s[key] for s in self.bucket.states], list(rows))
         for stack, own in zip(self.stacks, self.members, strict=True):
+            figures = {key: torch.stack([each[i] for i in own]) for key, each in self.answer.figures.items()}
+            for key, figure in stack.rule.show_figures(xp, figures, stack.due).items():
+                stack.tell(key, figure)
             stack.apply([self.answer.tensor[i] for i in own])
         for tensor, held in self.staged:
             tensor.copy_(held)
 
     def release(self) -> None:
-        self.answer = self.answer._replace(tensor=[])
+        self.answer = Direction([], {}, {})
         super().release()
-
-    def figures(self, index: int) -> dict[str, Any]:
-        return {**self.rate, **{key: own[index] for key, own in self.answer.figures.items()}}
 
 
 def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
