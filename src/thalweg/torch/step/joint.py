@@ -37,7 +37,11 @@ class Outcome(NamedTuple):
 def decide(
     handling: Handling, squares: Tensor, unscale: Tensor | None, allowed: Tensor | None, norms: Tensor | None
 ) -> Outcome:
-    """squares: of each gradient, infinite where they overflow. unscale: multiplies gradients. norms: former ones."""
+    """What all gradients decide together.
+
+    squares: of each, infinite where they overflow. unscale: multiplies all gradients before. norms: those of former
+    steps.
+    """
     limit, spikes = handling.max_grad_norm, handling.guard
     squares, finite = squares.double(), torch.isfinite(squares)
     guards, factors, judgement = [] if allowed is None else [allowed.to(squares.device)], [], None
@@ -84,9 +88,8 @@ class JointDecision(Decision):
 
     def key(self) -> Hashable:
         """What the launches of :meth:`take` depend on."""
-        own, norms = self.handling, self.joint.norms
-        given = self.unscale is None, self.guard is None, None if norms is None else norms.data_ptr()
-        return own.max_grad_norm, own.guard, own.on_nonfinite, *given
+        own, read = self.handling, (self.unscale, self.guard, self.joint.norms)
+        return own.max_grad_norm, own.guard, own.on_nonfinite, *(None if x is None else x.data_ptr() for x in read)
 
     def take(self, squares: Tensor) -> None:
         """Decide. squares: of each gradient."""
@@ -163,13 +166,14 @@ class JointGradient:
                 self.latest = decision
                 news = dict(grad_scale=decision.scale, allowed=decision.allowed, decision=decision)
                 return [bucket.renewed(**news) for bucket in buckets]
-            decision = self.latest = self.pending = JointDecision(self, names_in(buckets))
+            decision = JointDecision(self, names_in(buckets))
             squares = squares_of(buckets, native=native)
             every = torch.cat([each.to(squares[0].device, torch.float64) for each in squares])
             if handling.on_nonfinite == "raise":
                 check_all_finite(decision.names, torch.isfinite(every), in_order)
             decision.ask(handling, scale, allowed, every.device)
             decision.take(every)
+            self.latest = self.pending = decision
             scale, allowed = decision.scale, decision.allowed
         if scale is None and allowed is None:
             return buckets
