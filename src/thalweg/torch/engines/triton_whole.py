@@ -316,6 +316,9 @@ class WholeLaunch:
         return {**self.rate, **shown}
 
     def count_step(self) -> None:
+        on_host, allowed = any(stack.host_counts for stack in self.stacks), self.bucket.allowed
+        if not on_host or (allowed is not None and not allowed):
+            return
         for stack in self.stacks:
             stack.count_step()
 
@@ -380,7 +383,10 @@ class OwnedLaunch(WholeLaunch):
 
     def write(self) -> None:
         for key, rows in self.answer.state.items() if self.changes else ():
-            torch._foreach_copy_([s[key] for s in self.bucket.states], list(rows))
+            kept = [s[key] for s in self.bucket.states]
+            if self.bucket.allowed is not None:
+                rows = [torch.where(self.bucket.allowed, row, old) for row, old in zip(rows, kept, strict=True)]
+            torch._foreach_copy_(kept, list(rows))
         for stack, own in zip(self.stacks, self.members, strict=True):
             figures = {key: torch.stack([each[i] for i in own]) for key, each in self.answer.figures.items()}
             for key, figure in stack.rule.show_figures(xp, figures, stack.due).items():
