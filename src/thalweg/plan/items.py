@@ -144,7 +144,7 @@ def item_of(tensor: Tensor, setting: Setting, place: Place | None = None, rank: 
     setting = setting.for_shape(tensor.shape)
     found = axes_cut(tensor, place) if place is not None else {}
     if place is None or not found:
-        return Item(tensor, setting)
+        return Item(tensor, setting, codes=None if place is None else place.message_dtype)
     held, rule = local(tensor, place, rank), setting.rule_at(1)
     mesh = tuple(tuple(name for name, at in found.items() if at == axis) for axis in range(len(tensor.shape)))
     if isinstance(rule, WholeRule) and rule.has_whole_slices(tensor.shape, tuple(found.values())):

@@ -64,7 +64,9 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> Peak:
     steps = [step for way, own in ways.items() for b in own for step in steps_of(b, way, device, selects=selects)]
     most, used = round(ON_TOP * in_turn(steps, together=policy == "raise")), " + ".join(sorted(ways))
     if device == "cuda":
-        buckets = [*in_place, *(bucket for own in ways.values() for bucket in own)]
+        buckets = [bucket for own in ways.values() for bucket in own]
+        if buckets or any(bucket[0].across(None) for bucket in in_place):  # else kernels measure gradients themselves
+            buckets += in_place
         # between fused kernels, stacks of whole tensors are multiplied by libraries
         is_bound = bool(steps) or any(b[0].rule.needs_whole and not is_by_hand(b[0]) for b in in_place)
         return Peak(gpu_scratch(in_place) + max(most, joint_bytes(buckets)), used, is_bound)
@@ -122,7 +124,7 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
         shown = isinstance(rule, WholeRule) and rule.is_stackable(bucket[0].shape)
         stacked = isinstance(rule, WholeRule) and not shown and not apart  # with gradients and state
         for part in cut(bucket, WHOLE_CHUNK if device == "cuda" and shown else CHUNK):
-            step = add_footprints([measure_item(item, **ways) for item in part])
+            step = add_footprints([measure_item(item, given_noise=draws_apart(item, device), **ways) for item in part])
             copied = sum(map(size_of, part)) if stacked and len(part) > 1 else 0
             yield step._replace(peak=step.peak + copied, is_copy=copied > 0)
     else:  # Kron on CPUs: noise by native code, small tensors of equal shape as one stack
@@ -135,6 +137,13 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
                 step = add_footprints([measure_item(part[0], given_noise=True, **ways)] * len(part))
                 copied = sum(map(size_of, part)) if len(part) > 1 else 0
                 yield step._replace(peak=step.peak + copied, is_copy=copied > 0)
+
+
+def draws_apart(item: Item, device: str) -> bool:
+    """Whether native code or a kernel draws the noise of a parameter, without temporaries."""
+    knows_step = not item.setting.handling.may_skip or device == "cpu"
+    has_code = reason_missing() is None if device == "cpu" else item.tensor.dtype == "float32"
+    return isinstance(item.rule, WholeRule) and knows_step and has_code
 
 
 def measure_item(item: Item, **ways: Any) -> Footprint:

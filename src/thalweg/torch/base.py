@@ -63,7 +63,8 @@ from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.accumulation import Accumulation, count_accumulated
 from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
-from thalweg.torch.step.gradients import JointGradient, gradient_of
+from thalweg.torch.step.gradients import gradient_of
+from thalweg.torch.step.joint import JointGradient
 from thalweg.torch.step.look import GRAD
 from thalweg.torch.step.remembered import MOST_REMEMBERED, RememberedStep, presence_of
 from thalweg.torch.step.runs import Runs
@@ -312,7 +313,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _prepare(self, only: Tensor | None, *, compiling: bool) -> tuple[list[Bucket], Runs]:
         buckets, runs = self._recall(only, compiling=compiling)
-        return self._join_gradients(buckets), runs
+        return self._join_gradients(buckets, runs), runs
 
     _prepare_eagerly = torch.compiler.disable(_prepare)  # type: ignore[no-untyped-call]
 
@@ -419,13 +420,12 @@ class Optimizer(torch.optim.Optimizer):
         self._written = True
         return True
 
-    def _join_gradients(self, buckets: list[Bucket]) -> list[Bucket]:
+    def _join_gradients(self, buckets: list[Bucket], runs: Runs) -> list[Bucket]:
         """Buckets with what depends on all gradients together."""
-        return self._joint.join_gradients(
+        return self._joint.join(
             buckets,
-            limit=self.param_groups[0]["max_grad_norm"],
-            spikes=self._groups.settings[0].base.handling.guard,
-            on_nonfinite=self.param_groups[0]["on_nonfinite"],
+            runs,
+            self._groups.settings[0].base.handling,
             # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
             grad_scale=self._divisor() if self._accumulation.waiting else getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
@@ -719,8 +719,7 @@ class Optimizer(torch.optim.Optimizer):
                 return value
             return value.item() if value.numel() == 1 else value.squeeze().cpu()
 
-        joint = {} if self._joint.judgement is None else self._joint.judgement.figures
-        found = {name: {**self._last[name](), **joint} for name in self._in_order(self._last)}
+        found = {name: {**self._last[name](), **self._joint.figures} for name in self._in_order(self._last)}
         return {name: {key: plain(v) for key, v in figures.items()} for name, figures in found.items()}
 
     @property

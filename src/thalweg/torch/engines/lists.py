@@ -38,6 +38,8 @@ class Lists:
 class ListsRun:
     """One step of buckets as lists: nothing is laid out."""
 
+    measures_gradients = False
+
     def __init__(self, owners: Owners, most: int) -> None:
         self.owners, self.most = owners, most
         self.buckets: Sequence[Bucket] = ()

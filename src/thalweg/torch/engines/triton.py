@@ -20,8 +20,8 @@ from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.choice import steps_by_hand
 from thalweg.torch.engines.kron_batches import KronBatches
-from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
-from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
+from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
+from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Statistics
 from thalweg.torch.engines.replay import Launches, Moving, Replay
 from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of
 from thalweg.torch.sharding.collectives import Computation, Question, summed
@@ -83,6 +83,9 @@ class TritonRun:
         self.is_new, self.sharded = True, any(bucket.parts for bucket in buckets)
         devices = {launch.device for launch in self.launches}
         self.moving: Moving | None = None
+        #: By dtype, all gradients, and their places in the order of the buckets; empty if their squares are not needed.
+        self.squares: list[tuple[Any, list[int]]] = []
+        self.order: Tensor | None = None
         self.batches: KronBatches | None = None
         self.replay: Replay | None = None
         #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
@@ -92,6 +95,13 @@ class TritonRun:
             kron = [launch for launch in self.launches if isinstance(launch, KronLaunch)]
             parts = [part for launch in self.launches if not isinstance(launch, KronLaunch) for part in launch.parts()]
             tables = [part.passes.tables for part in parts if part.moves]
+            handling = buckets[0].setting.handling
+            if not self.sharded and (handling.needs_norm or handling.may_skip):
+                self.squares = squares_for([g for bucket in buckets for g in bucket.grads])
+                tables += [own for own, _ in self.squares]
+                if len(self.squares) > 1:
+                    order = torch.tensor([i for _, own in self.squares for i in own]).argsort()
+                    self.order = order.to(device)
             self.moving = Moving(device, tables, [launch.batch for launch in kron], len(parts))
             for place, part in enumerate(parts):
                 part.moving = self.moving, place
@@ -100,9 +110,11 @@ class TritonRun:
             if kron:
                 self.batches = KronBatches(kron, self.of_kron(buckets), self.moving)
             self.replay = Replay(device)
-        #: What a GradScaler or the joint norm decides, where recorded steps find it.
+        self.measures_gradients = bool(self.squares)
+        #: What a GradScaler decides, where recorded steps find it; or what decides when the gradients are measured.
         self.scale: Tensor | None = None
         self.allowed: Tensor | None = None
+        self.decision: Decision | None = None
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
         if isinstance(bucket.setting.rule, WholeRule) and bucket.parts:
@@ -116,7 +128,8 @@ class TritonRun:
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         scale, allowed = buckets[0].grad_scale, buckets[0].allowed
-        if self.moving is not None and (scale is not None or allowed is not None):
+        self.decision = buckets[0].decision
+        if self.decision is None and self.moving is not None and (scale is not None or allowed is not None):
             self.scale, self.allowed = held_in(self.scale, scale), held_in(self.allowed, allowed)
             buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
         together = self.batches is not None and all(self.in_place) and self.batches.prepare(self.of_kron(buckets))
@@ -130,6 +143,8 @@ class TritonRun:
             launch.prepare(bucket, grads, places)
         if self.batches is not None and not together:
             self.batches.note(self.of_kron(buckets))
+        if self.decision is not None:
+            self.follow_gradients(buckets)
         if self.moving is not None:
             self.moving.upload()
         capturing = is_capturing(self.params[0].device)
@@ -138,6 +153,20 @@ class TritonRun:
         if self.engine.kron is not None:
             self.prepare_kron(buckets, capturing)
         self.is_new = False
+
+    def follow_gradients(self, buckets: Sequence[Bucket]) -> None:
+        """Note where the gradients are whose squares are to be found."""
+        places = array("Q")
+        for launch, bucket, in_place in zip(self.launches, buckets, self.in_place, strict=True):
+            known = bucket.addresses if in_place else None
+            places.extend(map(Tensor.data_ptr, launch.grads) if known is None else known)
+        for own, members in self.squares:
+            own.follow(places if len(self.squares) == 1 else array("Q", [places[i] for i in members]))
+
+    def measure_gradients(self) -> Tensor:
+        """The squares of all gradients, in the order of the buckets."""
+        found: list[Tensor] = [own.measure() for own, _ in self.squares]
+        return found[0] if self.order is None else torch.cat(found)[self.order]
 
     def of_kron(self, buckets: Sequence[Bucket]) -> list[Bucket]:
         """Those of the buckets that Kron's own kernels step."""
@@ -206,7 +235,10 @@ class TritonRun:
     def key(self) -> Hashable:
         """What all launches depend on beside tables."""
         others = [launch.key() for launch in self.launches if not isinstance(launch, KronLaunch)]
-        return tuple(others), None if self.batches is None else self.batches.key()
+        decided = None
+        if self.decision is not None:
+            decided = self.decision.key(), *(own.is_aligned for own, _ in self.squares)
+        return tuple(others), None if self.batches is None else self.batches.key(), decided
 
     def launch_all(self) -> Launches:
         sharded = [launch for launch in self.launches if isinstance(launch, Launch) and launch.bucket.parts]
@@ -219,6 +251,9 @@ class TritonRun:
             for each, answer in zip(owned, answers, strict=True):
                 each.answer = answer
         yield None
+        if self.decision is not None:
+            self.decision.take(self.measure_gradients())
+            self.decision.commit()
         for launch in self.launches:
             if launch not in [*sharded, *owned]:
                 for _ in launch.measure():
@@ -231,15 +266,6 @@ class TritonRun:
             self.engine.owners.forget()
         for launch in self.launches:
             launch.release()
-
-
-def held_in(place: Tensor | None, value: Tensor | None) -> Tensor | None:
-    """A value in memory that stays where it is."""
-    if value is None:
-        return None
-    if place is None or place.dtype != value.dtype:
-        return value.clone()
-    return place.copy_(value)
 
 
 def complete(sums: Sequence[tuple[Part, Any]]) -> Launches:
@@ -293,6 +319,21 @@ def passes_for(bucket: Bucket) -> Any:
     handling = bucket.setting.handling
     sharded = bool(bucket.parts)
     return made.passes_for(operands, bucket.grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
+
+
+def squares_for(grads: Sequence[Tensor]) -> list[tuple[Any, list[int]]]:
+    """By dtype, what finds the squares of gradients, and which they are."""
+    from thalweg.kernels.triton.launching import Compiled
+    from thalweg.kernels.triton.squares import GradientSquares
+    from thalweg.kernels.triton.uploads import Uploads
+
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for i, g in enumerate(grads):
+        by_dtype.setdefault(g.dtype, []).append(i)
+    return [
+        (GradientSquares([grads[i].numel() for i in own], dtype, Uploads(grads[0].device), Compiled()), own)
+        for dtype, own in by_dtype.items()
+    ]
 
 
 def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:
