@@ -87,6 +87,7 @@ class Stack:
         #: replayed steps find them.
         self.t = torch.zeros((), dtype=torch.int64, device=device) if rule.needs_noise else None
         self.steps = None if rule.IN_PARTS else torch.zeros(count, device=device)
+        self.counted = -1
         kept = [*self.counts, *(() if rule.IN_PARTS else ["step"])]
         self.host_counts = {key: HostCounts([s[key] for s in bucket.states]) for key in kept}
         self.figures: dict[str, Tensor] = {}
@@ -134,7 +135,9 @@ class Stack:
         if self.t is not None:
             self.t.fill_(cast(int, bucket.t))
         if self.steps is not None:
-            self.steps.fill_(cast(int, bucket.t) - 1)
+            if self.counted + 1 != bucket.t:  # else the last step has counted it
+                self.steps.fill_(cast(int, bucket.t) - 1)
+            self.counted = cast(int, bucket.t)
         now: dict[str, Any] = dict(grad_scale=bucket.grad_scale, allowed=bucket.allowed)
         self.first.prepare(self.first_bucket.renewed(setting=self.first_setting, **now), grads, places)
         now = dict(lr=bucket.lr, lr_scale=bucket.lr_scale, allowed=bucket.allowed)
@@ -348,6 +351,8 @@ class OwnedLaunch(WholeLaunch):
         staged, self.staged = stage_shards(bucket)
         self.members = [*by_shape.values()]
         self.stacks = [Stack(staged.chosen(own), Room(), self.by_elements) for own in self.members]
+        for stack in self.stacks:
+            stack.t = None  # owners draw noise
 
     def is_stale(self) -> bool:
         return False
