@@ -4,8 +4,9 @@
 
 One process of torch's fake process group, whose messages return at once and carry nothing, steps its half of the
 tensors of a GPT in float32; gradients lie elsewhere at every step, as after ``zero_grad()``. Muon has the matrices
-alone. The figures are the least and the median of the steps in ms, from the call of step() to its return, with an idle
-GPU. ``--calls`` tells what Python functions take most of it.
+alone. Sharded and unsharded steps take turns. The figures are ms from the call of step() to its return, the GPU being
+idle before: medians of unsharded steps, of sharded ones, and of what these take more. ``--calls`` tells what functions
+take most of a sharded step.
 """
 
 from __future__ import annotations
@@ -53,32 +54,34 @@ def params_of(shapes: list[tuple[int, ...]], device: str, mesh: Any) -> tuple[li
     return params, grads
 
 
-def measure(rule: str, given: argparse.Namespace, mesh: Any) -> tuple[list[float], list[str]]:
-    shapes = shapes_of(given.layers, given.width)
-    if rule == "Muon":
-        shapes = [shape for shape in shapes[2:] if len(shape) == 2]
-    params, grads = params_of(shapes, given.device, mesh)
-    named = [(f"p{i}", p) for i, p in enumerate(params)]
-    optimizer = getattr(thalweg.torch, rule)(named, lr=1e-3, **OPTIONS.get(rule, {}))
+class Contestant:
+    """An optimizer with parameters of its own, sharded over a mesh if there is one."""
 
-    def step(turn: int) -> float:
-        for p, g in zip(params, grads[turn % 2], strict=True):
+    def __init__(self, rule: str, given: argparse.Namespace, mesh: Any) -> None:
+        shapes = shapes_of(given.layers, given.width)
+        if rule == "Muon":
+            shapes = [shape for shape in shapes[2:] if len(shape) == 2]
+        self.params, self.grads = params_of(shapes, given.device, mesh)
+        named = [(f"p{i}", p) for i, p in enumerate(self.params)]
+        self.optimizer = getattr(thalweg.torch, rule)(named, lr=1e-3, **OPTIONS.get(rule, {}))
+        self.is_on_gpu = given.device == "cuda"
+
+    def step(self, turn: int) -> float:
+        for p, g in zip(self.params, self.grads[turn % 2], strict=True):
             p.grad = g
-        if given.device == "cuda":
+        if self.is_on_gpu:
             torch.cuda.synchronize()
         begin = time.perf_counter()
-        optimizer.step()
+        self.optimizer.step()
         return 1e3 * (time.perf_counter() - begin)
 
-    times = [step(turn) for turn in range(WARM + given.steps)][WARM:]
-    for p, g in zip(params, grads[0], strict=True):
-        p.grad = g
-    with cProfile.Profile() as profile:
-        optimizer.step()
-    stats: Any = pstats.Stats(profile)
-    calls = sorted(stats.stats.items(), key=lambda pair: -pair[1][2])[: given.calls]
-    lines = [f"{Path(at[0]).name}:{at[2]} {own[1]} calls {1e3 * own[2]:.3f}" for at, own in calls]
-    return times, [f"{sum(own[1] for own in stats.stats.values())} calls", *lines] if given.calls else []
+    def longest_calls(self, count: int) -> list[str]:
+        with cProfile.Profile() as profile:
+            self.step(0)
+        stats: Any = pstats.Stats(profile)
+        calls = sorted(stats.stats.items(), key=lambda pair: -pair[1][2])[:count]
+        lines = [f"{Path(at[0]).name}:{at[2]} {own[1]} calls {1e3 * own[2]:.3f}" for at, own in calls]
+        return [f"{sum(own[1] for own in stats.stats.values())} calls", *lines]
 
 
 def main() -> None:
@@ -94,15 +97,15 @@ def main() -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    sharded = init_device_mesh(given.device, (2,))
+    mesh = init_device_mesh(given.device, (2,))
     for rule in given.rules.split(","):
-        for mesh in (None, sharded):
-            times, calls = measure(rule, given, mesh)
-            told = (
-                f"{rule:10} {'sharded' if mesh else 'unsharded':10} {min(times):7.3f} {statistics.median(times):7.3f}"
-            )
-            sys.stdout.write("\n    ".join([told, *calls]) + "\n")
-            sys.stdout.flush()
+        both = [Contestant(rule, given, each) for each in (None, mesh)]
+        times = [[each.step(turn) for each in both] for turn in range(WARM + given.steps)][WARM:]  # in turns
+        unsharded, sharded, more = zip(*((a, b, b - a) for a, b in times), strict=True)
+        figures = " ".join(f"{statistics.median(own):7.3f}" for own in (unsharded, sharded, more))
+        lines = both[1].longest_calls(given.calls) if given.calls else []
+        sys.stdout.write("\n    ".join([f"{rule:10} {figures}", *lines]) + "\n")
+        sys.stdout.flush()
     dist.destroy_process_group()
 
 

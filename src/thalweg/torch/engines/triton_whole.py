@@ -6,11 +6,13 @@ kernels of its own for all of it, with the options that these serve.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
+from ctypes import c_float
 from dataclasses import fields, replace
 from typing import Any, TypeAlias, cast
 
@@ -19,6 +21,8 @@ from torch import Tensor
 
 from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
+from thalweg.kernels.cpu.library import reason_missing
+from thalweg.kernels.cpu.tables import Counts
 from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Direction, WholeRule
@@ -76,13 +80,16 @@ class Stack:
         self.due: Any = True
         #: The options that the middle part has read: other numbers are another step.
         self.read: set[str] = set()
-        self.after: dict[str, Tensor] = {}
+        self.after: Mapping[str, float] = {}
         #: On the device, whether the step is taken; None: it is.
         self.allowed: Tensor | None = None
         #: The step count for random numbers, counts for kernels where the host counts, and what statistics show: where
         #: replayed steps find them.
         self.t = torch.zeros((), dtype=torch.int64, device=device) if rule.needs_noise else None
         self.steps = None if rule.IN_PARTS else torch.zeros(count, device=device)
+        self.counted = -1
+        kept = [*self.counts, *(() if rule.IN_PARTS else ["step"])]
+        self.host_counts = {key: HostCounts([s[key] for s in bucket.states]) for key in kept}
         self.figures: dict[str, Tensor] = {}
         self.settle(setting)
         self.first_bucket, self.last_bucket = self.for_first(bucket), self.for_last(bucket)
@@ -128,7 +135,9 @@ class Stack:
         if self.t is not None:
             self.t.fill_(cast(int, bucket.t))
         if self.steps is not None:
-            self.steps.fill_(cast(int, bucket.t) - 1)
+            if self.counted + 1 != bucket.t:  # else the last step has counted it
+                self.steps.fill_(cast(int, bucket.t) - 1)
+            self.counted = cast(int, bucket.t)
         now: dict[str, Any] = dict(grad_scale=bucket.grad_scale, allowed=bucket.allowed)
         self.first.prepare(self.first_bucket.renewed(setting=self.first_setting, **now), grads, places)
         now = dict(lr=bucket.lr, lr_scale=bucket.lr_scale, allowed=bucket.allowed)
@@ -141,22 +150,19 @@ class Stack:
 
     def decide(self, t: Any) -> None:
         """By counts that the host keeps: what is due, and what the counts are after the step."""
-        nothing = torch.zeros(())
-        known = {self.key: nothing, **{key: self.states[0][key] for key in self.counts}}
-        prepared = self.rule.prepare(xp, nothing, known, nothing, t)
-        self.due = bool(prepared.due)
-        self.after = {key: prepared.state[key] for key in self.counts}
+        known = tuple((key, self.host_counts[key].read(), self.states[0][key].dtype) for key in self.counts)
+        self.due, self.after = decide_by(self.rule, self.key, known, t)
 
     def count_step(self) -> None:
         """The step is taken: count it where the host does."""
         if self.steps is not None:
-            torch._foreach_add_([s["step"] for s in self.states], 1)
+            self.host_counts["step"].count_on()
         for key, count in self.after.items():
-            torch._foreach_copy_([s[key] for s in self.states], [count] * len(self.states))
+            self.host_counts[key].write(count)
 
     def are_together(self) -> bool:
         """Whether the host decides the same for all."""
-        return len({tuple(float(s[key]) for key in self.counts) for s in self.states}) == 1
+        return all(self.host_counts[key].read() is not None for key in self.counts)
 
     def write(self) -> None:
         self.show()
@@ -195,6 +201,45 @@ class Stack:
     def release(self) -> None:
         self.first.release()
         self.last.release()
+
+
+class HostCounts:
+    """A count of each of some parameters, on the host."""
+
+    def __init__(self, counts: Sequence[Tensor]) -> None:
+        self.counts = counts
+        is_plain = reason_missing() is None and all(each.is_cpu and each.dtype == torch.float32 for each in counts)
+        self.native = Counts(map(Tensor.data_ptr, counts)) if is_plain else None
+        self.numbers = [c_float.from_address(each.data_ptr()) for each in counts] if is_plain else []
+
+    def read(self) -> float | None:
+        """What all of them are; None if they differ."""
+        if self.native is not None:
+            return self.native.read()
+        found = set(map(float, self.counts))
+        return found.pop() if len(found) == 1 else None
+
+    def write(self, count: float) -> None:
+        for number in self.numbers:
+            number.value = count
+        if self.native is None:
+            for each in self.counts:
+                each.fill_(count)
+
+    def count_on(self) -> None:
+        if self.native is not None:
+            self.native.advance()
+        else:
+            torch._foreach_add_(list(self.counts), 1)
+
+
+@functools.lru_cache(maxsize=64)
+def decide_by(rule: WholeRule, own: str, counts: tuple[tuple[str, Any, Any], ...], t: Any) -> tuple[bool, Any]:
+    """What is due, and the counts after the step. own: the key of what the rule keeps beside counts."""
+    nothing = torch.zeros(())
+    known = {key: torch.tensor(count, dtype=dtype) for key, count, dtype in counts}
+    prepared = rule.prepare(xp, nothing, {own: nothing, **known}, nothing, t)
+    return bool(prepared.due), {key: float(prepared.state[key]) for key in known}
 
 
 def watch(rule: WholeRule, read: set[str]) -> WholeRule:
@@ -274,6 +319,9 @@ class WholeLaunch:
         return {**self.rate, **shown}
 
     def count_step(self) -> None:
+        on_host, allowed = any(stack.host_counts for stack in self.stacks), self.bucket.allowed
+        if not on_host or (allowed is not None and not allowed):
+            return
         for stack in self.stacks:
             stack.count_step()
 
@@ -303,6 +351,8 @@ class OwnedLaunch(WholeLaunch):
         staged, self.staged = stage_shards(bucket)
         self.members = [*by_shape.values()]
         self.stacks = [Stack(staged.chosen(own), Room(), self.by_elements) for own in self.members]
+        for stack in self.stacks:
+            stack.t = None  # owners draw noise
 
     def is_stale(self) -> bool:
         return False
@@ -338,7 +388,10 @@ class OwnedLaunch(WholeLaunch):
 
     def write(self) -> None:
         for key, rows in self.answer.state.items() if self.changes else ():
-            torch._foreach_copy_([s[key] for s in self.bucket.states], list(rows))
+            kept = [s[key] for s in self.bucket.states]
+            if self.bucket.allowed is not None:
+                rows = [torch.where(self.bucket.allowed, row, old) for row, old in zip(rows, kept, strict=True)]
+            torch._foreach_copy_(kept, list(rows))
         for stack, own in zip(self.stacks, self.members, strict=True):
             figures = {key: torch.stack([each[i] for i in own]) for key, each in self.answer.figures.items()}
             for key, figure in stack.rule.show_figures(xp, figures, stack.due).items():

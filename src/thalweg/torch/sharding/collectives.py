@@ -36,10 +36,12 @@ def reduce(operation: Any, asked: Sequence[Asked]) -> list[Tensor]:
     for group in dict.fromkeys(group for _, groups in asked for group in groups):
         members = [i for i, (_, groups) in enumerate(asked) if group in groups]
         dtype = widest([figures[i].dtype for i in members])
-        flat = torch.cat([figures[i].reshape(-1).to(dtype) for i in members])
+        each = [figures[i].reshape(-1).to(dtype) for i in members]
+        flat = torch.cat(each) if len(each) > 1 else each[0].clone()
         message = flat.to(group.device)
         torch.distributed.all_reduce(message, operation, group=group.process_group)
-        parts = torch.split(message.to(flat.device), [figures[i].numel() for i in members])
+        whole = message.to(flat.device)
+        parts = torch.split(whole, [x.numel() for x in each]) if len(each) > 1 else (whole,)
         for i, part in zip(members, parts, strict=True):
             figures[i] = part.reshape(figures[i].shape).to(figures[i].dtype)
     return figures

@@ -140,7 +140,8 @@ class DividedLook:
         self.dtensors = list(filter(is_distributed, kept))
         self.parts = list(map(LOCAL, self.dtensors))
         self.held = {0: dict(enumerate(map(local_part, kept)))}
-        self.stand_ins = [[stand_for(p, has_gradient=i in set(order)) for i, p in enumerate(self.params)]]
+        present = set(order)
+        self.stand_ins = [[stand_for(p, has_gradient=i in present) for i, p in enumerate(self.params)]]
         lines = [line for x in (*self.stand_ins[0], *self.held[0].values()) for line in memory_of(x)]
         self.native = Look(python, self.stand_ins, order, self.held, lines)
 
