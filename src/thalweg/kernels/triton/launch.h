@@ -95,14 +95,15 @@ const char* upload_source(const char* version) {
                                     std::to_string(8 * NUMBERS) + R"(])
 {
   .reg .pred %p;
-  .reg .b32 %r<3>;
+  .reg .b32 %r<4>;
   .reg .b64 %rd<8>;
   ld.param.u64 %rd1, [dst];
   ld.param.u32 %r1, [count];
   cvta.to.global.u64 %rd6, %rd1;
   mov.b64 %rd3, values;
   mov.u32 %r2, %tid.x;
-next:
+  mov.u32 %r3, %ctaid.x;
+  mad.lo.u32 %r2, %r3, 128, %r2;
   setp.ge.u32 %p, %r2, %r1;
   @%p bra done;
   mul.wide.u32 %rd2, %r2, 8;
@@ -110,8 +111,6 @@ next:
   ld.param.u64 %rd5, [%rd4];
   add.s64 %rd7, %rd6, %rd2;
   st.global.u64 [%rd7], %rd5;
-  add.u32 %r2, %r2, 512;
-  bra next;
 done:
   ret;
 }
@@ -156,7 +155,8 @@ int upload(const std::vector<int64_t>& values, char* to, Context context, void* 
         int64_t part[NUMBERS];
         std::memcpy(part, values.data() + first, 8 * count);
         void* params[] = {&to, &count, part};
-        if (int code = driver().launch(function, 1, 1, 1, 512, 1, 1, 0, stream, params, nullptr)) return code;
+        const unsigned blocks = (count + 127) / 128;
+        if (int code = driver().launch(function, blocks, 1, 1, 128, 1, 1, 0, stream, params, nullptr)) return code;
         to += 8 * count;
     }
     return 0;
