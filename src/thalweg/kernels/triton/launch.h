@@ -207,20 +207,28 @@ int run(const XLA_FFI_CallFrame* frame, const Plan& plan, Context context, void*
     return 0;
 }
 
+// Does some work on the stream of a call, in the context of its device. code: the driver's or the work's, 0 if done.
+template <class Work>
+XLA_FFI_Error* run_on_stream(const XLA_FFI_CallFrame* frame, int* code, const Work& work) {
+    XLA_FFI_Stream_Get_Args args{XLA_FFI_Stream_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, nullptr};
+    if (XLA_FFI_Error* error = frame->api->XLA_FFI_Stream_Get(&args)) return error;
+    Context context, popped;
+    *code = driver().stream_context(args.stream, &context);
+    if (!*code) *code = driver().push(context);
+    if (*code) return nullptr;
+    *code = work(context, args.stream);
+    driver().pop(&popped);
+    return nullptr;
+}
+
 XLA_FFI_Error* launch_all(const XLA_FFI_CallFrame* frame) {
     if (!driver().found) return fail(frame, "thalweg: the driver of the GPU cannot be loaded");
     const Plan* plan = nullptr;
     if (XLA_FFI_Error* error = find_plan(frame, &plan)) return error;
     if (XLA_FFI_Error* error = check_in_place(frame, plan->inputs, frame->args.size - plan->inputs)) return error;
-    XLA_FFI_Stream_Get_Args args{XLA_FFI_Stream_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, nullptr};
-    if (XLA_FFI_Error* error = frame->api->XLA_FFI_Stream_Get(&args)) return error;
-    Context context, popped;
-    int code = driver().stream_context(args.stream, &context);
-    if (!code) code = driver().push(context);
-    if (!code) {
-        code = run(frame, *plan, context, args.stream);
-        driver().pop(&popped);
-    }
+    int code = 0;
+    const auto launch = [&](Context context, void* stream) { return run(frame, *plan, context, stream); };
+    if (XLA_FFI_Error* error = run_on_stream(frame, &code, launch)) return error;
     if (!code) return nullptr;
     const char* name = "?";
     driver().error(code, &name);
