@@ -1,4 +1,4 @@
-// Products of stacks of float32 matrices by cuBLAS, which knows a good kernel for each. XLA would try dozens.
+// Products of stacks of float32 matrices by cuBLAS, which knows a good kernel for each. XLA would try many.
 
 namespace {
 
