@@ -109,6 +109,7 @@ class Bucket:
             grads=some(self.grads),
             states=some(self.states),
             parts=some(self.parts) if self.parts else (),
+            addresses=None if self.addresses is None else array("Q", some(self.addresses)),
         )
 
 

@@ -7,6 +7,7 @@ given one: it is new, was loaded, or the user put it there.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,9 +43,11 @@ class Share:
 
     def of(self, buckets: Sequence[Bucket]) -> Bucket:
         now = buckets[self.place]
+        known = now.addresses
         return replace(
             self.bucket,
             grads=[now.grads[i] for i in self.members],
+            addresses=None if known is None else array("Q", [known[i] for i in self.members]),
             lr=now.lr,
             lr_scale=now.lr_scale,
             t=now.t,
