@@ -48,7 +48,7 @@ def squares_kernel(
 
 
 class GradientSquares:
-    """Gradients of one dtype, in a table of addresses that others fill."""
+    """Gradients of one dtype, in a table of addresses."""
 
     def __init__(self, sizes: Sequence[int], dtype: Any, uploads: Any, compiled: Any) -> None:
         """sizes: elements of each."""
@@ -59,16 +59,23 @@ class GradientSquares:
         self.begins = uploads.table(array("i", itertools.accumulate(pieces, initial=0)))
         self.partials, self.totals = uploads.empty((1, sum(pieces))), uploads.empty((self.count, 1))
         self.uploads, self.is_aligned = uploads, True
-        #: Addresses on the device, and what fills them.
+        #: Addresses on the device, and what fills them with those of others; None: they are by themselves.
         self.gradients: Tensor = None
         self.moving: Any = None
         self.grad_places = array("Q")
 
     def follow(self, places: array[int]) -> None:
         """Note where the gradients are now."""
-        if places != self.grad_places:
-            self.grad_places, self.is_aligned = places, are_aligned(places)
+        known = places == self.grad_places and not self.uploads.captured and not self.uploads.is_capturing()
+        if known:
+            return
+        self.grad_places, self.is_aligned = places, are_aligned(places)
+        if self.moving is not None:
             self.moving.note(self, places)
+        else:
+            if self.gradients is None:
+                self.gradients = self.uploads.empty((self.count,), "int64")
+            self.uploads.refill(self.gradients, places.tolist())
 
     def measure(self) -> Tensor:
         """The sum of squares of each."""

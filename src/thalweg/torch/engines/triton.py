@@ -23,6 +23,7 @@ from thalweg.torch.engines.kron_batches import KronBatches
 from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Statistics
 from thalweg.torch.engines.replay import Launches, Moving, Replay
+from thalweg.torch.engines.squares import Squares
 from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 from thalweg.torch.sharding.owners import Owners
@@ -83,9 +84,8 @@ class TritonRun:
         self.is_new, self.sharded = True, any(bucket.parts for bucket in buckets)
         devices = {launch.device for launch in self.launches}
         self.moving: Moving | None = None
-        #: By dtype, all gradients, and their places in the order of the buckets; empty if their squares are not needed.
-        self.squares: list[tuple[Any, list[int]]] = []
-        self.order: Tensor | None = None
+        #: Of all gradients, in the order of the buckets; None if they are not needed here.
+        self.squares: Squares | None = None
         self.batches: KronBatches | None = None
         self.replay: Replay | None = None
         #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
@@ -97,11 +97,8 @@ class TritonRun:
             tables = [part.passes.tables for part in parts if part.moves]
             handling = buckets[0].setting.handling
             if not self.sharded and (handling.needs_norm or handling.may_skip):
-                self.squares = squares_for([g for bucket in buckets for g in bucket.grads])
-                tables += [own for own, _ in self.squares]
-                if len(self.squares) > 1:
-                    order = torch.tensor([i for _, own in self.squares for i in own]).argsort()
-                    self.order = order.to(device)
+                self.squares = Squares([g for bucket in buckets for g in bucket.grads])
+                tables += self.squares.tables
             self.moving = Moving(device, tables, [launch.batch for launch in kron], len(parts))
             for place, part in enumerate(parts):
                 part.moving = self.moving, place
@@ -110,7 +107,7 @@ class TritonRun:
             if kron:
                 self.batches = KronBatches(kron, self.of_kron(buckets), self.moving)
             self.replay = Replay(device)
-        self.measures_gradients = bool(self.squares)
+        self.measures_gradients = self.squares is not None
         #: What a GradScaler decides, where recorded steps find it; or what decides when the gradients are measured.
         self.scale: Tensor | None = None
         self.allowed: Tensor | None = None
@@ -160,13 +157,8 @@ class TritonRun:
         for launch, bucket, in_place in zip(self.launches, buckets, self.in_place, strict=True):
             known = bucket.addresses if in_place else None
             places.extend(map(Tensor.data_ptr, launch.grads) if known is None else known)
-        for own, members in self.squares:
-            own.follow(places if len(self.squares) == 1 else array("Q", [places[i] for i in members]))
-
-    def measure_gradients(self) -> Tensor:
-        """The squares of all gradients, in the order of the buckets."""
-        found: list[Tensor] = [own.measure() for own, _ in self.squares]
-        return found[0] if self.order is None else torch.cat(found)[self.order]
+        assert self.squares is not None
+        self.squares.follow(places)
 
     def of_kron(self, buckets: Sequence[Bucket]) -> list[Bucket]:
         """Those of the buckets that Kron's own kernels step."""
@@ -236,8 +228,8 @@ class TritonRun:
         """What all launches depend on beside tables."""
         others = [launch.key() for launch in self.launches if not isinstance(launch, KronLaunch)]
         decided = None
-        if self.decision is not None:
-            decided = self.decision.key(), *(own.is_aligned for own, _ in self.squares)
+        if self.decision is not None and self.squares is not None:
+            decided = self.decision.key(), self.squares.key()
         return tuple(others), None if self.batches is None else self.batches.key(), decided
 
     def launch_all(self) -> Launches:
@@ -251,8 +243,8 @@ class TritonRun:
             for each, answer in zip(owned, answers, strict=True):
                 each.answer = answer
         yield None
-        if self.decision is not None:
-            self.decision.take(self.measure_gradients())
+        if self.decision is not None and self.squares is not None:
+            self.decision.take(self.squares.measure())
             self.decision.commit()
         for launch in self.launches:
             if launch not in [*sharded, *owned]:
@@ -319,21 +311,6 @@ def passes_for(bucket: Bucket) -> Any:
     handling = bucket.setting.handling
     sharded = bool(bucket.parts)
     return made.passes_for(operands, bucket.grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
-
-
-def squares_for(grads: Sequence[Tensor]) -> list[tuple[Any, list[int]]]:
-    """By dtype, what finds the squares of gradients, and which they are."""
-    from thalweg.kernels.triton.launching import Compiled
-    from thalweg.kernels.triton.squares import GradientSquares
-    from thalweg.kernels.triton.uploads import Uploads
-
-    by_dtype: dict[torch.dtype, list[int]] = {}
-    for i, g in enumerate(grads):
-        by_dtype.setdefault(g.dtype, []).append(i)
-    return [
-        (GradientSquares([grads[i].numel() for i in own], dtype, Uploads(grads[0].device), Compiled()), own)
-        for dtype, own in by_dtype.items()
-    ]
 
 
 def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:

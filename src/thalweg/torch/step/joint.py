@@ -18,6 +18,7 @@ from thalweg.storage import SPIKES
 from thalweg.torch.engines.memory import held_in
 from thalweg.torch.engines.native import sums_of_squares
 from thalweg.torch.engines.protocol import Bucket, Decision
+from thalweg.torch.engines.squares import Squares, squares_by_kernels
 from thalweg.torch.sharding.collectives import summed
 from thalweg.torch.step.runs import Runs
 
@@ -131,6 +132,8 @@ class JointGradient:
         #: That of the last step, and one that is still to be remembered.
         self.latest: JointDecision | None = None
         self.pending: JointDecision | None = None
+        #: What measured gradients on GPUs before their steps.
+        self.measured: dict[Hashable, Squares] = {}
 
     def share_norms(self, states: Iterable[dict[str, Tensor]]) -> None:
         """Make what the states of parameters have of former norms one tensor. It is the same in all of them."""
@@ -167,7 +170,7 @@ class JointGradient:
                 news = dict(grad_scale=decision.scale, allowed=decision.allowed, decision=decision)
                 return [bucket.renewed(**news) for bucket in buckets]
             decision = JointDecision(self, names_in(buckets))
-            squares = squares_of(buckets, native=native)
+            squares = squares_of(buckets, self.measured if native else None)
             every = torch.cat([each.to(squares[0].device, torch.float64) for each in squares])
             if handling.on_nonfinite == "raise":
                 check_all_finite(decision.names, torch.isfinite(every), in_order)
@@ -209,10 +212,16 @@ def names_in(buckets: Sequence[Bucket]) -> list[str]:
     return [name for bucket in buckets for name in bucket.names]
 
 
-def squares_of(buckets: Sequence[Bucket], *, native: bool) -> list[Tensor]:
-    """By bucket, sums of squares of whole gradients: in float64 or, infinite where that overflows, in float32."""
+def squares_of(buckets: Sequence[Bucket], known: dict[Hashable, Squares] | None) -> list[Tensor]:
+    """By bucket, sums of squares of whole gradients: in float64 or, infinite where that overflows, in float32.
+
+    known: what has measured gradients on GPUs before; None: neither native code nor kernels measure them.
+    """
     wide = [torch.float64 if bucket.grads[0].dtype == torch.float64 else torch.float32 for bucket in buckets]
-    sums = sums_of_squares([g for bucket in buckets for g in bucket.grads]) if native else None
+    every = [g for bucket in buckets for g in bucket.grads]
+    sums = None
+    if known is not None:
+        sums = sums_of_squares(every) if every[0].is_cpu else squares_by_kernels(known, every)
     if sums is not None:
         parts = torch.split(sums, [len(bucket.grads) for bucket in buckets])
         own = [squares.to(kind) for squares, kind in zip(parts, wide, strict=True)]
