@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
-from thalweg.race.task import Task
+from thalweg.race.task import Task, blame
 from thalweg.show.arguments import suggest
-from thalweg.show.modules import describe_failure, digest_source, import_attribute
+from thalweg.show.modules import digest_source, import_attribute
 
 #: Built-in tasks, and what each needs beside numpy.
 TASKS = {"digits": "", "valley": "", "text": "torch", "fashion": "torch and --data FOLDER"}
@@ -43,10 +43,8 @@ def own(reference: str) -> Task:
     """A task from a module of the user's: an ArrayTask or a ModelTask, or a function that returns one."""
     found, module = import_attribute(reference, "task", "mymodule:task", lambda value: isinstance(value, Task))
     if not isinstance(found, Task) and callable(found):
-        try:
+        with blame(reference, "calling it"):
             found = found()
-        except Exception as error:
-            raise CommandError(f"{reference} failed{describe_failure(error)}") from error
     if not isinstance(found, Task):
         wanted = "an ArrayTask or a ModelTask of thalweg.race, or a function that returns one"
         raise CommandError(f"{reference} is a {type(found).__name__} and must be {wanted}")
