@@ -213,8 +213,8 @@ def test_a_task_that_is_wrong_is_told_in_one_sentence(changes: dict[str, object]
         (dict(optimizers=["lamb"]), "there is no optimizer 'lamb': did you mean 'LAMB'?"),
         (dict(rates={"kron": [0.1]}), "there is no optimizer 'kron': did you mean 'Kron'?"),
         (dict(rates={"": [0.1, -1]}), "rates of all optimizers must be positive numbers"),
-        (dict(steps=0), "steps must be whole numbers from 1 on, got 0"),
-        (dict(seeds=0), "seeds must be whole numbers from 1 on, got 0"),
+        (dict(steps=0), "steps must be a whole number from 1 on, got 0"),
+        (dict(seeds=0), "seeds must be a whole number from 1 on, got 0"),
         (dict(batch_sizes=[8, 0]), "batch_sizes must be whole numbers from 1 on, got 0"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,22 +179,24 @@ def race(
         check_owners([Given(owner, "lr", lr) for owner, lr in given.items() if owner], entrants)
         check_rates(given)
     contestants = give_options(entrants, options)
-    for what, count in (("steps", steps), ("seeds", seeds), *(("batch_sizes", size) for size in batch_sizes or ())):
-        if count is not None and count < 1:
-            raise CommandError(f"{what} must be whole numbers from 1 on, got {count}")
+    for size in batch_sizes or ():
+        if size < 1:
+            raise CommandError(f"batch_sizes must be whole numbers from 1 on, got {size}")
     if beyond is not None and beyond < 0:
         raise CommandError(f"beyond must be a whole number from 0 on, got {beyond}")
-    tasks = [task] if isinstance(task, Task) else resolve(task, None if data is None else Path(data), device)
-    courses = []
-    asked: dict[str, Any] = dict(steps=steps, seeds=seeds, rates=rates, more_rates=more_rates or {}, beyond=beyond)
-    asked |= dict(full=full, engine=engine, device=device)
+    instead = {"steps": steps, "seeds": seeds, "widen": beyond, "halving": False if full else None}
+    changes: dict[str, Any] = {name: value for name, value in instead.items() if value is not None}
+    known = [task] if isinstance(task, Task) else resolve(task, None if data is None else Path(data), device)
+    tasks, courses = [replace(each, **changes) for each in known], []
     for each in tasks:
         each.check()
         if batch_sizes and each.batch_size is None:
             raise CommandError(f"task {each.name!r} has no batches: leave out --batch")
         sizes: Sequence[int | None] = batch_sizes or [each.batch_size]
-        for size in sizes:
-            courses.append(make_course(each, size, contestants, **asked))
+        courses += [
+            make_course(each, size, contestants, rates, more_rates or {}, engine=engine, device=device)
+            for size in sizes
+        ]
     programme = Programme(
         title=tasks[0].title or tasks[0].name if len(tasks) == 1 else "Down the valley",
         command=command,

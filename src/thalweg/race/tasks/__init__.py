@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,23 +18,19 @@ TASKS = {"digits": "", "valley": "", "text": "torch", "fashion": "torch and --da
 
 def resolve(name: str, data: Path | None = None, device: str = "cpu") -> list[Task]:
     """The task of that name; ``valley`` has several. Tasks in torch are larger on a GPU."""
-    if ":" in name:
-        tasks: Sequence[Task] = [own(name)]
-    elif name not in TASKS:
-        raise CommandError(f"there is no task {name!r} (your own would be mymodule:task): {suggest(name, TASKS)}")
-    elif name == "fashion":
-        if data is None:
-            raise CommandError("task 'fashion' needs --data FOLDER, with the four files of Fashion-MNIST in it")
-        from thalweg.race.tasks import fashion
-
-        tasks = [fashion.task(data, device)]
-    else:
-        module: Any = importlib.import_module(f"thalweg.race.tasks.{name}")
-        given = [device] if name == "text" else []
-        tasks = module.tasks() if hasattr(module, "tasks") else [module.task(*given)]
     if data is not None and name != "fashion":
         raise CommandError(f"--data is for the task 'fashion': {name!r} has its own")
-    return list(tasks)
+    if ":" in name:
+        return [own(name)]
+    if name not in TASKS:
+        raise CommandError(f"there is no task {name!r} (your own would be mymodule:task): {suggest(name, TASKS)}")
+    if name == "fashion" and data is None:
+        raise CommandError("task 'fashion' needs --data FOLDER, with the four files of Fashion-MNIST in it")
+    module: Any = importlib.import_module(f"thalweg.race.tasks.{name}")
+    if name == "valley":
+        return list(module.tasks())
+    given: dict[str, list[Any]] = {"text": [device], "fashion": [data, device]}
+    return [module.task(*given.get(name, []))]
 
 
 def own(reference: str) -> Task:
