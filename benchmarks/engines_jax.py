@@ -4,6 +4,7 @@
 
 All take turns. Milliseconds a step, medians of the rounds: "loop" of a program of several steps, "call" of a program of
 one step whose state and parameters are donated, "kept" of one that donates nothing; ``--programs`` chooses among them.
+A call of a program with hundreds of arrays costs milliseconds, of which few steps of a loop would each show a share.
 "floor" is the share of the memory bandwidth that the bytes of the rule's passes need in the first. "compile" is the
 first one's, in seconds, and has tracing in it.
 """
@@ -94,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rules", default="adamw,sgd,lion,lars,lamb,adafactor")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--programs", default="loop,call,kept")
-    parser.add_argument("--inner", type=int, default=10, help="steps of a loop (default: %(default)s)")
+    parser.add_argument("--engines", default="optax,xla,native")
+    parser.add_argument("--inner", type=int, default=100, help="steps of a loop (default: %(default)s)")
     given = parser.parse_args(arguments)
     programs = given.programs.split(",")
     names = {rule.lower(): rule for rule in RULES}
@@ -116,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             solver = mine(engine="native")
             if all(row.engine == "native" for row in ours.explain(solver, params).rows):
                 field.append(("native", solver, ours.make_step(solver)))
+            field = [each for each in field if each[0] in given.engines.split(",")]
             contestants = [Contestant(*each, params, gradients, given.inner, programs) for each in field]
             for _ in range(given.rounds):
                 for each in contestants:

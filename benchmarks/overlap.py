@@ -10,7 +10,7 @@ on streams of their own, at the rate of the bus, about that of a network card of
 of one rank of two, and the messages with their numbers, which are compared again. torch's profiler records one step.
 
     host        ms from the call of step() to its return, the GPU being idle before; unsharded, and sharded
-    products    ms in which a product of matrices ran, work: any kernel; messages: a copy that stands for one
+    kernels     ms in which a kernel ran, most of them products; messages: a copy that stands for one
     hidden      the share of the time of messages in which a kernel ran
 """
 
@@ -44,8 +44,6 @@ RUNS: dict[str, tuple[str, dict[str, Any], str]] = {
 PORT, STEPS, REPEATS = 29513, 2, 9
 #: Steps before those that are measured.
 WARM = 3
-#: Parts of the names of kernels that multiply matrices.
-PRODUCTS = ("gemm", "nvjet", "cutlass", "multiply_kernel", "symmetric_kernel")
 
 Span = tuple[float, float]
 
@@ -211,7 +209,7 @@ def trace_of(model: Model, path: Path) -> list[dict[str, Any]]:
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 #: The rows of the picture, and how their events are called.
-KINDS = ("to others", "products", "other kernels", "from others")
+KINDS = ("to others", "kernels", "from others")
 
 
 def kind_of(name: str) -> str:
@@ -219,7 +217,7 @@ def kind_of(name: str) -> str:
         return "to others"
     if name.startswith("Memcpy HtoD"):
         return "from others"
-    return "products" if any(part in name.lower() for part in PRODUCTS) else "other kernels"
+    return "kernels"
 
 
 def union(spans: Iterable[Span], gap: float = 0.0) -> list[Span]:
@@ -245,15 +243,12 @@ def common(one: Iterable[Span], other: Sequence[Span]) -> list[Span]:
 def figures_of(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     spans = {kind: union((e["begin"], e["end"]) for e in events if kind_of(e["name"]) == kind) for kind in KINDS}
     messages = union([*spans["to others"], *spans["from others"]])
-    work = union([*spans["products"], *spans["other kernels"]])
-    products, span = spans["products"], max(e["end"] for e in events)
+    span = max(e["end"] for e in events)
     return {
         "span": span,
-        "products": length(products),
-        "work": length(work),
+        "kernels": length(spans["kernels"]),
         "messages": length(messages),
-        "messages_with_products": length(common(messages, products)),
-        "messages_with_work": length(common(messages, work)),
+        "hidden": length(common(messages, spans["kernels"])) / length(messages),
         # as fine as a picture shows it
         "spans": {
             kind: [[round(x, 3) for x in pair] for pair in union(own, span / 400)] for kind, own in spans.items()
@@ -375,18 +370,17 @@ def draw(known: dict[str, Any], path: Path, runs: Sequence[str]) -> None:
     from thalweg.show.pictures import QUIET, entitle, figure, quieten, save
 
     chosen = [run for run in known["runs"] if run["run"] in runs]
-    picture = figure(9, 0.8 + 1.9 * len(chosen))
+    picture = figure(9, 0.8 + 1.6 * len(chosen))
     for axes, run in zip(picture.subplots(len(chosen), squeeze=False)[:, 0], chosen, strict=True):
         quieten(axes)
         axes.grid(visible=False, axis="y")
         colour = colour_of(run["run"].split(",")[0])
         for row, kind in enumerate(reversed(KINDS)):
             bars = [(begin, end - begin) for begin, end in run["spans"][kind]]
-            axes.broken_barh(bars, (row - 0.4, 0.8), color=colour if kind == "products" else QUIET)
+            axes.broken_barh(bars, (row - 0.4, 0.8), color=colour if kind == "kernels" else QUIET)
         axes.set_yticks(range(len(KINDS)), reversed(KINDS))
         axes.set_xlabel("ms")
-        hidden = run["messages_with_work"] / run["messages"]
-        entitle(axes, run["run"], f"{hidden:.0%} of the time of messages is hidden behind kernels")
+        entitle(axes, run["run"], f"{run['hidden']:.0%} of the time of messages is hidden behind kernels")
     save(picture, path.parent, path.stem, ["svg"])
 
 

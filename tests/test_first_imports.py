@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from lanes import one_in
 
 import thalweg
 from thalweg.rules import RULES
@@ -24,7 +25,7 @@ def answer(code: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(4, NAMES))
 def test_an_optimizer_asked_of_the_package_is_told_where_it_is(name: str) -> None:
     for code, kind in ((f"from thalweg import {name}", "ImportError"), (f"thalweg.{name}", "AttributeError")):
         told = answer(f"import thalweg\n{code}")

@@ -160,3 +160,50 @@ def test_products_by_kernels(method: str) -> None:
         assert (kernels == again).all()
         bound = 1.1 * jnp.linalg.norm(xla - exact) + 1e-3 * jnp.linalg.norm(exact - start)
         assert jnp.linalg.norm(kernels - exact) < bound
+
+
+@pytest.mark.parametrize("precision", [None, "tensorfloat32"])
+@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
+def test_products_of_float32_by_the_library(turned: tuple[bool, bool], precision: str | None) -> None:
+    """Within the rounding of their precision, and with the same bits inside command buffers."""
+    from thalweg.optax.products import Products
+
+    def multiply(*operands: Any) -> Any:
+        xp = Products()
+        return xp.matmul(*(xp.swapaxes(x, -2, -1) if own else x for x, own in zip(operands, turned, strict=True)))
+
+    keys = jax.random.split(jax.random.key(0))
+    shapes = (3, 70, 50), (3, 50, 90)
+    stacks = [jax.random.normal(key, shape, "float32") for key, shape in zip(keys, shapes, strict=True)]
+    operands = [jnp.swapaxes(x, 1, 2) if own else x for x, own in zip(stacks, turned, strict=True)]
+    with jax.default_matmul_precision(precision):
+        lowered = jax.jit(multiply).lower(*operands)
+    assert "thalweg_multiply" in lowered.as_text()
+    programs = [lowered.compile({"xla_gpu_graph_min_graph_size": least}) for least in (1, 2**30)]
+    found, *others = (jax.device_get(program(*operands)) for program in programs for _ in range(3))
+    assert all((own == found).all() for own in others)
+    x, y = (jax.device_get(own).astype("float64") for own in stacks)
+    rounding = x.shape[2] * 2.0**-23 + (0 if precision is None else 2.0**-9)
+    assert (abs(found - x @ y) <= rounding * (abs(x) @ abs(y))).all()
+
+
+def test_kron_by_the_library_and_by_xla() -> None:
+    from thalweg.optax import kron, make_step
+
+    shapes = [*[(96, 64)] * 3, (64, 200), (8, 3, 5, 5), (30,)]
+    keys = jax.random.split(jax.random.key(0), 2 * len(shapes))
+    params = [jax.random.normal(key, shape, "float32") for key, shape in zip(keys, shapes, strict=False)]
+    gradients = [
+        jax.random.normal(key, shape, "float32") for key, shape in zip(keys[len(shapes) :], shapes, strict=True)
+    ]
+    found: list[Any] = []
+    for engine in ("auto", "auto", "xla"):
+        solver = kron(1e-2, precond_update_probability=1.0, engine=engine)
+        step, new, state = jax.jit(make_step(solver)), params, solver.init(params)
+        assert ("thalweg_multiply" in step.lower(new, state, gradients).as_text()) == (engine == "auto")
+        for _ in range(3):
+            new, state = step(new, state, gradients)
+        found.append(new)
+    for library, again, xla, start in zip(*found, params, strict=True):
+        assert (library == again).all()
+        assert jnp.linalg.norm(library - xla) < 1e-4 * jnp.linalg.norm(xla - start)

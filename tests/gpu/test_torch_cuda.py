@@ -10,6 +10,8 @@ from tolerances import FLOAT32, FLOAT64
 
 torch = pytest.importorskip("torch")
 
+from thalweg import Spikes  # noqa: E402
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -154,6 +156,9 @@ def test_a_list_is_stepped_in_little_extra_memory(name: str, options: dict) -> N
         ("Kron", dict(precond_update_probability=0.5, block_size=16), dict(precond_lr=0.1)),
         ("Muon", {}, dict(eps=0.1)),
         ("Muon", dict(normalize="rows"), dict(normalize_beta=0.5)),
+        ("AdamW", dict(max_grad_norm=0.5), dict(max_grad_norm=0.1)),
+        ("LAMB", dict(spikes=Spikes(window=4, z=1.0), on_nonfinite="skip"), dict(eps=1e-3)),
+        ("Kron", dict(max_grad_norm=0.5, spikes=Spikes(window=4, z=1.0, action="clip")), dict(precond_lr=0.1)),
     ],
     ids=str,
 )

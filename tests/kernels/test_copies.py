@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns
 from raw_arrays import bits, copies
 from side_by_side import draw, draw_gradients, every_rule, made, needs_core
 
@@ -65,6 +66,7 @@ def test_a_copy_holds_state_and_no_parameters_or_gradients(rule: str, engine: st
     assert state < len(pickle.dumps(optimizer)) < state + 50_000
 
 
+@by_turns("engine")
 @every_rule
 @pytest.mark.parametrize("engine", ["reference", "fused"])
 def test_gradients_are_let_go_after_a_step(rule: str, engine: str) -> None:

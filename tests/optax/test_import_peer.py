@@ -105,7 +105,7 @@ def halves(noise: Any) -> tuple[Any, Any]:
     return jax.tree.map(lambda x: x[:HALF], noise), jax.tree.map(lambda x: x[HALF:], noise)
 
 
-@by_turns("case", "dtype")
+@by_turns("dtype")
 @pytest.mark.slow  # many small programs are compiled
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("case", CASES)

@@ -236,7 +236,7 @@ def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @drawn
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_keeps_what_was_finished_and_the_same_command_goes_on(tmp_path: Path) -> None:
     # whoever runs the tests in the background may have had the signal ignored, and children inherit that
     listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"

@@ -79,6 +79,7 @@ def test_replicas_stay_equal_to_the_bit_and_each_transforms_its_share(rule: str,
     assert all(own["elements"] for own in found)
 
 
+@pytest.mark.nightly
 def test_new_values_of_two_slots_exist_at_once() -> None:
     """Of 64 tensors, eight in a slot; where nothing may be written before all is known, those of all."""
     (bounded, held), (whole, _), (guarded, _) = (

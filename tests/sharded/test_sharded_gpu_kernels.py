@@ -25,8 +25,10 @@ NAMES = ("scalar", "short", "vector", "matrix", "even", "kernel")
 every_rule = pytest.mark.parametrize("rule", ["LARS", "LAMB", "Adafactor"])
 
 
-def run_of(rule: str, dtype: str = "float32", rates: tuple[float, ...] = (1.0, 0.5), **how: Any) -> Run:
-    return Run(rule, dtype, engine="fused", rates=rates, names=NAMES, interpreted=True, **how)
+def run_of(
+    rule: str, dtype: str = "float32", rates: tuple[float, ...] = (1.0, 0.5), names: Any = NAMES, **how: Any
+) -> Run:
+    return Run(rule, dtype, engine="fused", rates=rates, names=names, interpreted=True, **how)
 
 
 @pytest.mark.parametrize(
@@ -36,14 +38,14 @@ def test_every_layout_gives_the_numbers_of_one_process(size: int, layout: str) -
     assert world(size).run(differences, run_of("LAMB"), layout) == [[]] * size
 
 
-@by_turns("rule")
+@once(1)
 @pytest.mark.parametrize("rule", ["LARS", "Adafactor"])
 @pytest.mark.parametrize(("size", "layout"), [(4, "two axes"), (2, "last axis"), (2, "first axis")])
 def test_other_rules_on_some_layouts(rule: str, size: int, layout: str) -> None:
     assert world(size).run(differences, run_of(rule), layout) == [[]] * size
 
 
-@by_turns("layout")
+@once(1)
 @pytest.mark.parametrize(("size", "layout"), [(2, "first axis"), (2, "last axis"), (2, "mixed"), (4, "two axes")])
 def test_muon_around_its_owners(size: int, layout: str) -> None:
     """Kernels write momentum before owners transform it, and parameters then."""
@@ -70,7 +72,8 @@ def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
 )
 def test_what_is_decided_by_all_ranks(rule: str, options: Mapping[str, Any]) -> None:
     spoilt = ((0, "matrix", float("nan")),) if "on_nonfinite" in options else ()
-    run = run_of(rule, options=dict(TYPICAL[rule], **options), spoilt=spoilt, rates=(1.0, 0.5))
+    names = NAMES[1:]  # the moments of a lone number may cancel, and then have no digits left to compare
+    run = run_of(rule, options=dict(TYPICAL[rule], **options), spoilt=spoilt, names=names)
     assert world(2).run(differences, run, "first axis") == [[]] * 2
 
 
@@ -96,11 +99,13 @@ def test_a_step_like_the_last_is_not_sorted_again() -> None:
     assert seen == [([0], [])] * 2
 
 
+@pytest.mark.nightly
 def test_shards_in_other_memory_are_noticed() -> None:
     seen = world(2).run(times_sorted, run_of("LAMB", rates=(1.0,) * 3), "first axis", 0)
     assert seen == [([0, 1], [])] * 2
 
 
+@pytest.mark.nightly
 def test_gradients_with_other_placements_are_sorted_every_time() -> None:
     seen = world(2).run(times_sorted, run_of("LAMB", rates=(1.0,) * 2, gradients="copies"), "first axis")
     assert seen == [([0, 1], [])] * 2

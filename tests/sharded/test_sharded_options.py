@@ -26,7 +26,7 @@ def check(run: Run, layout: str, size: int = 2) -> None:
     assert world(size).run(differences, run, layout) == [[]] * size
 
 
-@pytest.mark.parametrize(("case", "options"), one_in(10, SHARDED_OPTIONS))
+@pytest.mark.parametrize(("case", "options"), one_in(20, SHARDED_OPTIONS))
 def test_options_of_rules(case: Case, options: Mapping[str, Any]) -> None:
     check(Run(case.name, options=options), "last axis")
 

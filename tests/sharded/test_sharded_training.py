@@ -10,7 +10,7 @@ from tolerances import WORLD_TRAINED
 
 pytest.importorskip("torch")
 
-from lanes import by_turns, once
+from lanes import by_turns, once, one_in
 from world import world
 from world_steps import LR, TYPICAL, cases_for
 from world_training import beside_other_wrappers, furthest, furthest_with_zero, refusal
@@ -49,7 +49,7 @@ def test_zero_redundancy_optimizer(rule: str) -> None:
         assert max(found) < WORLD_TRAINED
 
 
-@pytest.mark.parametrize("given", ["wrapper", "module", "around", "wrapped afterwards"])
+@pytest.mark.parametrize("given", one_in(4, ["wrapper", "module", "around", "wrapped afterwards"]))
 def test_gradients_that_are_averaged_after_a_step_in_the_backward_pass_are_refused(given: str) -> None:
     for said, untouched in world(2).run(refusal, given):
         assert "DistributedDataParallel averages gradients over ranks after" in said

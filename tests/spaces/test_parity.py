@@ -61,7 +61,7 @@ def test_torch(case: Case, description: str, options: dict, dtype: str) -> None:
 
 @by_turns()
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "description", "options"), one_in(6, OPTIONS, first=2), ids=OPTION_IDS)
+@pytest.mark.parametrize(("case", "description", "options"), one_in(18, OPTIONS, first=2), ids=OPTION_IDS)
 @DTYPES
 def test_jax_under_jit(case: Case, description: str, options: dict, dtype: str) -> None:
     jax = pytest.importorskip("jax")

@@ -62,7 +62,7 @@ def test_a_step_has_the_shapes_and_dtypes_that_it_has_with_numbers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rule", "options"), one_in(9, OPTIONS))
+@pytest.mark.parametrize(("rule", "options"), one_in(36, OPTIONS))
 def test_nothing_outlives_a_step(rule: str, options: dict[str, Any]) -> None:
     meter = Meter("numpy")
     p, g = meter.array((130, 140), "float32"), meter.array((130, 140), "float32")

@@ -5,11 +5,14 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from tolerances import WORLD
 from world_layouts import layout as laid_out
+from world_layouts import torch
 from world_steps import Run, in_one_process, odd_memory, stepped, unequal
 
 import thalweg.torch.step.buckets as sorting
+from thalweg.torch.sharding.shards import local
 
 
 def times_sorted(run: Run, layout: str, exchange_after: int | None = None) -> tuple[list[int], list[str]]:
@@ -44,6 +47,24 @@ def times_sorted(run: Run, layout: str, exchange_after: int | None = None) -> tu
     finally:
         sorting.Sorter.sort = whole  # type: ignore[method-assign]
     return seen, list(unequal(run, in_one_process(run), got, WORLD[run.dtype]))
+
+
+def replayed(run: Run, layout: str) -> tuple[int, list[str]]:
+    """How many graphs a step was recorded in, and what differs from launches, bit by bit."""
+    outcomes = []
+    for replays in "01":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("THALWEG_REPLAY", replays)
+            outcomes.append(stepped(run, laid_out(layout)))
+    launched, got = outcomes
+    pairs = {name: (local(p), local(got.params[name])) for name, p in launched.params.items()}
+    for name, state in launched.states.items():
+        pairs |= {f"{name}.{key}": (local(x), local(got.states[name][key])) for key, x in state.items()}
+    runs = [own for step in got.optimizer._steps.values() for own, _ in step.runs.runs]
+    graphs = [len(each.graphs) for own in runs for each in own.replay.known.values() if not isinstance(each, int)]
+    told, others = (outcome.optimizer.stats() for outcome in outcomes)
+    differing = [name for name, (one, other) in pairs.items() if not torch.equal(one, other)]
+    return max(graphs, default=0), [*differing, *(f"stats of {name}" for name in told if told[name] != others[name])]
 
 
 def engine_told(run: Run, layout: str) -> tuple[str, list[str]]:

@@ -181,7 +181,7 @@ def test_parameters_on_meta(case: Case, engine: str) -> None:
 # ---- 16 bits
 
 
-@by_turns("case", first=14)
+@once(14)
 @ENGINES
 @pytest.mark.parametrize("case", one_in(3, CASES, first=2), ids=lambda case: case.name)
 def test_stochastic_rounding_moves_as_far_as_float32(case: Case, engine: str) -> None:
@@ -227,7 +227,7 @@ def test_rounding_is_the_same_on_both_engines(case: Case, engine: str) -> None:
 # ---- torch.compile
 
 
-@by_turns()
+@once(1)
 @ENGINES
 @pytest.mark.parametrize("case", one_in(len(CASES), CASES, first=3), ids=lambda case: case.name)
 def test_compiled_step(case: Case, engine: str) -> None:

@@ -40,11 +40,13 @@ def handler() -> Any:
         return f"the GPU has compute capability {kinds.pop()}, and the kernels need 8.0 or newer"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed, and compiles the kernels"
-    from thalweg.kernels.triton.xla import TARGET, compile_handler
+    from thalweg.kernels.triton.xla import MULTIPLY, TARGET, compile_handler
 
     library = compile_handler(jax.ffi.include_dir())
     if not isinstance(library, str):
         jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.thalweg_launch), platform="CUDA")
+        stages = dict.fromkeys(("initialize", "execute"), jax.ffi.pycapsule(library.thalweg_multiply))
+        jax.ffi.register_ffi_target(MULTIPLY, stages, platform="CUDA")
     return library
 
 

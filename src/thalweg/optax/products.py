@@ -1,6 +1,8 @@
-"""Products of stacks of 16-bit matrices on GPUs: kernels inside XLA's programs, where they are faster than its own.
+"""Products of stacks of matrices on GPUs, inside XLA's programs.
 
-They add and round where XLA would go over a product once more, and make one half of a symmetric one.
+Of 16-bit matrices: by kernels, where they are faster than XLA's own. They add and round where XLA would go over a
+product once more, and make one half of a symmetric one. Of float32: by cuBLAS, so that XLA does not search for the best
+kernel of each, which is most of the time that programs of Kron take to compile.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ from thalweg.optax import on_gpu
 from thalweg.optax.either import either
 from thalweg.spaces import jax as space
 
+HIGHEST = jax.lax.Precision.HIGHEST
+#: Bytes of scratch for cuBLAS, as many as XLA gives it.
+WORKSPACE = 2**25
+
 
 @functools.cache
 def count_processors() -> int:
@@ -30,6 +36,22 @@ def space_for(engine: str) -> Any:
     return Products() if engine != "xla" and count_processors() else space
 
 
+def asked_precision() -> Any:
+    """Of products of float32; None: an algorithm that XLA alone has."""
+    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    try:
+        return HIGHEST if asked is None else jax.lax.Precision(asked)
+    except ValueError:
+        return None
+
+
+def is_for_library(x: Any, y: Any) -> bool:
+    """Whether two stacks are float32 matrices, and no vectors, whose products are sums to XLA."""
+    is_stack = x.ndim == 3 and x.shape[0] == y.shape[0] and x.size > 0 and min(x.shape[1], y.shape[2]) > 1
+    is_known = x.dtype == y.dtype == "float32" and asked_precision() is not None
+    return is_stack and is_known and bool(on_gpu.handler().thalweg_multiplies())
+
+
 class Products:
     """jax's functions, but for products."""
 
@@ -41,9 +63,12 @@ class Products:
         return getattr(space, name)
 
     def swapaxes(self, x: Any, first: int, second: int) -> Any:
-        made = space.swapaxes(x, first, second)
-        if (x.dtype.itemsize, x.ndim, first, second) == (2, 3, 1, 2):
-            self.turned[id(made)] = made, x
+        if x.ndim != 3 or {first % 3, second % 3} != {1, 2}:
+            return space.swapaxes(x, first, second)
+        if id(x) in self.turned:
+            return self.turned[id(x)][1]
+        made = space.swapaxes(x, 1, 2)
+        self.turned[id(made)] = made, x
         return made
 
     def matmul(self, x: Any, y: Any) -> Any:
@@ -79,6 +104,13 @@ class Products:
             key = register(on_gpu.handler(), [launch], len(operands))
             return jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(shape, dtype))(*operands, key=key)
 
+        def by_library(_: Any, *operands: Any) -> Any:
+            from thalweg.kernels.triton.xla import MULTIPLY
+
+            results = [jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((WORKSPACE,), "uint8")]
+            form = "".join("NT"[own] for own in turned) + ("F" if asked_precision() == HIGHEST else "T")
+            return jax.ffi.ffi_call(MULTIPLY, results)(*operands, form=form)[0]
+
         turned = id(x) in self.turned, id(y) in self.turned
         a, b = (self.turned.get(id(own), (own, own))[1] for own in (x, y))
         shape, processors, tiling = (*x.shape[:-1], y.shape[-1]), count_processors(), None
@@ -86,7 +118,9 @@ class Products:
         if x.ndim == 3 and is_aligned and is_number(alpha) and is_number(beta):
             more = bool(z) or dtype != x.dtype
             tiling = choose_tiling(processors, x.dtype.name, *shape, symmetric=symmetric, more=more)
-        if tiling is None:
+        native: Any = by_library
+        if tiling is not None:
+            native = functools.partial(by_kernel, tiling=tiling)
+        elif z or dtype != "float32" or not is_for_library(x, y):
             return by_xla(a, b, *z)
-        native = functools.partial(by_kernel, tiling=tiling)
         return either(native, by_xla, a, b, *z, platform="cuda", is_required=False, is_local=False)

@@ -147,7 +147,7 @@ def item_of(tensor: Tensor, setting: Setting, place: Place | None = None, rank: 
     setting = setting.for_shape(tensor.shape)
     cuts = () if place is None else cuts_of(tensor, place, rank)
     if place is None or not cuts:
-        return Item(tensor, setting)
+        return Item(tensor, setting, codes=None if place is None else place.message_dtype)
     held, rule = local(tensor, place, rank), setting.rule_at(1)
     if isinstance(rule, WholeRule) and rule.has_whole_slices(tensor.shape, tuple(cut.axis for cut in cuts)):
         return Item(held, setting, cuts=cuts)

@@ -65,7 +65,9 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> Peak:
     steps = [step for way, own in ways.items() for b in own for step in steps_of(b, way, device, selects=selects)]
     most, used = round(ON_TOP * in_turn(steps, together=policy == "raise")), " + ".join(sorted(ways))
     if device == "cuda":
-        buckets = [*in_place, *(bucket for own in ways.values() for bucket in own)]
+        buckets = [bucket for own in ways.values() for bucket in own]
+        if buckets or any(bucket[0].across(None) for bucket in in_place):  # else kernels measure gradients themselves
+            buckets += in_place
         # between fused kernels, stacks of whole tensors are multiplied by libraries
         is_bound = bool(steps) or any(b[0].rule.needs_whole and not is_by_hand(b[0]) for b in in_place)
         return Peak(gpu_scratch(in_place) + max(most, joint_bytes(buckets)), used, is_bound)
@@ -113,6 +115,7 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
         parts: Iterable[Sequence[Item]] = ([item] for item in bucket)
     elif way == "foreach":
         parts = cut(bucket, WHOLE_CHUNK if device == "cuda" and shown else CHUNK)
+        ways["given_noise"] = draws_apart(bucket[0], device)
     else:  # Kron on CPUs: noise by native code, small tensors of equal shape as one stack
         parts = (part for stack in sort_items(bucket, alike) for part in cut(stack, STACK))
         ways["given_noise"] = True
@@ -121,6 +124,13 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
         # a stack holds copies, with gradients and state
         copied = sum(map(size_of, part)) if copies and len(part) > 1 else 0
         yield step._replace(peak=step.peak + copied, is_copy=copied > 0)
+
+
+def draws_apart(item: Item, device: str) -> bool:
+    """Whether native code or a kernel draws the noise of a parameter, without temporaries."""
+    knows_step = not item.setting.handling.may_skip or device == "cpu"
+    has_code = reason_missing() is None if device == "cpu" else item.tensor.dtype == "float32"
+    return isinstance(item.rule, WholeRule) and knows_step and has_code
 
 
 def measure_item(item: Item, **ways: Any) -> Footprint:

@@ -108,9 +108,10 @@ class Factor(PerSlice):
         own = rows // (before * after)  # of which the last of several matrices may have fewer than columns
         ones = xp.full((*shape[:stacked_axes], before, own, after, side), self.scale, p)
         matrices = -(-own // side)
-        identities = xp.full((matrices, 1, 1), 1.0, p) * xp.identity(side, p)
+        identities = xp.full((matrices, 1, 1), 1.0, p) * xp.reshape(xp.identity(side, p), (1, side, side))
         one_below_another = xp.reshape(identities, (matrices * side, 1, side))
-        return xp.reshape(ones * xp.cut(one_below_another, 0, (own, matrices * side - own))[0], shape)
+        begin = xp.cut(one_below_another, 0, (own, matrices * side - own))[0]
+        return xp.reshape(ones * xp.reshape(begin, (*[1] * stacked_axes, 1, own, 1, side)), shape)
 
 
 @dataclass(frozen=True)

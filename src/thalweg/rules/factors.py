@@ -48,6 +48,8 @@ def along(xp: Space[A], q: A, x: A, axis: int) -> A:
         y = xp.reshape(x, (batch, before, n, after)) * xp.reshape(q, (batch, 1, n, 1))
     elif after == 1:
         y = xp.matmul(xp.reshape(x, (batch, before, n)), transposed(xp, q))
+    elif before == 1:
+        y = xp.matmul(q, xp.reshape(x, (batch, n, after)))
     else:
         y = xp.matmul(xp.reshape(q, (batch, 1, n, n)), xp.reshape(x, (batch, before, n, after)))
     return xp.reshape(y, xp.shape(x))

@@ -63,7 +63,8 @@ from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.accumulation import Accumulation, count_accumulated
 from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
-from thalweg.torch.step.gradients import JointGradient, gradient_of
+from thalweg.torch.step.gradients import gradient_of
+from thalweg.torch.step.joint import JointGradient
 from thalweg.torch.step.look import GRAD
 from thalweg.torch.step.remembered import MOST_REMEMBERED, RememberedStep, presence_of
 from thalweg.torch.step.runs import Runs
@@ -312,7 +313,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _prepare(self, only: Tensor | None, *, compiling: bool) -> tuple[list[Bucket], Runs]:
         buckets, runs = self._recall(only, compiling=compiling)
-        return self._join_gradients(buckets), runs
+        return self._join_gradients(buckets, runs), runs
 
     _prepare_eagerly = torch.compiler.disable(_prepare)  # type: ignore[no-untyped-call]
 
@@ -324,7 +325,8 @@ class Optimizer(torch.optim.Optimizer):
         groups, has_sums = self.param_groups, bool(self._accumulation.waiting)
         repeated = self._latest if only is None and not compiling and not has_sums else None
         if repeated is not None and self._groups.have_same_names(groups):
-            buckets = self._repeat(repeated, only)
+            # the same parameters have gradients then: ranks have agreed on all but options
+            buckets = self._repeat(repeated, only) if self._agreement.holds(groups) else None
             if buckets is not None:
                 return buckets, repeated.runs
         places = self._places()
@@ -359,8 +361,8 @@ class Optimizer(torch.optim.Optimizer):
         return step.recall(self._given(only), self._states_of(only), self._options)
 
     def _note_latest(self, step: RememberedStep, only: Tensor | None) -> None:
-        """The next step may repeat this one; not where ranks have to agree first."""
-        can_repeat = only is None and not self._agreement.distributed and not self._accumulation.waiting
+        """The next step may repeat this one."""
+        can_repeat = only is None and not self._accumulation.waiting
         self._latest = step if can_repeat else None
 
     def _given(self, only: Tensor | None) -> list[list[Tensor]]:
@@ -418,13 +420,12 @@ class Optimizer(torch.optim.Optimizer):
         self._written = True
         return True
 
-    def _join_gradients(self, buckets: list[Bucket]) -> list[Bucket]:
+    def _join_gradients(self, buckets: list[Bucket], runs: Runs) -> list[Bucket]:
         """Buckets with what depends on all gradients together."""
-        return self._joint.join_gradients(
+        return self._joint.join(
             buckets,
-            limit=self.param_groups[0]["max_grad_norm"],
-            spikes=self._groups.settings[0].base.handling.guard,
-            on_nonfinite=self.param_groups[0]["on_nonfinite"],
+            runs,
+            self._groups.settings[0].base.handling,
             # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
             grad_scale=self._divisor() if self._accumulation.waiting else getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
@@ -718,8 +719,7 @@ class Optimizer(torch.optim.Optimizer):
                 return value
             return value.item() if value.numel() == 1 else value.squeeze().cpu()
 
-        joint = {} if self._joint.judgement is None else self._joint.judgement.figures
-        found = {name: {**self._last[name](), **joint} for name in self._in_order(self._last)}
+        found = {name: {**self._last[name](), **self._joint.figures} for name in self._in_order(self._last)}
         return {name: {key: plain(v) for key, v in figures.items()} for name, figures in found.items()}
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import by_turns, one_in
+from lanes import by_turns, once, one_in
 from on_device import DEVICE, agree, copy_into, gradients, parameters, train
 
 import thalweg.torch
@@ -125,7 +125,7 @@ def optimizer_of() -> Any:
     return made
 
 
-@by_turns()
+@once(1)
 @pytest.mark.parametrize("options", [dict(weight_decay=0.1), dict(on_nonfinite="skip"), dict(stacked_axes=1)], ids=str)
 @pytest.mark.parametrize("rule", [Lion, Mirrored, Halved], ids=lambda rule: rule.__name__)
 def test_kernels_follow_the_rule(rule: type[Rule], options: dict[str, Any], optimizer_of: Any) -> None:

@@ -76,6 +76,7 @@ def test_a_step_like_the_last_is_not_sorted_again(monkeypatch: pytest.MonkeyPatc
     assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
 
 
+@pytest.mark.nightly
 def test_sets_of_gradients_that_take_turns_follow_gradients_each_by_itself() -> None:
     """Two remembered steps share the tables of a matrix, and gradients that stay where the other step met them."""
     shapes = {"matrix": (6, 5), "vector": (7,)}

@@ -8,20 +8,25 @@ every step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from thalweg.kernels.triton.kron import KronKernels, begin, launches_of, layout_facts
+from thalweg.kernels.triton.kron import KronKernels, begin, formulas_of, launches_of, layout_facts
 from thalweg.kernels.triton.kron_batch import Batch, States
+from thalweg.kernels.triton.kron_formulas import Formulas, Options, numbers_of
 from thalweg.kernels.triton.kron_launches import compile_together
 from thalweg.kernels.triton.kron_layout import H_SQUARE, M, P
 from thalweg.kernels.triton.tables import ALIGNMENT
+from thalweg.kernels.triton.uploads import Uploads
 from thalweg.rules import Kron
 from thalweg.settings import Handling
+
+#: Rules, with other options each, whose numbers are kept on the device.
+MOST_RULES = 64
 
 
 class Job(NamedTuple):
@@ -52,12 +57,55 @@ class Known:
     places: dict[int, list[int]] = field(default_factory=dict)
 
 
+class Numbers:
+    """What steps of one rule begin with, on the device, where recorded launches find that of now."""
+
+    def __init__(self, rule: Kron, formulas: Formulas, device: torch.device) -> None:
+        self.rule, self.formulas, self.uploads = rule, formulas, Uploads(device)
+        self.given: Mapping[str, float] = {}
+        self.places: dict[str, Tensor] = {}
+
+    def follow(self, t: int) -> None:
+        given = numbers_of(self.formulas, Options.of(self.rule), t, 0.0, 1.0)
+        if not self.places:
+            self.table = self.uploads.empty((len(given),))
+            self.places = {name: self.table[i : i + 1] for i, name in enumerate(given)}
+        if given != self.given:
+            self.given = given
+            self.uploads.refill(self.table, torch.tensor(list(given.values())))
+
+    def numbers(self, batch: Batch, given: Mapping[str, float]) -> Mapping[str, Tensor]:
+        return self.places
+
+
 class OwnerKernels(KronKernels):
     """Those of one rank, with tables, scratch memory and launches that are kept between steps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.known: dict[tuple[str, ...], Known] = {}
+        #: Of each rule, by its formulas.
+        self.numbers: dict[Kron, dict[int, Numbers]] = {}
+        self.latest: tuple[Kron | None, int] = None, 0
+        #: How often numbers were dropped, which recorded launches may look for.
+        self.age = 0
+
+    def follow(self, rule: Kron, t: int) -> None:
+        """Take the numbers of a step of this rule."""
+        if rule is not self.latest[0] or t != self.latest[1]:
+            self.latest = rule, t
+            for numbers in self.numbers.get(rule, {}).values():
+                numbers.follow(t)
+
+    def numbers_for(self, job: Job, batch: Batch) -> Numbers:
+        if job.rule not in self.numbers and len(self.numbers) == MOST_RULES:
+            self.numbers.clear()
+            self.age += 1
+        formulas, known = formulas_of(batch, job.rule, bare=True), self.numbers.setdefault(job.rule, {})
+        if id(formulas) not in known:
+            known[id(formulas)] = Numbers(job.rule, formulas, batch.device)
+        known[id(formulas)].follow(job.t)
+        return known[id(formulas)]
 
     def whitened(self, jobs: Sequence[Job]) -> list[tuple[Tensor, Tensor]]:
         """For each job its tensors whitened and clipped, stacked, and the means of squares by tensor and slice.
@@ -76,8 +124,10 @@ class OwnerKernels(KronKernels):
         for job, _, batch in laid_out:
             with torch.cuda.device(batch.device) if batch.device.type == "cuda" else contextlib.nullcontext():
                 batch.follow_scratch(self.scratch_for(batch))
+                batch.due = []  # a replayed step may have left its own on the device
                 batch.follow_due(job.due)
-                begin(batch, job.rule, Handling(), job.t, 0.0, 1.0, None, None, bare=True)()
+                moving = self.numbers_for(job, batch)
+                begin(batch, job.rule, Handling(), job.t, 0.0, 1.0, None, None, bare=True, moving=moving)()
                 self.launches(job, batch, refreshing=any(job.due))()
         return [(h, batch.figures[H_SQUARE.value].reshape(len(job.names), batch.slices)) for job, h, batch in laid_out]
 

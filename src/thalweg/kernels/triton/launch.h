@@ -95,14 +95,15 @@ const char* upload_source(const char* version) {
                                     std::to_string(8 * NUMBERS) + R"(])
 {
   .reg .pred %p;
-  .reg .b32 %r<3>;
+  .reg .b32 %r<4>;
   .reg .b64 %rd<8>;
   ld.param.u64 %rd1, [dst];
   ld.param.u32 %r1, [count];
   cvta.to.global.u64 %rd6, %rd1;
   mov.b64 %rd3, values;
   mov.u32 %r2, %tid.x;
-next:
+  mov.u32 %r3, %ctaid.x;
+  mad.lo.u32 %r2, %r3, 128, %r2;
   setp.ge.u32 %p, %r2, %r1;
   @%p bra done;
   mul.wide.u32 %rd2, %r2, 8;
@@ -110,8 +111,6 @@ next:
   ld.param.u64 %rd5, [%rd4];
   add.s64 %rd7, %rd6, %rd2;
   st.global.u64 [%rd7], %rd5;
-  add.u32 %r2, %r2, 512;
-  bra next;
 done:
   ret;
 }
@@ -156,7 +155,8 @@ int upload(const std::vector<int64_t>& values, char* to, Context context, void* 
         int64_t part[NUMBERS];
         std::memcpy(part, values.data() + first, 8 * count);
         void* params[] = {&to, &count, part};
-        if (int code = driver().launch(function, 1, 1, 1, 512, 1, 1, 0, stream, params, nullptr)) return code;
+        const unsigned blocks = (count + 127) / 128;
+        if (int code = driver().launch(function, blocks, 1, 1, 128, 1, 1, 0, stream, params, nullptr)) return code;
         to += 8 * count;
     }
     return 0;
@@ -207,20 +207,28 @@ int run(const XLA_FFI_CallFrame* frame, const Plan& plan, Context context, void*
     return 0;
 }
 
+// Does some work on the stream of a call, in the context of its device. code: the driver's or the work's, 0 if done.
+template <class Work>
+XLA_FFI_Error* run_on_stream(const XLA_FFI_CallFrame* frame, int* code, const Work& work) {
+    XLA_FFI_Stream_Get_Args args{XLA_FFI_Stream_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, nullptr};
+    if (XLA_FFI_Error* error = frame->api->XLA_FFI_Stream_Get(&args)) return error;
+    Context context, popped;
+    *code = driver().stream_context(args.stream, &context);
+    if (!*code) *code = driver().push(context);
+    if (*code) return nullptr;
+    *code = work(context, args.stream);
+    driver().pop(&popped);
+    return nullptr;
+}
+
 XLA_FFI_Error* launch_all(const XLA_FFI_CallFrame* frame) {
     if (!driver().found) return fail(frame, "thalweg: the driver of the GPU cannot be loaded");
     const Plan* plan = nullptr;
     if (XLA_FFI_Error* error = find_plan(frame, &plan)) return error;
     if (XLA_FFI_Error* error = check_in_place(frame, plan->inputs, frame->args.size - plan->inputs)) return error;
-    XLA_FFI_Stream_Get_Args args{XLA_FFI_Stream_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, nullptr};
-    if (XLA_FFI_Error* error = frame->api->XLA_FFI_Stream_Get(&args)) return error;
-    Context context, popped;
-    int code = driver().stream_context(args.stream, &context);
-    if (!code) code = driver().push(context);
-    if (!code) {
-        code = run(frame, *plan, context, args.stream);
-        driver().pop(&popped);
-    }
+    int code = 0;
+    const auto launch = [&](Context context, void* stream) { return run(frame, *plan, context, stream); };
+    if (XLA_FFI_Error* error = run_on_stream(frame, &code, launch)) return error;
     if (!code) return nullptr;
     const char* name = "?";
     driver().error(code, &name);

@@ -115,9 +115,14 @@ def reason_against_guards(setting: Setting) -> str:
 def is_parted(setting: Setting, shape: Shape) -> bool:
     """Whether kernels step shards of a parameter before and after its owner has transformed the whole."""
     rule, handling = setting.rule, setting.handling
-    if not isinstance(rule, WholeRule) or not rule.IN_PARTS or not rule.is_stackable(shape) or rule.stacked_axes:
+    if not isinstance(rule, WholeRule) or rule.stacked_axes or handling.is_random:
         return False
-    return not handling.is_random and coded_groups(rule, handling, shape) is None
+    if coded_groups(rule, handling, shape) is not None:
+        return False
+    if is_by_hand(rule):  # owners have kernels; the host counts, and would not know of a step that is skipped
+        unserved = handling.may_skip or setting.scheduled or reason_against_guards(setting)
+        return not (unserved or reason_unparted(rule, shape))
+    return rule.IN_PARTS and rule.is_stackable(shape)
 
 
 def reason_against_shard(setting: Setting, shape: Shape, sharded: Collection[int]) -> str:

@@ -36,11 +36,11 @@ from thalweg.rules import Rule
 from thalweg.settings import Handling
 from thalweg.storage import RECORD, Kept
 
-#: What the handler is called in programs.
-TARGET = "thalweg_launch"
+#: What the handlers are called in programs: that of kernels, and that of products by cuBLAS.
+TARGET, MULTIPLY = "thalweg_launch", "thalweg_multiply"
 #: The versions of Triton whose binaries are known to be launched as they are here.
 KNOWN = "3.6."
-SOURCE = Path(__file__).with_name("launch.h")
+SOURCES = [Path(__file__).with_name(name) for name in ("launch.h", "multiply.h")]
 #: By dtype: bytes, and what Triton calls it.
 DTYPES = {
     "float32": (4, "fp32"),
@@ -94,14 +94,13 @@ class Plan(ctypes.Structure):
 
 @functools.cache
 def compile_handler(include: str) -> ctypes.CDLL | str:
-    """The library with the handler, or why there is none. include: the folder of XLA's headers."""
+    """The library with the handlers, or why there is none. include: the folder of XLA's headers."""
     if INTERPRETED.value or not triton.__version__.startswith(KNOWN):
         return f"kernels are compiled and launched with Triton {KNOWN}*, and this is {triton.__version__}"
     headers = [HEADERS / "calls.h", HEADERS / "abi.h", Path(include, "xla", "ffi", "api", "c_api.h")]
     try:
-        library = compile_source(
-            SOURCE.read_text(), headers, [f"-I{include}", "-ldl"], "the launch of kernels from XLA"
-        )
+        source = "".join(path.read_text() for path in SOURCES)
+        library = compile_source(source, headers, [f"-I{include}", "-ldl"], "the launch of kernels from XLA")
     except (OSError, Uncompiled) as error:
         return str(error)
     library.thalweg_plan.restype, library.thalweg_plan.argtypes = None, (c_char_p, c_void_p)

@@ -167,9 +167,14 @@ def reason_against_shard(setting: Setting, p: Tensor, part: Part, reason: str) -
     return served.reason_against_shard(setting, part.shape, sharded) or reason
 
 
-def is_parted(setting: Setting, p: Tensor, part: Part) -> bool:
-    """Whether kernels step a shard before and after an owner has transformed the whole tensor."""
-    return is_on_gpu(p) and any(part.groups) and by_kernels.is_parted(setting, part.shape)
+def is_parted(setting: Setting, p: Tensor, part: Part, *, counted: bool) -> bool:
+    """Whether kernels step a shard before and after an owner has transformed the whole tensor.
+
+    counted: whether the host knows the step count.
+    """
+    rule: Any = setting.rule
+    is_known = counted or (isinstance(rule, WholeRule) and rule.IN_PARTS)
+    return is_known and is_on_gpu(p) and any(part.groups) and by_kernels.is_parted(setting, part.shape)
 
 
 def reason_against_kind(rule: Rule, p: Tensor) -> str:

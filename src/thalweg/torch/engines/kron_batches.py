@@ -47,8 +47,8 @@ class KronBatches:
         self.forget()
 
     def forget(self) -> None:
-        #: The settings of the buckets; by whether factors are due, what is launched for each.
-        self.settings: list[Any] = []
+        #: What scales gradients, and the settings of buckets; by whether factors are due, what is launched for each.
+        self.given: list[Any] = []
         self.known: dict[bool, list[Any]] = {}
         self.together = False
         #: Of each batch: the place of its kind among those that have the same numbers; a bucket of each with formulas.
@@ -66,10 +66,10 @@ class KronBatches:
             return
         if not all(batch.grads_aligned for batch in self.batches):
             return
-        settings = [bucket.setting for bucket in buckets]
-        if not are_the_same(settings, self.settings):
+        given = [buckets[0].grad_scale, *(bucket.setting for bucket in buckets)]
+        if not are_the_same(given, self.given):
             self.forget()
-            self.settings = settings
+            self.given = given
             kinds: dict[Hashable, int] = {}
             for place, (bucket, batch) in enumerate(zip(buckets, self.batches, strict=True)):
                 formulas: Any = formulas_of(batch, bucket.setting.stored_rule)  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ class KronBatches:
         t = buckets[0].t
         if not self.known or not has_plain_numbers(buckets) or any(bucket.t != t for bucket in buckets):
             return False
-        if not are_the_same([bucket.setting for bucket in buckets], self.settings):
+        if not are_the_same([buckets[0].grad_scale, *(bucket.setting for bucket in buckets)], self.given):
             return False
         addresses = array("Q", b"".join([bucket.addresses for bucket in buckets]))  # type: ignore[misc]
         before = self.refreshes.read()
@@ -143,8 +143,5 @@ def has_plain_numbers(buckets: Sequence[Bucket]) -> bool:
     return not [
         bucket
         for bucket in buckets
-        if bucket.addresses is None
-        or isinstance(bucket.lr, Tensor)
-        or bucket.grad_scale is not None
-        or bucket.allowed is not None
+        if bucket.addresses is None or isinstance(bucket.lr, Tensor) or bucket.allowed is not None
     ]

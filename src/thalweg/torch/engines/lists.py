@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import torch
@@ -15,7 +15,7 @@ from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
 from thalweg.torch.engines.results import Result, results_of
 from thalweg.torch.engines.shards import outline_of, result_of_shards
 from thalweg.torch.sharding.collectives import Computation
-from thalweg.torch.sharding.owners import Owners, Team, in_turn
+from thalweg.torch.sharding.owners import Messages, Owners, Team, in_turn
 
 
 class Lists:
@@ -37,6 +37,8 @@ class Lists:
 
 class ListsRun:
     """One step of buckets as lists: nothing is laid out."""
+
+    measures_gradients = False
 
     def __init__(self, owners: Owners, most: int) -> None:
         self.owners, self.most = owners, most
@@ -89,7 +91,8 @@ class ListsRun:
         outlines = [outline_of(bucket) for bucket in self.replicated]
         for team, members in self.owners.by_team(outlines):
             slots = team.divide([outlines[i] for i in members])
-            in_turn([self.step_slot(team, self.choose(slot, members), statistics) for slot in slots])
+            for send in in_turn([self.step_slot(team, self.choose(slot, members), statistics) for slot in slots]):
+                send()
 
     def choose(self, slot: Sequence[tuple[int, int]], members: Sequence[int]) -> list[Bucket]:
         """Buckets of the parameters of a slot."""
@@ -99,8 +102,7 @@ class ListsRun:
         buckets = [(self.replicated[at], own) for at, own in chosen.items()]
         return [bucket if len(own) == len(bucket.names) else bucket.chosen(own) for bucket, own in buckets]
 
-    def step_slot(self, team: Team, buckets: Sequence[Bucket], statistics: Statistics) -> Iterator[None]:
-        """Yields whenever a message has been sent."""
+    def step_slot(self, team: Team, buckets: Sequence[Bucket], statistics: Statistics) -> Messages:
         computations = [result_of_shards(bucket, self.owners) for bucket in buckets]
         answers = yield from team.make_in_turn([request for each in computations for request in next(each).asked])
         for each, answer in zip(computations, answers, strict=True):

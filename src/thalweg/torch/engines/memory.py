@@ -47,3 +47,12 @@ def stage_shards(bucket: Bucket) -> tuple[Bucket, list[tuple[Tensor, Tensor]]]:
     params = [contiguous(p) for p in bucket.params]
     states = [{key: contiguous(entry) for key, entry in state.items()} for state in bucket.states]
     return replace(bucket, params=params, states=states), pairs
+
+
+def held_in(place: Tensor | None, value: Tensor | None) -> Tensor | None:
+    """A value in memory that stays where it is."""
+    if value is None:
+        return None
+    if place is None or place.dtype != value.dtype:
+        return value.clone()
+    return place.copy_(value)

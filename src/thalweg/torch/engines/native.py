@@ -41,6 +41,8 @@ class Native:
 class NativeRun:
     """Buckets laid out in tables, in which only gradients move from step to step."""
 
+    measures_gradients = False
+
     def __init__(self, buckets: Sequence[Bucket], check_state: CheckState) -> None:
         borrow_torch_threads()
         self.sharded = any(bucket.parts for bucket in buckets)

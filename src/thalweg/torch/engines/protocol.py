@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -18,6 +18,19 @@ from thalweg.torch.sharding.collectives import Computation
 
 T = TypeVar("T")
 EngineKind: TypeAlias = Literal["lists", "native", "triton"]
+
+
+class Decision(Protocol):
+    """What all gradients of a step decide together."""
+
+    def key(self) -> Hashable:
+        """What its launches depend on."""
+
+    def take(self, squares: Tensor) -> None:
+        """Decide, by the squares of each gradient."""
+
+    def commit(self) -> None:
+        """Remember what was decided."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,8 @@ class Bucket:
     grad_scale: Tensor | None = None
     #: Whether the whole step may be taken, where that is decided by all gradients together.
     allowed: Tensor | None = None
+    #: What decides both when it is time to write, if that is left to a run that measures gradients.
+    decision: Decision | None = None
 
     @property
     def shape(self) -> Shape:
@@ -105,6 +120,9 @@ Statistics: TypeAlias = dict[str, Callable[[], dict[str, Any]]]
 
 class Run(Protocol):
     """Buckets as an engine steps them: laid out once, taken again and again."""
+
+    #: Whether it finds the squares of gradients when it is time to write, for the ``decision`` of its buckets.
+    measures_gradients: bool
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         """Take the gradients and numbers of a step; nothing is written."""

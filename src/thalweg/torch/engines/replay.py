@@ -1,7 +1,8 @@
 """Steps that are replayed: launches recorded once as a CUDA graph, and what moves between them copied in one piece.
 
 Kernels find tensors and rates in tables on the device. So a recorded step serves wherever gradients are: a step is one
-copy of what has moved, and one replay.
+copy of what has moved, and one replay. Where ranks send messages on the way, there is a graph before each of them and
+one after the last.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import os
 import struct
 import warnings
 from array import array
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from thalweg.errors import FallbackWarning
+from thalweg.spaces.sharded import Asked
+from thalweg.torch.sharding.owners import Errand
 
 #: Equal steps after which one is recorded, and recorded steps that are kept: with a refresh of factors and without.
 WARM, MOST_RECORDED = 3, 4
@@ -105,18 +108,30 @@ class Moving:
             self.has_news = False
 
 
+#: What happens between launches: sums are asked of other ranks, and written in place, or messages are sent.
+Between: TypeAlias = Sequence[Asked] | Errand
+#: None: all is measured.
+Launches: TypeAlias = Iterator[Between | None]
+
+
 class Recorded(NamedTuple):
     """A recorded step."""
 
-    graph: torch.cuda.CUDAGraph
+    #: Each with what happens after it; None: it is the last.
+    graphs: list[tuple[torch.cuda.CUDAGraph, Between | None]]
     #: What tables are to hold, and who fills them. Other steps leave their own there.
     tables: list[tuple[Any, Tensor, Tensor]]
 
-    def replay(self, *, is_latest: bool) -> None:
+    def replay(self, *, is_latest: bool) -> Launches:
         for uploads, table, values in self.tables:
             if not is_latest or uploads.captured:  # or a graph of the user's may have filled it
                 uploads.refill(table, values)
-        self.graph.replay()
+        for graph, between in self.graphs:
+            if between is None:
+                yield None
+            graph.replay()
+            if between is not None:
+                yield between
 
 
 class Replay:
@@ -135,21 +150,21 @@ class Replay:
 
         self.is_watched = is_watched
 
-    def run(self, launch: Callable[[], None], key: Hashable) -> None:
+    def run(self, launch: Callable[[], Launches], key: Hashable) -> Launches:
         """Launch, or replay. key: what a recorded step depends on beside memory that stays where it is."""
         if not self.works or not self.may_record():
-            launch()
+            yield from launch()
             self.latest = None
             return
         known = self.known.pop(key, 0)
         if known == WARM:
             known = self.record(launch) or 0
         if isinstance(known, int):
-            launch()
+            yield from launch()
             known += 1
             self.latest = None
         else:
-            known.replay(is_latest=self.latest is known)
+            yield from known.replay(is_latest=self.latest is known)
             self.latest = known
         self.known[key] = known  # the last of them: the first are the oldest
         while len(self.known) > MOST_RECORDED:
@@ -159,19 +174,27 @@ class Replay:
         """Not while a user records a graph of the whole step, nor while a profiler wants to see every launch."""
         return not torch.cuda.is_current_stream_capturing() and not self.is_watched()
 
-    def record(self, launch: Callable[[], None]) -> Recorded | None:
+    def record(self, launch: Callable[[], Launches]) -> Recorded | None:
         from thalweg.kernels.triton.uploads import deferred
 
-        graph, later = torch.cuda.CUDAGraph(), list[tuple[Any, Tensor, Tensor]]()
-        token = deferred.set(later)
+        recorded, launches = Recorded([], []), launch()
+        token = deferred.set(recorded.tables)
         try:
             with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
-                # other threads, such as those of data loaders and of NCCL, may go on with what they do
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    launch()
-                finally:
-                    graph.capture_end()
+                between: Between | None = ()
+                pool = torch.cuda.graph_pool_handle()
+                while between is not None:
+                    graph = torch.cuda.CUDAGraph()
+                    # other threads, such as those of data loaders and of NCCL, may go on with what they do
+                    graph.capture_begin(pool, capture_error_mode="thread_local")
+                    try:
+                        if recorded.graphs:
+                            torch.zeros(1, device=self.device)  # torch warns of graphs with nothing in them
+                        # the last graph goes on where all is measured
+                        between = next((each for each in launches if each is not None), None)
+                    finally:
+                        graph.capture_end()
+                    recorded.graphs.append((graph, between))
         except RuntimeError as error:
             self.works = False
             warnings.warn(
@@ -183,4 +206,4 @@ class Replay:
             return None
         finally:
             deferred.reset(token)
-        return Recorded(graph, later)
+        return recorded

@@ -21,7 +21,7 @@ from thalweg.spaces.sharded import Part
 from thalweg.storage import Kept
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.replay import NUMBERS
-from thalweg.torch.engines.triton import passes_for
+from thalweg.torch.engines.triton import passes_for, squares_for
 
 
 class Ghost(NamedTuple):
@@ -62,6 +62,11 @@ def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
                 rows = sum(math.prod(ghost.shape[: rule.stacked_axes]) for ghost in ghosts)
                 total -= in_blocks(8 * rows)
                 moving += rows + 1
+    handlings = [setting.handling for setting, _ in buckets]
+    if not is_sharded and any(handling.needs_norm or handling.may_skip for handling in handlings):
+        names, params, _ = made_of([ghost for _, ghosts in buckets for ghost in ghosts])
+        total += sum(own.uploads.kept_bytes for own, _ in squares_for(params))
+        moving += len(names)
     if batches:
         from thalweg.kernels.triton import kron
 

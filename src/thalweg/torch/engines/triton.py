@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from array import array
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
@@ -19,9 +20,9 @@ from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.choice import steps_by_hand
 from thalweg.torch.engines.kron_batches import KronBatches
-from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
-from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
-from thalweg.torch.engines.replay import Moving, Replay
+from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
+from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Statistics
+from thalweg.torch.engines.replay import Launches, Moving, Replay
 from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 from thalweg.torch.sharding.owners import Owners
@@ -82,15 +83,25 @@ class TritonRun:
         self.is_new, self.sharded = True, any(bucket.parts for bucket in buckets)
         devices = {launch.device for launch in self.launches}
         self.moving: Moving | None = None
+        #: By dtype, all gradients, and their places in the order of the buckets; empty if their squares are not needed.
+        self.squares: list[tuple[Any, list[int]]] = []
+        self.order: Tensor | None = None
         self.batches: KronBatches | None = None
         self.replay: Replay | None = None
-        #: Whether all is launched when it is time to write: no rank and no user is asked on the way.
-        self.at_once = False
-        if len(devices) == 1 and not self.sharded:
+        #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
+        self.rounds: Launches | None = None
+        if len(devices) == 1:
             (device,) = devices
             kron = [launch for launch in self.launches if isinstance(launch, KronLaunch)]
             parts = [part for launch in self.launches if not isinstance(launch, KronLaunch) for part in launch.parts()]
             tables = [part.passes.tables for part in parts if part.moves]
+            handling = buckets[0].setting.handling
+            if not self.sharded and (handling.needs_norm or handling.may_skip):
+                self.squares = squares_for([g for bucket in buckets for g in bucket.grads])
+                tables += [own for own, _ in self.squares]
+                if len(self.squares) > 1:
+                    order = torch.tensor([i for _, own in self.squares for i in own]).argsort()
+                    self.order = order.to(device)
             self.moving = Moving(device, tables, [launch.batch for launch in kron], len(parts))
             for place, part in enumerate(parts):
                 part.moving = self.moving, place
@@ -99,15 +110,17 @@ class TritonRun:
             if kron:
                 self.batches = KronBatches(kron, self.of_kron(buckets), self.moving)
             self.replay = Replay(device)
-        #: What a GradScaler or the joint norm decides, where recorded steps find it.
+        self.measures_gradients = bool(self.squares)
+        #: What a GradScaler decides, where recorded steps find it; or what decides when the gradients are measured.
         self.scale: Tensor | None = None
         self.allowed: Tensor | None = None
+        self.decision: Decision | None = None
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
-        if steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
-            return KronLaunch(self.engine.kron_kernels(), bucket)
         if isinstance(bucket.setting.rule, WholeRule) and bucket.parts:
             return OwnedLaunch(bucket, self.engine.owners, plain_launch)
+        if steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
+            return KronLaunch(self.engine.kron_kernels(), bucket)
         if isinstance(bucket.setting.rule, WholeRule):
             return WholeLaunch(bucket, self.engine.room, plain_launch)
         stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
@@ -115,7 +128,8 @@ class TritonRun:
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         scale, allowed = buckets[0].grad_scale, buckets[0].allowed
-        if self.moving is not None and (scale is not None or allowed is not None):
+        self.decision = buckets[0].decision
+        if self.decision is None and self.moving is not None and (scale is not None or allowed is not None):
             self.scale, self.allowed = held_in(self.scale, scale), held_in(self.allowed, allowed)
             buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
         together = self.batches is not None and all(self.in_place) and self.batches.prepare(self.of_kron(buckets))
@@ -129,6 +143,8 @@ class TritonRun:
             launch.prepare(bucket, grads, places)
         if self.batches is not None and not together:
             self.batches.note(self.of_kron(buckets))
+        if self.decision is not None:
+            self.follow_gradients(buckets)
         if self.moving is not None:
             self.moving.upload()
         capturing = is_capturing(self.params[0].device)
@@ -137,6 +153,20 @@ class TritonRun:
         if self.engine.kron is not None:
             self.prepare_kron(buckets, capturing)
         self.is_new = False
+
+    def follow_gradients(self, buckets: Sequence[Bucket]) -> None:
+        """Note where the gradients are whose squares are to be found."""
+        places = array("Q")
+        for launch, bucket, in_place in zip(self.launches, buckets, self.in_place, strict=True):
+            known = bucket.addresses if in_place else None
+            places.extend(map(Tensor.data_ptr, launch.grads) if known is None else known)
+        for own, members in self.squares:
+            own.follow(places if len(self.squares) == 1 else array("Q", [places[i] for i in members]))
+
+    def measure_gradients(self) -> Tensor:
+        """The squares of all gradients, in the order of the buckets."""
+        found: list[Tensor] = [own.measure() for own, _ in self.squares]
+        return found[0] if self.order is None else torch.cat(found)[self.order]
 
     def of_kron(self, buckets: Sequence[Bucket]) -> list[Bucket]:
         """Those of the buckets that Kron's own kernels step."""
@@ -158,8 +188,25 @@ class TritonRun:
 
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""
-        self.at_once = self.moving is not None and on_nonfinite != "raise"
-        return [] if self.at_once else [launch.measure() for launch in self.launches]
+        if self.replay is None or on_nonfinite == "raise":
+            return [launch.measure() for launch in self.launches]
+        self.rounds = self.replay.run(self.launch_all, self.key())
+        return [self.ask()] if self.sharded else []
+
+    def ask(self) -> Computation:
+        """Go on until all is measured; sums are completed in place."""
+        assert self.rounds is not None
+        while True:
+            with on_device(self.launches[0].device):
+                between = next(self.rounds)
+                if between is None:
+                    return
+                if callable(between):
+                    between()
+                    continue
+            whole = yield Question(summed, between)
+            for (figures, _), total in zip(between, whole, strict=True):
+                figures.copy_(total)
 
     def nonfinite(self) -> list[str]:
         launches = [launch for launch in self.launches if isinstance(launch, Launch)]
@@ -168,10 +215,10 @@ class TritonRun:
         return [name for name, finite in zip(names, flags, strict=True) if not finite]
 
     def write(self) -> Statistics:
-        if self.at_once:
-            assert self.replay is not None
-            with on_device(self.replay.device):
-                self.replay.run(self.launch_all, self.key())
+        if self.rounds is not None:
+            with on_device(self.launches[0].device):
+                for _ in self.rounds:
+                    pass
         else:
             for launch in self.launches:
                 with on_device(launch.device):
@@ -188,26 +235,49 @@ class TritonRun:
     def key(self) -> Hashable:
         """What all launches depend on beside tables."""
         others = [launch.key() for launch in self.launches if not isinstance(launch, KronLaunch)]
-        return tuple(others), None if self.batches is None else self.batches.key()
+        decided = None
+        if self.decision is not None:
+            decided = self.decision.key(), *(own.is_aligned for own, _ in self.squares)
+        return tuple(others), None if self.batches is None else self.batches.key(), decided
 
-    def launch_all(self) -> None:
+    def launch_all(self) -> Launches:
+        sharded = [launch for launch in self.launches if isinstance(launch, Launch) and launch.bucket.parts]
+        rounds = [(launch.bucket.parts[0], launch.passes.measure(launch.step)) for launch in sharded]
+        while sums := [(part, each) for part, own in rounds for each in next(own, ())]:
+            yield from complete(sums)
+        owned = [launch for launch in self.launches if isinstance(launch, OwnedLaunch)]
+        if owned:
+            answers = yield from self.engine.owners.make_in_turn([launch.show() for launch in owned])
+            for each, answer in zip(owned, answers, strict=True):
+                each.answer = answer
+        yield None
+        if self.decision is not None:
+            self.decision.take(self.measure_gradients())
+            self.decision.commit()
         for launch in self.launches:
-            for _ in launch.measure():
-                pass
+            if launch not in [*sharded, *owned]:
+                for _ in launch.measure():
+                    pass
             launch.write()
 
     def release(self, *, taken: bool) -> None:
+        self.rounds = None
+        if not taken and any(isinstance(launch, OwnedLaunch) for launch in self.launches):
+            self.engine.owners.forget()
         for launch in self.launches:
             launch.release()
 
 
-def held_in(place: Tensor | None, value: Tensor | None) -> Tensor | None:
-    """A value in memory that stays where it is."""
-    if value is None:
-        return None
-    if place is None or place.dtype != value.dtype:
-        return value.clone()
-    return place.copy_(value)
+def complete(sums: Sequence[tuple[Part, Any]]) -> Launches:
+    """Ask for the sums of several launches: those that go over the same ranks as one figure."""
+    together: dict[Hashable, list[Tensor]] = defaultdict(list)
+    for part, own in sums:
+        together[part.across(own.axes)].append(own.tensor)
+    asked: list[Any] = [(torch.cat([x.reshape(-1) for x in own]), groups) for groups, own in together.items()]
+    yield asked
+    for (figures, _), tensors in zip(asked, together.values(), strict=True):
+        for x, total in zip(tensors, figures.split([x.numel() for x in tensors]), strict=True):
+            x.copy_(total.view_as(x))
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -249,6 +319,21 @@ def passes_for(bucket: Bucket) -> Any:
     handling = bucket.setting.handling
     sharded = bool(bucket.parts)
     return made.passes_for(operands, bucket.grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
+
+
+def squares_for(grads: Sequence[Tensor]) -> list[tuple[Any, list[int]]]:
+    """By dtype, what finds the squares of gradients, and which they are."""
+    from thalweg.kernels.triton.launching import Compiled
+    from thalweg.kernels.triton.squares import GradientSquares
+    from thalweg.kernels.triton.uploads import Uploads
+
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for i, g in enumerate(grads):
+        by_dtype.setdefault(g.dtype, []).append(i)
+    return [
+        (GradientSquares([grads[i].numel() for i in own], dtype, Uploads(grads[0].device), Compiled()), own)
+        for dtype, own in by_dtype.items()
+    ]
 
 
 def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:

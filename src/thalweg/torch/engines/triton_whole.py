@@ -6,11 +6,13 @@ kernels of its own for all of it, with the options that these serve.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
+from ctypes import c_float
 from dataclasses import fields, replace
 from typing import Any, TypeAlias, cast
 
@@ -19,6 +21,8 @@ from torch import Tensor
 
 from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
+from thalweg.kernels.cpu.library import reason_missing
+from thalweg.kernels.cpu.tables import Counts
 from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Direction, WholeRule
@@ -34,6 +38,7 @@ from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.results import request_of
 from thalweg.torch.sharding.collectives import Computation, Question
 from thalweg.torch.sharding.owners import Owners
+from thalweg.torch.sharding.requests import Request
 from thalweg.torch.wholes import space_of_kernels
 
 NUMBERED = itertools.count()
@@ -62,26 +67,29 @@ class Stack:
     def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
         setting, rule = bucket.setting, cast(WholeRule, bucket.setting.stored_rule)
         count, shape, device = len(bucket.params), tuple(bucket.params[0].shape), bucket.params[0].device
-        self.key, self.around = own_key(rule, shape), keys_around(rule, shape)
+        self.key, self.around = own_key(rule, bucket.shape), keys_around(rule, bucket.shape)
         dtype = getattr(torch, rule.whole_dtype("float32"))
         self.room = room.of(count * bucket.params[0].numel(), dtype, device)
         self.shown = self.room.view(count, *shape)
         self.states, self.ids = bucket.states, [tensor_id(name) for name in bucket.names]
         #: Entries with a shape of their own, which are whole tensors too, and those that the host decides by.
-        self.whole_keys, self.counts = rule.keys(shape, PerSlice), rule.keys(shape, Count)
+        self.whole_keys, self.counts = rule.keys(bucket.shape, PerSlice), rule.keys(bucket.shape, Count)
         self.space = xp if rule.has_factors else space_of_kernels()
         #: Unlike an id, never that of a stack that is gone.
         self.number = next(NUMBERED)
         self.due: Any = True
         #: The options that the middle part has read: other numbers are another step.
         self.read: set[str] = set()
-        self.after: dict[str, Tensor] = {}
+        self.after: Mapping[str, float] = {}
         #: On the device, whether the step is taken; None: it is.
         self.allowed: Tensor | None = None
         #: The step count for random numbers, counts for kernels where the host counts, and what statistics show: where
         #: replayed steps find them.
         self.t = torch.zeros((), dtype=torch.int64, device=device) if rule.needs_noise else None
         self.steps = None if rule.IN_PARTS else torch.zeros(count, device=device)
+        self.counted = -1
+        kept = [*self.counts, *(() if rule.IN_PARTS else ["step"])]
+        self.host_counts = {key: HostCounts([s[key] for s in bucket.states]) for key in kept}
         self.figures: dict[str, Tensor] = {}
         self.settle(setting)
         self.first_bucket, self.last_bucket = self.for_first(bucket), self.for_last(bucket)
@@ -127,7 +135,9 @@ class Stack:
         if self.t is not None:
             self.t.fill_(cast(int, bucket.t))
         if self.steps is not None:
-            self.steps.fill_(cast(int, bucket.t) - 1)
+            if self.counted + 1 != bucket.t:  # else the last step has counted it
+                self.steps.fill_(cast(int, bucket.t) - 1)
+            self.counted = cast(int, bucket.t)
         now: dict[str, Any] = dict(grad_scale=bucket.grad_scale, allowed=bucket.allowed)
         self.first.prepare(self.first_bucket.renewed(setting=self.first_setting, **now), grads, places)
         now = dict(lr=bucket.lr, lr_scale=bucket.lr_scale, allowed=bucket.allowed)
@@ -140,23 +150,19 @@ class Stack:
 
     def decide(self, t: Any) -> None:
         """By counts that the host keeps: what is due, and what the counts are after the step."""
-        nothing = torch.zeros(())
-        known = {self.key: nothing, **{key: self.states[0][key] for key in self.counts}}
-        prepared = self.rule.prepare(xp, nothing, known, nothing, t)
-        self.due = bool(prepared.due)
-        self.after = {key: prepared.state[key] for key in self.counts}
+        known = tuple((key, self.host_counts[key].read(), self.states[0][key].dtype) for key in self.counts)
+        self.due, self.after = decide_by(self.rule, self.key, known, t)
 
     def count_step(self) -> None:
         """The step is taken: count it where the host does."""
         if self.steps is not None:
-            torch._foreach_add_([s["step"] for s in self.states], 1)
+            self.host_counts["step"].count_on()
         for key, count in self.after.items():
-            for s in self.states:
-                s[key].copy_(count)
+            self.host_counts[key].write(count)
 
     def are_together(self) -> bool:
         """Whether the host decides the same for all."""
-        return len({tuple(float(s[key]) for key in self.counts) for s in self.states}) == 1
+        return all(self.host_counts[key].read() is not None for key in self.counts)
 
     def write(self) -> None:
         self.show()
@@ -195,6 +201,45 @@ class Stack:
     def release(self) -> None:
         self.first.release()
         self.last.release()
+
+
+class HostCounts:
+    """A count of each of some parameters, on the host."""
+
+    def __init__(self, counts: Sequence[Tensor]) -> None:
+        self.counts = counts
+        is_plain = reason_missing() is None and all(each.is_cpu and each.dtype == torch.float32 for each in counts)
+        self.native = Counts(map(Tensor.data_ptr, counts)) if is_plain else None
+        self.numbers = [c_float.from_address(each.data_ptr()) for each in counts] if is_plain else []
+
+    def read(self) -> float | None:
+        """What all of them are; None if they differ."""
+        if self.native is not None:
+            return self.native.read()
+        found = set(map(float, self.counts))
+        return found.pop() if len(found) == 1 else None
+
+    def write(self, count: float) -> None:
+        for number in self.numbers:
+            number.value = count
+        if self.native is None:
+            for each in self.counts:
+                each.fill_(count)
+
+    def count_on(self) -> None:
+        if self.native is not None:
+            self.native.advance()
+        else:
+            torch._foreach_add_(list(self.counts), 1)
+
+
+@functools.lru_cache(maxsize=64)
+def decide_by(rule: WholeRule, own: str, counts: tuple[tuple[str, Any, Any], ...], t: Any) -> tuple[bool, Any]:
+    """What is due, and the counts after the step. own: the key of what the rule keeps beside counts."""
+    nothing = torch.zeros(())
+    known = {key: torch.tensor(count, dtype=dtype) for key, count, dtype in counts}
+    prepared = rule.prepare(xp, nothing, {own: nothing, **known}, nothing, t)
+    return bool(prepared.due), {key: float(prepared.state[key]) for key in known}
 
 
 def watch(rule: WholeRule, read: set[str]) -> WholeRule:
@@ -274,6 +319,9 @@ class WholeLaunch:
         return {**self.rate, **shown}
 
     def count_step(self) -> None:
+        on_host, allowed = any(stack.host_counts for stack in self.stacks), self.bucket.allowed
+        if not on_host or (allowed is not None and not allowed):
+            return
         for stack in self.stacks:
             stack.count_step()
 
@@ -296,42 +344,65 @@ class OwnedLaunch(WholeLaunch):
 
     def lay_out(self, bucket: Bucket) -> None:
         """Make a stack for each shape of shards, with memory of its own: all travel together."""
-        alike: dict[Any, list[int]] = defaultdict(list)
-        for i, p in enumerate(bucket.params):
-            alike[p.shape].append(i)
+        by_shape: dict[Any, list[int]] = defaultdict(list)
+        for place, own in enumerate(alike(bucket)):
+            for i in own:
+                by_shape[place, bucket.params[i].shape].append(i)
         staged, self.staged = stage_shards(bucket)
-        self.members = [*alike.values()]
+        self.members = [*by_shape.values()]
         self.stacks = [Stack(staged.chosen(own), Room(), self.by_elements) for own in self.members]
+        for stack in self.stacks:
+            stack.t = None  # owners draw noise
 
     def is_stale(self) -> bool:
         return False
 
+    def key(self) -> Hashable:
+        return self.bucket.setting.stored_rule, self.owners.age, super().key()
+
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
+        super().prepare(bucket, grads, places)
+        if bucket.t is not None:
+            self.owners.whitening.follow(cast(Any, bucket.setting.stored_rule), bucket.t)
+
     def measure(self) -> Computation:
         """Write momentum, and ask owners for the direction."""
+        (self.answer,) = yield Question(self.owners.make, [self.show()])
+
+    def show(self) -> Request:
+        """Write momentum; what owners are asked then."""
         for tensor, held in self.staged:
             held.copy_(tensor)
-        shown: list[Any] = [None] * len(self.bucket.names)
+        bucket, count = self.bucket, len(self.bucket.names)
+        shown: list[Any] = [None] * count
+        due = [False] * count
         for stack, own in zip(self.stacks, self.members, strict=True):
             stack.show()
             for i, x in zip(own, stack.shown.unbind(), strict=True):
-                shown[i] = x
-        rule = cast(WholeRule, self.bucket.setting.stored_rule)
-        (self.answer,) = yield Question(
-            self.owners.make, [request_of(rule, self.bucket, [TensorList(shown)], {}, 0, due=True)]
-        )
+                shown[i], due[i] = x, stack.due
+        rule = cast(WholeRule, bucket.setting.stored_rule)
+        state = {key: TensorList([s[key] for s in bucket.states]) for key in self.stacks[0].whole_keys}
+        request = replace(request_of(rule, bucket, [TensorList(shown)], state, bucket.t or 0, due=True), due=due)
+        self.changes = request.changes
+        return request
 
     def write(self) -> None:
+        for key, rows in self.answer.state.items() if self.changes else ():
+            kept = [s[key] for s in self.bucket.states]
+            if self.bucket.allowed is not None:
+                rows = [torch.where(self.bucket.allowed, row, old) for row, old in zip(rows, kept, strict=True)]
+            torch._foreach_copy_(kept, list(rows))
         for stack, own in zip(self.stacks, self.members, strict=True):
+            figures = {key: torch.stack([each[i] for i in own]) for key, each in self.answer.figures.items()}
+            for key, figure in stack.rule.show_figures(xp, figures, stack.due).items():
+                stack.tell(key, figure)
             stack.apply([self.answer.tensor[i] for i in own])
         for tensor, held in self.staged:
             tensor.copy_(held)
 
     def release(self) -> None:
-        self.answer = self.answer._replace(tensor=[])
+        self.answer = Direction([], {}, {})
         super().release()
-
-    def figures(self, index: int) -> dict[str, Any]:
-        return {**self.rate, **{key: own[index] for key, own in self.answer.figures.items()}}
 
 
 def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:

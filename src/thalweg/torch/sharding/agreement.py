@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -38,16 +39,27 @@ class Agreement:
         self.places: Mapping[Tensor, tuple[str, int]] = {}
         self.distributed: list[tuple[str, Tensor, int]] = []
         self.reached: set[Hashable] = set()
+        #: All values of groups when ranks agreed last; None: they have to agree first.
+        self.values: list[Any] | None = None
+
+    def holds(self, groups: Sequence[dict[str, Any]]) -> bool:
+        """Whether the same groups have options of the kinds that ranks agreed on last."""
+        if not self.distributed or self.values is None:
+            return not self.distributed
+        now, then = list(chain.from_iterable(map(dict.values, groups))), self.values
+        pairs = zip(now, then, strict=False)
+        return len(now) == len(then) and all(one is other or kind_of(one) == kind_of(other) for one, other in pairs)
 
     def forget(self) -> None:
         """Ask again before the next step."""
         self.reached.clear()
+        self.values = None
 
     def reach(
         self,
         rules: Sequence[type[Rule]],
         places: Mapping[Tensor, tuple[str, int]],
-        groups: Sequence[Mapping[str, Any]],
+        groups: Sequence[dict[str, Any]],
         overrides: OverrideList,
         *,
         one_by_one: bool,
@@ -64,6 +76,7 @@ class Agreement:
             return
         # one by one, ranks are at the same parameter at different times, and have gradients for others or not
         present = b"" if one_by_one else bytes(p.grad is not None for _, p, _ in self.distributed)
+        self.values = None
         news = present, tuple(kinds(own_options(*both)) for both in zip(rules, groups, strict=True))
         if news not in self.reached:
             divided = [(name, p, index, self.groups_of(name, p, rules[index])) for name, p, index in self.distributed]
@@ -72,6 +85,7 @@ class Agreement:
             lines = [told, *describe(rules, divided, groups, overrides, gradients=not one_by_one)]
             check_agreement(lines, [group for *_, across in divided for group in across])
             self.reached.add(news)
+        self.values = list(chain.from_iterable(map(dict.values, groups)))
 
     def groups_of(self, name: str, p: Tensor, rule: type[Rule]) -> tuple[MeshGroup, ...]:
         """The groups over which a parameter may send messages."""
@@ -164,8 +178,9 @@ def own_names(rule: type[Rule]) -> frozenset[str]:
 
 
 def kinds(options: Mapping[str, Any]) -> tuple[Hashable, ...]:
-    """Options but for numbers, which schedules change at every step."""
-    return tuple(
-        (name, type(value).__name__ if isinstance(value, (float, tuple, list, Tensor)) else value)
-        for name, value in options.items()
-    )
+    return tuple((name, kind_of(value)) for name, value in options.items())
+
+
+def kind_of(value: Any) -> Hashable:
+    """An option itself, unless it is a number, which schedules change at every step."""
+    return type(value).__name__ if isinstance(value, (float, tuple, list, Tensor)) else value

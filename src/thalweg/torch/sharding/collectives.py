@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -36,17 +36,48 @@ def reduce(operation: Any, asked: Sequence[Asked]) -> list[Tensor]:
     for group in dict.fromkeys(group for _, groups in asked for group in groups):
         members = [i for i, (_, groups) in enumerate(asked) if group in groups]
         dtype = widest([figures[i].dtype for i in members])
-        flat = torch.cat([figures[i].reshape(-1).to(dtype) for i in members])
+        each = [figures[i].reshape(-1).to(dtype) for i in members]
+        flat = torch.cat(each) if len(each) > 1 else each[0].clone()
         message = flat.to(group.device)
         torch.distributed.all_reduce(message, operation, group=group.process_group)
-        parts = torch.split(message.to(flat.device), [figures[i].numel() for i in members])
+        whole = message.to(flat.device)
+        parts = torch.split(whole, [x.numel() for x in each]) if len(each) > 1 else (whole,)
         for i, part in zip(members, parts, strict=True):
             figures[i] = part.reshape(figures[i].shape).to(figures[i].dtype)
     return figures
 
 
+class Message:
+    """One all-to-all between tensors: it is begun, and then waited for; again and again where launches are recorded."""
+
+    def __init__(self, arrived: Tensor, sent: Tensor, incoming: list[int], outgoing: list[int], group: Any) -> None:
+        self.is_recorded = sent.is_cuda and torch.cuda.is_current_stream_capturing()
+        # a recorded step does not keep memory alive that later launches of it may use
+        self.memory: Any = (borrow(arrived), borrow(sent)) if self.is_recorded else (arrived, sent)
+        self.sizes, self.group, self.work = (incoming, outgoing), group, cast(Any, None)
+
+    def begin(self) -> None:
+        (arrived, sent), (incoming, outgoing) = self.memory, self.sizes
+        self.work = torch.distributed.all_to_all_single(
+            arrived, sent, incoming, outgoing, group=self.group, async_op=True
+        )
+
+    def wait(self) -> None:
+        """A GPU waits by itself, and not the host."""
+        self.work.wait()
+        self.work = None
+        if not self.is_recorded:
+            self.memory = ()
+
+
+def borrow(x: Tensor) -> Tensor:
+    """The same memory, which a recorded graph keeps."""
+    memory = torch._C._construct_storage_from_data_pointer(x.data_ptr(), x.device, x.nbytes)
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(memory, 0, x.shape, x.stride())
+
+
 class Exchange:
-    """One all-to-all that was begun: the pieces for each rank of a group are on their way, and the message from each.
+    """The pieces for each rank of a group, and the message from each.
 
     incoming: the sizes of those. sent_from: the device that messages have to be on.
     """
@@ -63,19 +94,15 @@ class Exchange:
     ) -> None:
         self.device, self.sizes = device, list(incoming)
         flat = [piece.reshape(-1).to(dtype) for pieces in outgoing for piece in pieces]
-        self.message = torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=device)
-        self.message = self.message.to(sent_from)
+        self.sent = (torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=device)).to(sent_from)
         self.arrived = torch.empty(sum(incoming), dtype=dtype, device=sent_from)
         sizes = [sum(piece.numel() for piece in pieces) for pieces in outgoing]
-        self.work = torch.distributed.all_to_all_single(
-            self.arrived, self.message, self.sizes, sizes, group=group, async_op=True
-        )
+        self.message = Message(self.arrived, self.sent, self.sizes, sizes, group)
 
-    def wait(self) -> list[Tensor]:
-        """The messages. A GPU waits by itself, and not the host."""
-        self.work.wait()
+    def read(self) -> list[Tensor]:
+        """What has arrived from each rank, after it was waited for."""
         arrived = self.arrived.to(self.device)
-        del self.message, self.arrived
+        del self.message, self.sent, self.arrived
         return list(torch.split(arrived, self.sizes))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -23,6 +23,7 @@ from thalweg.rules import Direction, Kron
 from thalweg.rules.whole import SLOT, owners_of, slots_of
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding import collectives
+from thalweg.torch.sharding.collectives import Message
 from thalweg.torch.sharding.layouts import Block, factor_shapes
 from thalweg.torch.sharding.messages import Format, Reader, pack, show, size_answered, size_shown, unpack
 from thalweg.torch.sharding.requests import Batch, Made, Request
@@ -31,6 +32,10 @@ from thalweg.torch.wholes import draw_noise, space_of_kernels, transform_stacks
 
 #: Ranks that shard a parameter, and those that replicate it.
 TeamKey: TypeAlias = tuple[tuple[MeshGroup, ...], ...]
+#: Sends a message, or waits for one.
+Errand: TypeAlias = Callable[[], None]
+#: Yields each message, and goes on when it has arrived; None: a rank that has none to send in its turn.
+Messages: TypeAlias = Iterator[Message | None]
 #: Layouts of messages that are kept: of several slots, with a refresh of factors and without.
 MOST_KEPT = 256
 
@@ -47,15 +52,35 @@ class Owners:
     def forget(self) -> None:
         """Drop whole factors, because state was loaded or dropped; the next step gathers them again."""
         for team in self.teams.values():
-            team.known.clear()
-            team.whole.clear()
+            team.forget()
+
+    @property
+    def age(self) -> int:
+        """Another one, whenever owners have lost what they kept."""
+        return self.whitening.age + sum(team.age for team in self.teams.values())
 
     def make(self, requests: Sequence[Request]) -> list[Direction]:
         """For each request lists of this rank's shards of tensors that were made, and of its rows of their factors."""
+        making = self.make_in_turn(requests)
+        while True:
+            try:
+                send = next(making)
+            except StopIteration as end:
+                answers: list[Direction] = end.value
+                return answers
+            send()
+
+    def make_in_turn(self, requests: Sequence[Request]) -> Generator[Errand, None, list[Direction]]:
+        """The same; yields what is to be sent, or waited for, before it goes on.
+
+        Tensors travel in slots: while one is transformed, the next arrives and those before it leave.
+        """
         answers: list[Any] = [None] * len(requests)
         for team, members in self.by_team(requests):
-            for i, answer in zip(members, team.make([requests[i] for i in members]), strict=True):
-                answers[i] = answer
+            slots, found = team.begin([requests[i] for i in members])
+            yield from in_turn(slots)
+            for i, answer in zip(members, found, strict=True):
+                answers[i] = answer.direction()
         return answers
 
     def by_team(self, requests: Sequence[Request]) -> list[tuple[Team, list[int]]]:
@@ -128,6 +153,13 @@ class Team:
         self.known: dict[str, bool] = {}
         #: By what decides it, what travels together.
         self.slots: dict[Hashable, list[Slot]] = {}
+        self.age = 0
+
+    def forget(self) -> None:
+        """Drop whole factors."""
+        self.known.clear()
+        self.whole.clear()
+        self.age += 1
 
     def meet(self, requests: Sequence[Request]) -> None:
         """Exchange layouts between ranks, and choose owners, if there are parameters that are not known."""
@@ -138,8 +170,7 @@ class Team:
         self.blocks = {name: [theirs[name] for theirs in everyone] for name in everyone[0]}
         costs = [(request.names[i], request.rule.cost(request.parts[i].shape)) for request, i in places]
         self.owners = dict(zip(self.blocks, owners_of(costs, self.shards.size, self.replicas.size), strict=True))
-        self.known.clear()
-        self.whole.clear()
+        self.forget()
         self.slots.clear()
 
     def divide(self, requests: Sequence[Request]) -> list[list[tuple[int, int]]]:
@@ -154,23 +185,14 @@ class Team:
                 sizes.append((self.owners[name] if apart else None, math.prod(part.shape)))
         return [[places[one] for one in members] for members in slots_of(sizes, self.slot)]
 
-    def make(self, requests: Sequence[Request]) -> list[Direction]:
-        """What was made of each request, wherever its owner is.
-
-        Tensors travel in slots: while one is transformed, the next arrives and those before it leave.
-        """
-        slots, answers = self.begin(requests)
-        in_turn(slots)
-        return [answer.direction() for answer in answers]
-
-    def make_in_turn(self, requests: Sequence[Request]) -> Generator[None, None, list[Direction]]:
-        """The same, beside other slots: yields whenever a message has been sent."""
+    def make_in_turn(self, requests: Sequence[Request]) -> Generator[Message | None, None, list[Direction]]:
+        """What was made of each request, wherever its owner is, beside other slots; yields each message."""
         slots, answers = self.begin(requests)
         for slot in slots:
             yield from slot
         return [answer.direction() for answer in answers]
 
-    def begin(self, requests: Sequence[Request]) -> tuple[list[Iterator[None]], list[Answer]]:
+    def begin(self, requests: Sequence[Request]) -> tuple[list[Messages], list[Answer]]:
         """The slots of some requests, and what they will fill."""
         form = Format.of(requests, self.codes)
         apart = [[*zip(self.find_cold(request), request.turns, strict=True)] for request in requests]
@@ -216,12 +238,10 @@ class Team:
                     shown[rank] += size_shown(batch, request, form, rank)
         return Slot(batches, shown, answered, told)
 
-    def make_slot(
-        self, slot: Slot, requests: Sequence[Request], form: Format, answers: Sequence[Answer]
-    ) -> Iterator[None]:
+    def make_slot(self, slot: Slot, requests: Sequence[Request], form: Format, answers: Sequence[Answer]) -> Messages:
         """Send shards to their owners, transform what this rank owns, send it back, and tell other replicas.
 
-        Yields whenever a message has been sent. What this replica does not own arrives from those that do.
+        What this replica does not own arrives from those that do.
         """
         device, ranks = requests[0].tensors[0][0].device, range(self.shards.size)
         own = [batch for batch in slot.batches if batch.owner[0] == self.replicas.rank]
@@ -234,7 +254,7 @@ class Team:
             arriving = self.shards.exchange(outgoing, slot.shown, form, device)
             del outgoing
         if self.shards.size > 1:
-            yield
+            yield None if arriving is None else arriving.message
         # free received messages before sending results
         made = self.work(mine, requests, [] if arriving is None else self.read(arriving, form))
         self.note_known(own, requests)
@@ -249,24 +269,24 @@ class Team:
             ]
             arriving = self.shards.exchange(pieces, slot.answered, form, device)
             del pieces, made
-            yield
+            yield arriving.message
             readers = self.read(arriving, form)
             made = [unpack(b, requests[b.request], readers[b.owner[1]], self.shards.rank) for b in own]
         elif self.shards.size > 1:
-            yield
+            yield None
         if self.replicas.size > 1:
             both = zip(own, made, strict=True)
             piece = [piece for batch, result in both for piece in pack(batch, requests[batch.request], result, form)]
             telling = self.replicas.exchange([piece] * self.replicas.size, slot.told, form, device)
             del piece, made
-            yield
+            yield telling.message
             readers, own = self.read(telling, form), list(slot.batches)
             made = [unpack(b, requests[b.request], readers[b.owner[0]], self.shards.rank) for b in own]
         for batch, result in zip(own, made, strict=True):
             answers[batch.request].take(batch, result)
 
     def read(self, exchange: collectives.Exchange, form: Format) -> list[Reader]:
-        return [Reader(message, form) for message in exchange.wait()]
+        return [Reader(message, form) for message in exchange.read()]
 
     def note_known(self, batches: Sequence[Batch], requests: Sequence[Request]) -> None:
         for batch in batches:
@@ -421,17 +441,35 @@ def put(entries: list[Any], members: Sequence[int], found: Tensor | Sequence[Ten
         entries[i] = entry
 
 
-def in_turn(slots: Sequence[Iterator[None]]) -> None:
-    """Advance each slot to its next message before those that began earlier; all ranks in the same order."""
-    running: list[Iterator[None]] = []
-    waiting = list(reversed(slots))
+def in_turn(slots: Sequence[Messages]) -> Iterator[Errand]:
+    """Advance each slot to its next message before those that began earlier; all ranks in the same order.
+
+    Yields what is to be done before it goes on.
+    """
+    running: list[tuple[Messages, Message | None]] = []
+    waiting, due = list(reversed(slots)), list[Errand]()
     while running or waiting:
-        running = [*([waiting.pop()] if waiting else []), *running]
-        running = [each for each in running if next(each, DONE) is not DONE]
+        begun, running = [*([(waiting.pop(), None)] if waiting else []), *running], []
+        for slot, message in begun:
+            if message is not None:
+                due.append(message.wait)
+            if due:
+                yield partial(do_all, due)
+                due = []
+            message = next(slot, DONE)
+            if message is not DONE:
+                running.append((slot, message))
+            if isinstance(message, Message):
+                due.append(message.begin)
+
+
+def do_all(errands: Sequence[Errand]) -> None:
+    for each in errands:
+        each()
 
 
 #: What a slot yields after its last message.
-DONE = object()
+DONE: Any = object()
 
 
 def noise_of(request: Request, index: int, x: Tensor) -> Tensor:
@@ -455,6 +493,15 @@ class OwnerWhitening:
 
     def __init__(self) -> None:
         self.kernels: Any = None
+
+    @property
+    def age(self) -> int:
+        return 0 if self.kernels is None else cast(int, self.kernels.age)
+
+    def follow(self, rule: Kron, t: int) -> None:
+        """Take the numbers of a step, which recorded launches find on the device."""
+        if self.kernels is not None:
+            self.kernels.follow(rule, t)
 
     def whiten(
         self, batch: Batch, request: Request, tensors: Sequence[Sequence[Tensor]], factors: Sequence[State[Tensor]]

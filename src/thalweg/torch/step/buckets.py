@@ -96,7 +96,7 @@ class Sorter:
                 unserved=unserved,
                 counted=t is not None,
                 sharded=sharded,
-                parted=sharded and is_parted(setting, first, parts[name]),
+                parted=sharded and is_parted(setting, first, parts[name], counted=t is not None),
                 # a compiler fuses what it can see, and it sees through single tensors
                 alone=compiling or len(own) == 1,
             )

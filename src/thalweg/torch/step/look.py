@@ -19,6 +19,7 @@ from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.sharding.shards import is_distributed, local
 
 DEVICE, DTYPE, GRAD, LAYOUT, SHAPE = map(operator.attrgetter, ("device", "dtype", "grad", "layout", "shape"))
+LOCAL, SPEC, GRAD_SPEC = map(operator.attrgetter, ("_local_tensor", "_spec", "grad._spec"))
 States: TypeAlias = Mapping[Tensor, Any]
 Given: TypeAlias = list[list[Tensor]]
 #: Gives what parameters are stepped by, in the place of their gradients.
@@ -31,7 +32,8 @@ class AnyLook(Protocol):
     def find_gradients(self, given: Given, states: States) -> tuple[list[Any], array[int], bool] | None:
         """The gradients of all, where those are that there are, and whether one is the negative of what lies there.
 
-        None if they are stored otherwise, or anything else is not what or where it was.
+        Of DTensors: what this rank has of them. None if they are stored otherwise, or anything else is not what or
+        where it was.
         """
 
 
@@ -41,8 +43,13 @@ def look_at(given: Given, order: list[int], states: States, read: Read | None = 
         return PlainLook(given, order, states, read)
     python, params = interpreter(), list(chain.from_iterable(given))
     stepped = [params[i] for i in order]
-    kept = [*stepped, *chain.from_iterable(map(dict.values, states.values()))]
-    if python is not None and all(map(has_strides_and_memory, [*kept, *map(GRAD, stepped)])):
+    kept = [*stepped, *entries_of(states)]
+    if python is not None and any(map(is_distributed, stepped)):
+        if all(has_strides_and_memory(getattr(x, "_local_tensor", x)) for x in [*kept, *map(GRAD, stepped)]):
+            divided = DividedLook(python, given, order, states)
+            if divided.native.works:
+                return divided
+    elif python is not None and all(map(has_strides_and_memory, [*kept, *map(GRAD, stepped)])):
         lines = [*map(id, states.values()), *(line for x in kept for line in memory_of(x))]
         native = Look(python, given, order, states, lines)
         if native.works:
@@ -108,8 +115,60 @@ def read_gradients(params: Sequence[Tensor]) -> list[Any]:
     return list(map(GRAD, params))
 
 
+@functools.cache
+def stand_in(path: str) -> type[Tensor]:
+    """A tensor that has another one in the place of its gradient: what a path of attributes leads to."""
+    return type("StandIn", (Tensor,), {"grad": property(operator.attrgetter(path))})
+
+
+def stand_for(p: Tensor, *, has_gradient: bool) -> Tensor:
+    """What native code finds this rank's part of a parameter's gradient in."""
+    path = "of.grad._local_tensor" if is_distributed(p) and has_gradient else "of.grad"
+    own: Any = torch.zeros(()).as_subclass(stand_in(path))
+    own.of = p
+    return own  # type: ignore[no-any-return]
+
+
+class DividedLook:
+    """The same where some parameters are DTensors: native code looks at what this rank has of them."""
+
+    def __init__(self, python: Interpreter, given: Given, order: list[int], states: States) -> None:
+        self.sizes, self.params = list(map(len, given)), list(chain.from_iterable(given))
+        stepped, self.objects = [self.params[i] for i in order], objects_of(states)
+        kept = [*stepped, *entries_of(states)]
+        self.sharded = list(filter(is_distributed, stepped))
+        self.dtensors = list(filter(is_distributed, kept))
+        self.parts = list(map(LOCAL, self.dtensors))
+        self.held = {0: dict(enumerate(map(local_part, kept)))}
+        present = set(order)
+        self.stand_ins = [[stand_for(p, has_gradient=i in present) for i, p in enumerate(self.params)]]
+        lines = [line for x in (*self.stand_ins[0], *self.held[0].values()) for line in memory_of(x)]
+        self.native = Look(python, self.stand_ins, order, self.held, lines)
+
+    def find_gradients(self, given: Given, states: States) -> tuple[list[Any], array[int], bool] | None:
+        if list(map(len, given)) != self.sizes or not are_the_same(list(chain.from_iterable(given)), self.params):
+            return None
+        same = are_the_same(objects_of(states), self.objects)
+        if not same or not are_the_same(list(map(LOCAL, self.dtensors)), self.parts):
+            return None
+        try:
+            found = self.native.find_gradients(self.stand_ins, self.held)
+            specs = list(map(GRAD_SPEC, self.sharded))
+        except AttributeError:  # a gradient is gone, or no DTensor
+            return None
+        return found if are_placed_alike(list(map(SPEC, self.sharded)), specs) else None
+
+
+def entries_of(states: States) -> list[Any]:
+    return list(chain.from_iterable(map(dict.values, states.values())))
+
+
+def objects_of(states: States) -> list[Any]:
+    return [*states.values(), *entries_of(states)]
+
+
 class PlainLook:
-    """The same without native code; and for DTensors, whose shards may be exchanged."""
+    """The same without native code."""
 
     def __init__(self, given: Given, order: list[int], states: States, read: Read = read_gradients) -> None:
         self.read = read
@@ -125,23 +184,24 @@ class PlainLook:
         own = [grads[i] for i in self.order]
         if sum(g is not None for g in grads) != len(own) or any(g is None for g in own):
             return None
-        if self.are_dtensors and not are_placed_alike(self.stepped, own):
+        if self.are_dtensors and not are_placed_alike(specs_of(self.stepped), specs_of(own)):
             return None
         objects, forms = self.look(own, states)
         if forms != self.forms or not are_the_same(objects, self.objects):
             return None
         held = self.local_parts(own)
+        for i, part in zip(self.order, held, strict=True):
+            grads[i] = part
         return grads, array("Q", map(Tensor.data_ptr, held)), any(map(Tensor.is_neg, held))
 
     def look(self, own: list[Any], states: States) -> tuple[list[Any], list[Any]]:
         """What must be the same objects, and how and where all are stored. own: the gradients."""
-        entries = list(chain.from_iterable(map(dict.values, states.values())))
-        kept = self.local_parts([*self.stepped, *entries])
+        kept = self.local_parts([*self.stepped, *entries_of(states)])
         every = [*self.local_parts(own), *kept]
         forms = [*map(type, own), *map(LAYOUT, every), *map(DTYPE, every), *map(DEVICE, every), *map(SHAPE, every)]
         strides = [x.stride() for x in every if x.layout == torch.strided]
         places = [*map(Tensor.data_ptr, kept), *map(Tensor.is_neg, kept)]
-        return [*states, *states.values(), *entries], [*forms, *strides, *places]
+        return [*states, *objects_of(states)], [*forms, *strides, *places]
 
     def local_parts(self, tensors: list[Any]) -> list[Tensor]:
         return [local_part(x) for x in tensors] if self.are_dtensors else tensors
@@ -153,11 +213,15 @@ def local_part(x: Tensor) -> Tensor:
     return held if held is x or type(held) is Tensor else local(x)
 
 
-def are_placed_alike(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
-    """Whether gradients can be used as they are: on the meshes of their parameters, with their placements."""
+def specs_of(tensors: Sequence[Tensor]) -> list[Any]:
+    return [getattr(x, "_spec", None) for x in tensors]
+
+
+def are_placed_alike(params: Sequence[Any], grads: Sequence[Any]) -> bool:
+    """By specifications: whether gradients are on the meshes of their parameters, with their placements."""
     # FSDP2 gives a gradient the very specification of its parameter
-    return are_the_same(*([getattr(x, "_spec", None) for x in some] for some in (params, grads))) or all(
-        p.placements == g.placements and p.device_mesh is g.device_mesh  # type: ignore[attr-defined]
+    return are_the_same(params, grads) or all(
+        g is not None and p.placements == g.placements and p.mesh == g.mesh
         for p, g in zip(params, grads, strict=True)
-        if is_distributed(p)
+        if p is not None
     )

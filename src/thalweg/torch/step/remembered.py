@@ -19,8 +19,7 @@ from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.tables import Counts
 from thalweg.settings import Settings
 from thalweg.torch.engines.protocol import Bucket
-from thalweg.torch.sharding.shards import is_distributed
-from thalweg.torch.step.look import Given, Read, local_part, look_at
+from thalweg.torch.step.look import Given, Read, look_at
 from thalweg.torch.step.runs import Runs
 
 #: Steps of different parameters that are remembered at once: experts and adversaries take turns.
@@ -57,7 +56,6 @@ class RememberedStep:
         #: The places of those parameters among all that were given.
         at = {p: i for i, p in enumerate(chain.from_iterable(given))}
         order = [at[p] for p in params]
-        self.are_dtensors = any(map(is_distributed, params))
         self.look = look_at(given, order, states, read)
         #: Puts gradients into the order of the buckets.
         self.sort_gradients: Callable[[Sequence[Any]], Sequence[Any]] = (
@@ -107,8 +105,6 @@ class RememberedStep:
         if settings is not self.settings and not self.follow(settings):
             return None
         grads = self.sort_gradients(every_grad)
-        if self.are_dtensors:
-            grads = list(map(local_part, grads))
         all_equal = None if self.readable is None else self.readable.read()
         buckets, first = [], 0
         for bucket, counts in zip(self.buckets, self.counts, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -29,6 +30,9 @@ class Runs:
             if own:
                 run = engine.lay_out([buckets[i] for i in own], check_state)
                 self.runs.append((Uncompiled(run) if compiling and kind != "lists" else run, own))
+        #: Whether all gradients are measured when it is time to write, and what they then decide.
+        self.measures_gradients = len(self.runs) == 1 and self.runs[0][0].measures_gradients
+        self.decision: Any = None
 
     def take(
         self,
@@ -67,6 +71,8 @@ class Runs:
 
 class Uncompiled:
     """A run that torch.compile does not look into."""
+
+    measures_gradients = False
 
     def __init__(self, run: Run) -> None:
         self.prepare, self.measure, self.nonfinite, self.write, self.release = map(

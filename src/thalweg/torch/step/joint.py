@@ -1,0 +1,234 @@
+"""The gradients of a step seen as one vector, which decides how they are scaled and whether the step is taken."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import NonFiniteError
+from thalweg.rules.spikes import Judgement, judge
+from thalweg.settings import Handling
+from thalweg.spaces import torch as single
+from thalweg.spaces.torch_sums import squares_of_each
+from thalweg.storage import SPIKES
+from thalweg.torch.engines.memory import held_in
+from thalweg.torch.engines.native import sums_of_squares
+from thalweg.torch.engines.protocol import Bucket, Decision
+from thalweg.torch.sharding.collectives import summed
+from thalweg.torch.step.runs import Runs
+
+
+class Outcome(NamedTuple):
+    """What was decided, all of it on the device."""
+
+    #: Multiplies all gradients.
+    scale: Tensor | None
+    #: Whether the step is taken.
+    allowed: Tensor | None
+    #: Which gradients are finite.
+    finite: Tensor
+    judgement: Judgement | None
+
+
+def decide(
+    handling: Handling, squares: Tensor, unscale: Tensor | None, allowed: Tensor | None, norms: Tensor | None
+) -> Outcome:
+    """What all gradients decide together.
+
+    squares: of each, infinite where they overflow. unscale: multiplies all gradients before. norms: those of former
+    steps.
+    """
+    limit, spikes = handling.max_grad_norm, handling.guard
+    squares, finite = squares.double(), torch.isfinite(squares)
+    guards, factors, judgement = [] if allowed is None else [allowed.to(squares.device)], [], None
+    if handling.needs_norm:
+        norm = (squares if unscale is None else squares * unscale.square()).sum().sqrt()
+        if limit is not None:
+            factors.append(1 / torch.clamp(norm / limit, min=1.0))
+        if spikes:
+            assert norms is not None
+            judgement = judge(single, spikes, norm.to(norms.device).reshape(1), norms)
+            if judgement.skips:
+                guards.append(~judgement.is_spike.reshape(()).to(squares.device))
+            else:
+                factors.append(judgement.scale.reshape(()).to(squares.device))
+    if handling.on_nonfinite == "skip":
+        guards.append(finite.all())
+    if unscale is not None:
+        factors = [functools.reduce(torch.minimum, factors) * unscale] if factors else [unscale]
+    scale = functools.reduce(torch.minimum, factors) if factors else None
+    return Outcome(scale, functools.reduce(torch.logical_and, guards) if guards else None, finite, judgement)
+
+
+class JointDecision(Decision):
+    """What the gradients of a run's steps decide, in memory that stays where it is: recorded steps find it there."""
+
+    def __init__(self, joint: JointGradient, names: Sequence[str]) -> None:
+        self.joint, self.names = joint, names
+        self.unscale: Tensor | None = None
+        self.guard: Tensor | None = None
+        self.scale: Tensor | None = None
+        self.allowed: Tensor | None = None
+        self.finite: Tensor | None = None
+        self.judgement: Judgement | None = None
+
+    def ask(self, handling: Handling, unscale: Tensor | None, allowed: Tensor | None, device: torch.device) -> None:
+        """Take the numbers of a step."""
+        self.handling, spikes, may_skip = handling, handling.guard, handling.may_skip
+        self.unscale, self.guard = held_in(self.unscale, unscale), held_in(self.guard, allowed)
+        scales = handling.max_grad_norm is not None or (spikes is not None and spikes.action != "skip")
+        self.scale = place_for(self.scale, torch.float64, device) if scales or unscale is not None else None
+        self.allowed = place_for(self.allowed, torch.bool, device) if may_skip or allowed is not None else None
+        if may_skip and self.joint.skips is None:
+            self.joint.skips = torch.zeros((), dtype=torch.int64, device=device)
+
+    def key(self) -> Hashable:
+        """What the launches of :meth:`take` depend on."""
+        own, read = self.handling, (self.unscale, self.guard, self.joint.norms)
+        return own.max_grad_norm, own.guard, own.on_nonfinite, *(None if x is None else x.data_ptr() for x in read)
+
+    def take(self, squares: Tensor) -> None:
+        """Decide. squares: of each gradient."""
+        found = decide(self.handling, squares, self.unscale, self.guard, self.joint.norms)
+        self.scale, self.allowed = put(self.scale, found.scale), put(self.allowed, found.allowed)
+        self.finite = put(self.finite, found.finite)
+        if found.judgement is not None:
+            former = self.judgement or [None] * len(found.judgement)
+            self.judgement = Judgement(*map(put, former, found.judgement))
+
+    def commit(self) -> None:
+        """Remember the norm, and a step that is skipped."""
+        if self.judgement is not None and self.handling.guard and self.joint.norms is not None:
+            self.joint.norms.copy_(self.judgement.kept)
+        if self.handling.may_skip:
+            assert self.joint.skips is not None
+            assert self.allowed is not None
+            self.joint.skips.add_((~self.allowed).to(self.joint.skips.device))
+
+
+def place_for(place: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for a number, that which there is already if there is."""
+    return torch.ones((), dtype=dtype, device=device) if place is None else place
+
+
+def put(place: Any, value: Any) -> Any:
+    """A value where a former one is, if there is one."""
+    return place.copy_(value) if isinstance(place, Tensor) and isinstance(value, Tensor) else value
+
+
+class JointGradient:
+    """The gradients of an optimizer's steps, each step's as one vector."""
+
+    def __init__(self) -> None:
+        #: How many steps were skipped.
+        self.skips: Tensor | None = None
+        #: What is kept of former norms, as all parameters have it in their state.
+        self.norms: Tensor | None = None
+        #: That of the last step, and one that is still to be remembered.
+        self.latest: JointDecision | None = None
+        self.pending: JointDecision | None = None
+
+    def share_norms(self, states: Iterable[dict[str, Tensor]]) -> None:
+        """Make what the states of parameters have of former norms one tensor. It is the same in all of them."""
+        own = [state for state in states if SPIKES in state]
+        self.norms = own[0][SPIKES] if own else None
+        for state in own:
+            state[SPIKES] = own[0][SPIKES]
+
+    def join(
+        self,
+        buckets: list[Bucket],
+        runs: Runs,
+        handling: Handling,
+        *,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+        native: bool,
+        in_order: Callable[[Iterable[str]], list[str]],
+    ) -> list[Bucket]:
+        """Buckets with what all gradients together decide, or with what will decide it once a run has their squares.
+
+        grad_scale, found_inf: what a GradScaler leaves to the step. native: sum by native code.
+        """
+        scale = None if grad_scale is None else grad_scale.double().reciprocal().reshape(())
+        allowed = None if found_inf is None else (found_inf == 0).reshape(())
+        if buckets and (handling.needs_norm or handling.may_skip):
+            device = buckets[0].params[0].device
+            if runs.measures_gradients and handling.on_nonfinite != "raise":
+                decision = runs.decision
+                if decision is None:
+                    decision = runs.decision = JointDecision(self, names_in(buckets))
+                decision.ask(handling, scale, allowed, device)
+                self.latest = decision
+                news = dict(grad_scale=decision.scale, allowed=decision.allowed, decision=decision)
+                return [bucket.renewed(**news) for bucket in buckets]
+            decision = JointDecision(self, names_in(buckets))
+            squares = squares_of(buckets, native=native)
+            every = torch.cat([each.to(squares[0].device, torch.float64) for each in squares])
+            if handling.on_nonfinite == "raise":
+                check_all_finite(decision.names, torch.isfinite(every), in_order)
+            decision.ask(handling, scale, allowed, every.device)
+            decision.take(every)
+            self.latest = self.pending = decision
+            scale, allowed = decision.scale, decision.allowed
+        if scale is None and allowed is None:
+            return buckets
+
+        def at_home(value: Tensor | None, bucket: Bucket) -> Tensor | None:
+            return None if value is None else value.to(bucket.params[0].device)
+
+        return [
+            bucket.renewed(grad_scale=at_home(scale, bucket), allowed=at_home(allowed, bucket)) for bucket in buckets
+        ]
+
+    def commit(self) -> None:
+        """Remember what was decided: the step is taken, or skipped."""
+        if self.pending is not None:
+            self.pending.commit()
+        self.pending = None
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """For users to look at."""
+        judgement = None if self.latest is None else self.latest.judgement
+        return {} if judgement is None else judgement.figures
+
+    def nonfinite(self) -> list[str]:
+        """The parameters whose gradients were not finite, under ``on_nonfinite="skip"``."""
+        latest = self.latest
+        if latest is None or latest.finite is None or latest.handling.on_nonfinite != "skip":
+            return []
+        return [name for name, fine in zip(latest.names, latest.finite.tolist(), strict=True) if not fine]
+
+
+def names_in(buckets: Sequence[Bucket]) -> list[str]:
+    return [name for bucket in buckets for name in bucket.names]
+
+
+def squares_of(buckets: Sequence[Bucket], *, native: bool) -> list[Tensor]:
+    """By bucket, sums of squares of whole gradients: in float64 or, infinite where that overflows, in float32."""
+    wide = [torch.float64 if bucket.grads[0].dtype == torch.float64 else torch.float32 for bucket in buckets]
+    sums = sums_of_squares([g for bucket in buckets for g in bucket.grads]) if native else None
+    if sums is not None:
+        parts = torch.split(sums, [len(bucket.grads) for bucket in buckets])
+        own = [squares.to(kind) for squares, kind in zip(parts, wide, strict=True)]
+    else:
+        own = [squares_in(bucket.grads, kind) for bucket, kind in zip(buckets, wide, strict=True)]
+    groups = [bucket.parts[0].across(None) if bucket.parts else () for bucket in buckets]
+    return summed(list(zip(own, groups, strict=True)))
+
+
+def squares_in(grads: Sequence[Tensor], kind: torch.dtype) -> Tensor:
+    if any(type(g) is not Tensor for g in grads):  # torch may not sum lists of tensor subclasses
+        return torch.stack([torch.linalg.vector_norm(g, dtype=kind) for g in grads]).square()
+    return squares_of_each(grads, kind)
+
+
+def check_all_finite(names: Sequence[str], finite: Tensor, in_order: Callable[[Iterable[str]], list[str]]) -> None:
+    guilty = in_order(name for name, fine in zip(names, finite.tolist(), strict=True) if not fine)
+    if guilty:
+        raise NonFiniteError(f"the gradient is not finite, or too large to be squared: {', '.join(map(repr, guilty))}")

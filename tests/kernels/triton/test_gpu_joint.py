@@ -1,0 +1,132 @@
+"""What all gradients decide together, where kernels measure them: as it is decided without kernels."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+from on_device import DEVICE, FEW, agree, agree_in_products, gradients, parameters, train
+from spiked import KINDS
+
+torch = pytest.importorskip("torch")
+
+import thalweg.torch  # noqa: E402
+from thalweg.kernels.triton.launching import Compiled  # noqa: E402
+from thalweg.kernels.triton.squares import CHUNK, GradientSquares  # noqa: E402
+from thalweg.kernels.triton.uploads import Uploads  # noqa: E402
+from thalweg.torch.engines.replay import Moving  # noqa: E402
+
+pytestmark = pytest.mark.slow  # programs are interpreted
+
+MATRICES = {"matrix": (34, 20), "other": (8, 12)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_squares_of_many_tensors(dtype: str) -> None:
+    sizes = [0, 1, 2049, CHUNK, 2 * CHUNK + 17]
+    memory = torch.randn(sum(sizes) + 8, device=DEVICE).to(getattr(torch, dtype))
+    tensors, begin = [], 3  # not where the widest loads can begin
+    for size in sizes:
+        tensors.append(memory[begin : begin + size])
+        begin += size
+    squares = GradientSquares(sizes, memory.dtype, Uploads(memory.device), Compiled())
+    moving = Moving(memory.device, [squares], [], 0)
+    squares.follow(array("Q", [x.data_ptr() for x in tensors]))
+    moving.upload()
+    for found, x, size in zip(squares.measure().tolist(), tensors, sizes, strict=True):
+        # each square is rounded, and a sum for every block and every halving behind it
+        assert found == pytest.approx(x.double().square().sum().item(), rel=(size / 2048 + 32) * 2.0**-24, abs=0)
+    tensors[-1][5] = float("inf")
+    assert squares.measure().isfinite().tolist() == [True] * 4 + [False]
+
+
+def make(rule: str, named: Any, engine: str, **options: Any) -> Any:
+    if rule == "Muon":
+        options["ns_dtype"] = "float32"
+    return getattr(thalweg.torch, rule)(named, lr=0.01, engine=engine, **options)
+
+
+def compare(rule: str, steps: Any, shapes: Any = FEW, **options: Any) -> tuple[Any, Any]:
+    ours, theirs = parameters(shapes=shapes), parameters(shapes=shapes)
+    fused, reference = make(rule, ours, "fused", **options), make(rule, theirs, "reference", **options)
+    for step in steps:
+        for optimizer, named in ((fused, ours), (reference, theirs)):
+            train(optimizer, named, [step])
+        assert fused._latest.runs.measures_gradients
+        assert fused.nonfinite() == reference.nonfinite()
+    assert fused.skipped == reference.skipped
+    (agree if rule in ("AdamW", "LAMB") else agree_in_products)(fused, ours, reference, theirs)
+    return fused, reference
+
+
+def spiked(shapes: Any = FEW) -> list[dict[str, Any]]:
+    steps = gradients(12, shapes=shapes)
+    return [{name: g * (50.0 if t == 9 else 1.0) for name, g in step.items()} for t, step in enumerate(steps)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [
+        ("AdamW", "skip"),
+        ("LAMB", "scale"),
+        ("Muon", "clip"),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("AdamW", "clip"), ("LAMB", "quantile"))),
+    ],
+)
+def test_spikes(rule: str, kind: str) -> None:
+    shapes = MATRICES if rule == "Muon" else FEW
+    fused, reference = compare(rule, spiked(shapes), shapes, spikes=KINDS[kind])
+    name = next(iter(shapes))
+    for figure in ("joint_norm", "joint_limit", "spikes"):
+        assert fused.stats()[name][figure] == pytest.approx(reference.stats()[name][figure], rel=1e-5)
+    assert fused.stats()[name]["spikes"] >= 1
+
+
+@pytest.mark.parametrize("rule", ["AdamW", "LAMB", "Kron", "Muon"])
+def test_a_bound_of_the_joint_norm(rule: str) -> None:
+    shapes = MATRICES if rule in ("Kron", "Muon") else FEW
+    steps = gradients(4, shapes=shapes)
+    steps[2] = {name: 1e-3 * g for name, g in steps[2].items()}  # below the bound
+    compare(rule, steps, shapes, max_grad_norm=0.5)
+
+
+def test_gradients_that_are_not_finite() -> None:
+    steps = gradients(4, shapes=FEW)
+    steps[1]["matrix"][3, 4] = float("nan")
+    fused, _ = compare("AdamW", steps, on_nonfinite="skip", max_grad_norm=2.0)
+    assert fused.skipped == 1
+
+
+def test_all_at_once_with_a_scaler_and_gradients_of_two_dtypes() -> None:
+    """What a GradScaler leaves to a step comes first; a gradient lies across memory; two have 16 bits."""
+    runs = []
+    for engine in ("fused", "reference"):
+        named = parameters(shapes=FEW)
+        optimizer = make("AdamW", named, engine, max_grad_norm=0.5, on_nonfinite="skip")
+        for t, step in enumerate(gradients(4, shapes=FEW)):
+            for name, p in named:
+                p.grad_dtype = None
+                g = step[name] * 8
+                p.grad = g.mT.contiguous().mT if name == "matrix" else g.bfloat16()
+            optimizer.grad_scale = torch.full((), 8.0, device=DEVICE)
+            optimizer.found_inf = torch.full((), float(t == 2), device=DEVICE)
+            optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
+        runs.append((optimizer, named))
+    (fused, ours), (reference, theirs) = runs
+    assert fused._latest.runs.measures_gradients
+    assert fused.skipped == reference.skipped == 1
+    agree(fused, ours, reference, theirs)
+
+
+def test_a_bound_that_changes_from_step_to_step() -> None:
+    runs = []
+    for engine in ("fused", "reference"):
+        named = parameters(shapes=FEW)
+        optimizer = make("AdamW", named, engine, max_grad_norm=0.5)
+        for limit, step in zip((0.5, 0.1, None, 2.0), gradients(4, shapes=FEW), strict=True):
+            optimizer.param_groups[0]["max_grad_norm"] = limit
+            train(optimizer, named, [step])
+        runs += [optimizer, named]
+    agree(*runs)
