@@ -67,8 +67,8 @@ def make_tables(models: Sequence[str], repeats: int) -> Iterator[str]:
     speed = max(yardstick.measure() for _ in range(repeats))
     for model in models:
         workload = Workload(resolve(model, "bfloat16"), device, "bfloat16")
-        params = [torch.nn.Parameter(p) for p in workload.torch_params()]
-        for p, g in zip(params, workload.torch_grads[0], strict=True):
+        params = [torch.nn.Parameter(p) for p in workload.params("torch")]
+        for p, g in zip(params, workload.grads("torch")[0], strict=True):
             p.grad = g
         lines = [f"## {model}, bfloat16 parameters; {speed / 1e12:.2f} TB/s", ""]
         lines.append("| | bytes a parameter | ms | times as fast as float32 state | share of the floor |")

@@ -120,8 +120,8 @@ class Contestant:
 def show(model: str, dtype: str, rules: Sequence[str], ways: Sequence[str], repeats: int, busy: float) -> None:
     """Print the table of a model, each row as soon as it is measured."""
     workload = Workload(resolve(model, dtype), Device("cuda"), dtype)
-    params = [torch.nn.Parameter(p) for p in workload.torch_params()]
-    for p, g in zip(params, workload.torch_grads[0], strict=True):
+    params = [torch.nn.Parameter(p) for p in workload.params("torch")]
+    for p, g in zip(params, workload.grads("torch")[0], strict=True):
         p.grad = g
     to_gpu, from_gpu, each = bus()
     work = products(busy)

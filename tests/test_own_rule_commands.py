@@ -166,7 +166,7 @@ class TestByReference:
     @pytest.mark.parametrize(
         ("reference", "message"),
         [
-            ("spelt_rules:Spelled", "module 'spelt_rules' has no 'Spelled': its rules are Rule, Spelt"),
+            ("spelt_rules:Spelled", "module 'spelt_rules' has no 'Spelled': did you mean 'Spelt'?"),
             ("spelt_rules:average", "it must be a rule, or a function that takes a model"),
             ("no_such_module:Rule", "there is no module 'no_such_module'"),
             ("spelt rules:Rule", "is not a module name: write it as for an import, such as mymodule:MyRule"),

@@ -70,12 +70,12 @@ def test_everyone_moves_its_parameters_and_nobody_elses(contestant: Contestant) 
             own.prepare()
             own.step()
         after = own.probe()
-    assert before == [float(x) for x in workload.numpy_params()["first"].flat[: len(before)]]
+    assert before == [float(x) for x in workload.params("numpy")["first"].flat[: len(before)]]
     assert all(np.isfinite(after))
     assert sum(a != b for a, b in zip(after, before, strict=True)) > len(before) / 2
     if contestant.front_end == "torch":  # gradients are shared, and some peers write into theirs
-        for grads in workload.torch_grads:
-            for shared, first in zip(grads, workload.numpy_grads[0].values(), strict=True):
+        for grads in workload.grads("torch"):
+            for shared, first in zip(grads, workload.grads("numpy")[0].values(), strict=True):
                 np.testing.assert_array_equal(shared.numpy(), first)
 
 
@@ -114,7 +114,7 @@ def test_bfloat16(front_end: str) -> None:
     workload = Workload(TINY, Device(), "bfloat16")
     own = ready(contestant, workload)
     before = own.probe()
-    assert before == [float(x) for x in workload.numpy_params()["first"].flat[: len(before)]]
+    assert before == [float(x) for x in workload.params("numpy")["first"].flat[: len(before)]]
     for _ in range(50):
         own.prepare()
         own.step()
@@ -142,7 +142,7 @@ def test_gradients_move_unless_they_are_to_stay(moving: bool) -> None:
         )
         for _ in range(3):
             own.prepare()
-            assert all(torch.equal(p, g) for p, g in zip(grads_of(own), workload.torch_grads[0], strict=True)), (
+            assert all(torch.equal(p, g) for p, g in zip(grads_of(own), workload.grads("torch")[0], strict=True)), (
                 "the same numbers in every step"
             )
             own.step()
@@ -241,12 +241,12 @@ def test_floors_follow_options() -> None:
 
 def test_parameters_are_the_same_numbers_in_new_memory() -> None:
     workload = Workload(TINY, Device())
-    one, other = workload.numpy_params(), workload.numpy_params()
+    one, other = workload.params("numpy"), workload.params("numpy")
     for name, tensor in zip(one, TINY.tensors, strict=True):
         assert one[name].shape == tensor.shape
         np.testing.assert_array_equal(one[name], other[name])
         assert not np.shares_memory(one[name], other[name])
-    assert workload.numpy_grads is workload.numpy_grads
+    assert workload.grads("numpy") is workload.grads("numpy")
     assert workload.nbytes == 4 * TINY.parameters
 
 
@@ -255,7 +255,7 @@ def test_numbers_repeat_but_rows_do_not() -> None:
     np.testing.assert_array_equal(repeat(numbers, (3, 4)), np.resize(numbers, (3, 4)))
     assert repeat(numbers, ()).shape == ()
     assert repeat(numbers, (0, 3)).size == 0
-    wide = Workload(Model("wide", "", (Tensor("w", (3, PERIOD // 2)),)), Device()).numpy_params()["w"]
+    wide = Workload(Model("wide", "", (Tensor("w", (3, PERIOD // 2)),)), Device()).params("numpy")["w"]
     assert not np.array_equal(wide[0], wide[2])
     assert 0.019 < wide.std() < 0.021
 

@@ -12,8 +12,7 @@ from bench_cases import RATE, TINY, FakeCuda, compare, failing, made_up, method,
 
 from thalweg.bench import bandwidth, quiet
 from thalweg.bench.contestants import Contestant, Ready, Stepping
-from thalweg.bench.rounds import HOLD, WARM_UP, Progress, choose_heat, measure_turn
-from thalweg.bench.run import begin
+from thalweg.bench.rounds import HOLD, WARM_UP, Contest, Progress, choose_heat, measure_turn
 from thalweg.bench.workload import Workload
 from thalweg.show.devices import Device
 
@@ -83,7 +82,7 @@ def test_on_a_gpu_host_and_device_have_times_of_their_own(monkeypatch: pytest.Mo
     two = made_up("two", cuda.log)
     workload = Workload(TINY, Device("cuda"))
     ready = {c.name: c.make(workload, Stepping()) for c in (one, two)}
-    times = begin(workload, yardstick(cuda.log), method(calls=1)).take_turns([one, two], ready)
+    times = Contest(workload, yardstick(cuda.log), method(calls=1)).take_turns([one, two], ready)
     in_torch = ["bandwidth", "wait", "one", "wait", "wait", "sleep", "event", "one", "event", "wait"]
     elsewhere = ["bandwidth", "wait", "two", "wait", "wait", "two", "wait"]
     assert cuda.log == in_torch + elsewhere

@@ -21,9 +21,10 @@ from click.testing import CliRunner
 from thalweg.cli import run
 from thalweg.errors import CommandError
 from thalweg.plan import plan
-from thalweg.plan.command import command, complete_list, complete_model, complete_option
+from thalweg.plan.command import command, complete_model
 from thalweg.plan.models import Model, Tensor
 from thalweg.rules import RULES
+from thalweg.show.choices import complete_list, complete_option
 from thalweg.show.registered import MIXTURES
 
 #: What is planned of a model with norms: Muon refuses those, and mixtures need torch.
@@ -178,13 +179,13 @@ def test_a_mesh_of_replicas_and_shards() -> None:
     many = Model("many", "", tuple(Tensor(f"w{i}", (64, 32)) for i in range(6)))
     where: Any = dict(optimizers=["Muon"], device="cpu", flops=1e9, bus=1e6)
     cost = plan(many, mesh={"dp": 2, "fsdp": 4}, **where).costs[0]
-    assert (cost.busiest.rank, cost.share.collectives, cost.share.divided) == (0, 3, 6)
+    assert (cost.busiest.rank, cost.share.collectives, cost.share.divided_tensors) == (0, 3, 6)
     # of its own matrix three quarters; a quarter of two others in this replica, and of three in the other
-    each, own = plan(many, world=1, **where).costs[0].share.flops // 6, 64 * 32 * 2
-    assert cost.busiest.flops == each
+    each, own = plan(many, world=1, **where).costs[0].share.product_flops // 6, 64 * 32 * 2
+    assert cost.busiest.product_flops == each
     assert cost.busiest.received_bytes == pytest.approx((3 / 4 + 2 / 4 + 3 / 4) * own, rel=0.01)
     share = cost.busiest
-    wanted = share.moved_bytes / 1e11 + share.flops / 1e9 + max(share.sent_bytes, share.received_bytes) / 1e6
+    wanted = share.moved_bytes / 1e11 + share.product_flops / 1e9 + max(share.sent_bytes, share.received_bytes) / 1e6
     assert cost.busiest_seconds == pytest.approx(wanted)
     assert 0 < share.slot_bytes < share.peak_bytes
 
@@ -194,7 +195,10 @@ def test_ten_thousand_ranks_take_seconds() -> None:
     start = time.process_time()
     found = plan(Model("large", "", layers), optimizers=["Muon"], mesh={"fsdp": 10_000}, device="cpu")
     assert time.process_time() - start < 10
-    assert found.costs[0].busiest.flops == plan(Model("one", "", layers[:1]), optimizers=["Muon"]).costs[0].share.flops
+    assert (
+        found.costs[0].busiest.product_flops
+        == plan(Model("one", "", layers[:1]), optimizers=["Muon"]).costs[0].share.product_flops
+    )
 
 
 #: What a plan takes once kernels are loaded: seconds of a CPU, and how much memory the process grew by, in MiB.
@@ -370,7 +374,7 @@ def test_completion() -> None:
     assert words(complete_model(None, None, "llama")) == ["llama-1b", "llama-8b", "llama-70b"]
     assert [item.type for item in complete_model(None, None, "./some/")] == ["file"]
     assert words(complete_model(None, None, "gpt2,res")) == ["gpt2,resnet50"]
-    assert words(complete_list(RULES)(None, None, "lamb,a")) == ["lamb,adamw", "lamb,adafactor", "lamb,ademamix"]
+    assert complete_list(RULES)(None, None, "lamb,a") == ["lamb,adamw", "lamb,adafactor", "lamb,ademamix"]
     wanted = {"kron.max_grad_norm=", "kron.max_size_dense=", "kron.max_skew="}
-    assert set(words(complete_option(None, None, "kron.max_"))) == wanted
-    assert "momentum_dtype=" in words(complete_option(None, None, "momentum_d"))
+    assert set(complete_option(None, None, "kron.max_")) == wanted
+    assert "momentum_dtype=" in complete_option(None, None, "momentum_d")

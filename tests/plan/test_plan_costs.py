@@ -284,12 +284,12 @@ def test_kron_sends_gradients_to_owners_and_updates_back() -> None:
     whole, part = 4 * 128 * 128, 4 * 32 * 128
     assert found.rank in (0, 1)  # one of the two that own something
     # gradients to the other owner; to the other ranks updates with their mean square, rows of factors and norms
-    assert found.sent_between == part + (whole - part) + 3 * 4
-    assert found.sent_bytes == found.sent_between + 2 * (whole - part) + 3 * 2 * 4
+    assert found.sent_bytes_without_refresh == part + (whole - part) + 3 * 4
+    assert found.sent_bytes == found.sent_bytes_without_refresh + 2 * (whole - part) + 3 * 2 * 4
     assert found.collectives == 2
     # momentum and factors in parts, the owner's factors whole, norms and counts
     assert found.state_bytes == 2 * (part + 2 * part) + 2 * whole + 2 * (2 * 4 + 4) + 2 * 4
-    assert found.flops == counted(setting("Kron"), model.tensors[0])
+    assert found.product_flops == counted(setting("Kron"), model.tensors[0])
 
 
 def test_owners_of_slices_own_all_of_them() -> None:
@@ -298,7 +298,7 @@ def test_owners_of_slices_own_all_of_them() -> None:
     found = plan(model, optimizers=["Kron"], options=stacked, world=4, layout="fsdp2", device="cpu").costs[0].share
     alone = plan(model, optimizers=["Kron"], options=stacked, device="cpu").costs[0].share
     assert found.rank == 0
-    assert found.flops == alone.flops
+    assert found.product_flops == alone.product_flops
 
 
 def test_local_parts_keep_name_and_dtype() -> None:

@@ -174,12 +174,14 @@ def test_mistakes_are_named(write: Write) -> None:
     for text in ("planned_missing:build", "planned_missing.inner:build"):
         assert said(text).startswith("there is no module 'planned_missing")
         assert said(text).endswith("or among the installed ones")
-    assert "planned_wrong has no 'bulid': it has build, fails" in said("planned_wrong:bulid")
+    assert "module 'planned_wrong' has no 'bulid': did you mean 'build'?" in said("planned_wrong:bulid")
     assert "planned_wrong:number cannot be called: it is a int" in said("planned_wrong:number")
     assert "No module named 'something_that_is_not_installed'" in said("planned_needs:build")
     assert "module 'planned_broken' cannot be imported (" in said("planned_broken:build")
     assert said("planned_broken:build").endswith("ZeroDivisionError: division by zero")
-    assert "'planned_wrong:' must be module:factory" in said("planned_wrong:")
+    assert "'planned_wrong:' is not a factory function: write module:attribute, such as mymodel:build" in said(
+        "planned_wrong:"
+    )
 
 
 def test_results_that_are_no_model_are_named(write: Write) -> None:

@@ -212,7 +212,7 @@ def test_sharded_mixtures() -> None:
     assert share.state_bytes == muon.state_bytes + adamw.state_bytes
     assert share.moved_bytes == muon.moved_bytes + adamw.moved_bytes
     assert share.parameter_bytes == muon.parameter_bytes + adamw.parameter_bytes
-    assert share.flops == muon.flops
+    assert share.product_flops == muon.product_flops
 
 
 # ---- the command

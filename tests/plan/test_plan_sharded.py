@@ -17,11 +17,11 @@ from sharded_costs import LAYOUTS, Case, Measured, Sent, measure, measure_parall
 from world import world
 
 from thalweg.kernels.cpu.library import reason_missing
-from thalweg.plan.items import Item, Place, shard
+from thalweg.plan.items import Cut, Item, Place, shard
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import setting_of
 from thalweg.plan.ranks import is_launched, messages, ring
-from thalweg.plan.shares import Share, largest_share, share_of
+from thalweg.plan.shares import Share, share_of, unlike_shares
 from thalweg.programs.budget import entry_bytes
 from thalweg.show.arguments import Given
 
@@ -127,7 +127,7 @@ def test_state_of_every_rank(runs: Any) -> None:
         assert [share.parameter_bytes for share in planned] == [found.parameter_bytes for found in ranks]
         assert [share.state_bytes for share in planned] == [found.state_bytes for found in ranks]
         tensors = tensors_of(case)
-        most = largest_share([setting(case)] * len(tensors), tensors, place)
+        most = max(unlike_shares([setting(case)] * len(tensors), tensors, place), key=lambda own: own.total_bytes)
         assert most == max(planned, key=lambda share: share.total_bytes)
 
     each(runs, check, is_planned)
@@ -141,9 +141,12 @@ def test_bytes_sent_and_collectives(runs: Any) -> None:
         for rank, found in enumerate(ranks):
             planned = planned_share(case, place, rank)
             always = "precond_update_probability" not in case.options
-            wanted = [planned.sent_bytes, planned.sent_bytes if always else planned.sent_between]
+            wanted = [planned.sent_bytes, planned.sent_bytes if always else planned.sent_bytes_without_refresh]
             assert [sent_bytes(step, len(ranks)) for step in found.sent] == wanted
-            wanted = [planned.received_bytes, planned.received_bytes if always else planned.received_between]
+            wanted = [
+                planned.received_bytes,
+                planned.received_bytes if always else planned.received_bytes_without_refresh,
+            ]
             assert [received_bytes(step, len(ranks)) for step in found.sent] == wanted
             assert [len(step) for step in found.sent] == [planned.collectives] * 2
 
@@ -198,13 +201,13 @@ def parts_of(case: Case, world: int, rank: int) -> list[Item]:
     at = [rank // math.prod(sizes[dimension + 1 :]) % size for dimension, size in enumerate(sizes)]
     found = []
     for tensor in tensors_of(case):
-        held, mesh = list(tensor.shape), [[] for _ in tensor.shape]
+        held, cuts = list(tensor.shape), []
         for dimension, axis in enumerate(axes):
             if axis is not None and axis < len(held):
                 held[axis] = shard(held[axis], sizes[dimension], at[dimension])
-                mesh[axis].append(str(dimension))
+                cuts.append(Cut(str(dimension), axis, sizes[dimension], at[dimension]))
         own = Tensor(tensor.name, tuple(held), tensor.dtype)
-        found.append(Item(own, setting(case).for_shape(tensor.shape), tensor.shape, tuple(map(tuple, mesh))))
+        found.append(Item(own, setting(case).for_shape(tensor.shape), tensor.shape, tuple(cuts)))
     return found
 
 
@@ -259,7 +262,7 @@ def test_kernels_keep_and_send_what_is_planned(launched: Any) -> None:
             assert (planned.parameter_bytes, planned.state_bytes) == (found.parameter_bytes, found.state_bytes)
             assert [sent_bytes(step, 2) for step in found.sent] == [planned.sent_bytes] * 2
             parts = parts_of(case, 2, rank)
-            parts = [replace(part, by_kernels=is_launched(part, place.device, place.engine)) for part in parts]
+            parts = [replace(part, by_kernels=is_launched(part, place)) for part in parts]
             wanted = sorted(messages(parts).values())
             assert [sorted(sent.payload for sent in step) for step in found.sent] == [wanted] * 2
             assert len(wanted) == planned.collectives
@@ -287,6 +290,6 @@ def test_owners_with_kernels_keep_and_send_what_is_planned(options: dict[str, An
     for rank, found in enumerate(world(2).run(interpreted_measure, case)):
         planned = planned_share(case, place, rank)
         assert (planned.parameter_bytes, planned.state_bytes) == (found.parameter_bytes, found.state_bytes)
-        assert [sent_bytes(step, 2) for step in found.sent] == [planned.sent_bytes, planned.sent_between]
+        assert [sent_bytes(step, 2) for step in found.sent] == [planned.sent_bytes, planned.sent_bytes_without_refresh]
         assert [len(step) for step in found.sent] == [planned.collectives] * 2
         assert planned.engine == ("foreach + fused" if "float64" in dtypes else "fused")

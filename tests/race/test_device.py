@@ -74,7 +74,7 @@ def test_a_cpu_is_not_waited_for_and_tells_no_memory() -> None:
 
 
 TINY = replace(
-    text.SIZES["cuda"], width=16, heads=2, layers=1, context=8, train_bytes=4000, test_bytes=160, steps=4, batch_size=4
+    text.LARGE, width=16, heads=2, layers=1, context=8, train_bytes=4000, test_bytes=160, steps=4, batch_size=4
 )
 
 

@@ -13,7 +13,7 @@ import pytest
 from thalweg.errors import CommandError
 from thalweg.race.array_task import ArrayTask
 from thalweg.race.contest import RECORDS, race
-from thalweg.race.run import Progress
+from thalweg.race.task import Run
 
 TASK = ArrayTask(
     name="parabola",
@@ -25,7 +25,7 @@ TASK = ArrayTask(
 )
 
 
-def interrupted(progress: Progress) -> None:
+def interrupted(run: Run, step: int, loss: float | None) -> None:
     raise KeyboardInterrupt
 
 
@@ -66,8 +66,8 @@ def test_a_folder_that_was_there_stays_as_it_was(why: str, tmp_path: Path) -> No
 
 
 def test_what_was_finished_before_a_failure_is_kept(tmp_path: Path) -> None:
-    def second(progress: Progress) -> None:
-        if progress.run.contestant == "LAMB":
+    def second(run: Run, step: int, loss: float | None) -> None:
+        if run.contestant == "LAMB":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thalweg.race import network
+from thalweg.race.tasks import digits as network
 
 
 @pytest.fixture

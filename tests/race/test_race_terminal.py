@@ -15,7 +15,6 @@ from rich.console import Console
 
 from thalweg.race import terminal
 from thalweg.race.contest import race
-from thalweg.race.run import Progress
 from thalweg.race.terminal import edges, progress_bars, results_table
 
 
@@ -37,7 +36,7 @@ def test_names_of_bars_end_in_one_column() -> None:
     ready = race("digits", optimizers=["AdamW", "SGD", "Adafactor"], steps=1, seeds=1, rates={"": [0.1]})
     console = Console(file=screen, force_terminal=True, width=100, color_system=None)
     with progress_bars(console, ready) as (advance, settle):
-        advance(Progress(ready.wanted[0], 1, 2.5))
+        advance(ready.wanted[0], 1, 2.5)
         settle(ready.wanted[0])
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).replace("\r", "\n").splitlines()
     ends = {line.index(name) + len(name) for line in lines for name in ("AdamW", "SGD", "Adafactor") if name in line}
@@ -51,7 +50,7 @@ def test_where_nobody_watches_a_line_says_now_and_then_how_far_it_is(monkeypatch
     ready = race("digits", optimizers=["SGD"], steps=1, seeds=1, rates={"": [0.1, 0.2]})
     with progress_bars(Console(file=screen), ready) as (advance, _):
         for clock[0] in (terminal.PAUSE - 1, terminal.PAUSE, terminal.PAUSE + 1):
-            advance(Progress(ready.wanted[0], 1, 2.5))
+            advance(ready.wanted[0], 1, 2.5)
     assert screen.getvalue() == f"0 of 2 runs are done; now SGD, lr {ready.wanted[0].lr:g}, seed 0.\n"
 
 

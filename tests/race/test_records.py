@@ -171,7 +171,7 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_anything_is_run(
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(PermissionError) as caught:
-        ready(tmp_path / "report").run(on_measure=lambda progress: pytest.fail("something was run"))
+        ready(tmp_path / "report").run(on_measure=lambda *progress: pytest.fail("something was run"))
     assert caught.value.filename == str(tmp_path / "report")
 
 

@@ -15,7 +15,7 @@ from thalweg.errors import CommandError
 from thalweg.race.array_task import ArrayTask, shuffle_batches
 from thalweg.race.contest import race
 from thalweg.race.contestants import CONTESTANTS, RATES
-from thalweg.race.run import Progress, Result, execute, measuring_times
+from thalweg.race.run import Result, execute, measuring_times
 from thalweg.race.task import Schedule
 from thalweg.race.tasks import resolve
 
@@ -63,12 +63,12 @@ def test_measures_divide_the_steps_evenly() -> None:
 
 
 def test_progress_is_told_at_each_measure() -> None:
-    told: list[Progress] = []
+    told: list[tuple[Any, ...]] = []
     ready = race(DIGITS, optimizers=["SGD"], steps=6, seeds=1, rates={"": [0.1]})
-    outcome = ready.run(told.append)
+    outcome = ready.run(lambda *progress: told.append(progress))
     (record,) = outcome.records.values()
-    assert [progress.step for progress in told] == [1, 2, 3, 4, 5, 6]
-    assert tuple(progress.loss for progress in told) == record.result.loss[1:]
+    assert [step for _, step, _ in told] == [1, 2, 3, 4, 5, 6]
+    assert tuple(loss for _, _, loss in told) == record.result.loss[1:]
 
 
 def test_state_bytes_are_those_of_the_arrays_kept() -> None:
@@ -213,8 +213,8 @@ def test_a_task_that_is_wrong_is_told_in_one_sentence(changes: dict[str, object]
         (dict(optimizers=["lamb"]), "there is no optimizer 'lamb': did you mean 'LAMB'?"),
         (dict(rates={"kron": [0.1]}), "there is no optimizer 'kron': did you mean 'Kron'?"),
         (dict(rates={"": [0.1, -1]}), "rates of all optimizers must be positive numbers"),
-        (dict(steps=0), "steps must be whole numbers from 1 on, got 0"),
-        (dict(seeds=0), "seeds must be whole numbers from 1 on, got 0"),
+        (dict(steps=0), "steps must be a whole number from 1 on, got 0"),
+        (dict(seeds=0), "seeds must be a whole number from 1 on, got 0"),
         (dict(batch_sizes=[8, 0]), "batch_sizes must be whole numbers from 1 on, got 0"),
     ],
 )

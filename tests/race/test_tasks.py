@@ -80,7 +80,7 @@ def test_a_valley_has_no_batches() -> None:
         ("./own_task:task", "'./own_task' is not a module name: write it as for an import"),
         ("nosuchmodule:task", "there is no module 'nosuchmodule' in"),
         ("json:task", "module 'json' has no 'task': it has no task at all"),
-        ("json:dumps", "json:dumps failed: TypeError"),
+        ("json:dumps", "json:dumps: calling it failed: TypeError"),
         ("json:decoder", "json:decoder is a module and must be an ArrayTask or a ModelTask of thalweg.race"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_task_of_your_own_is_found_in_the_current_folder(tmp_path: Path, monke
     assert first.name == "own"
     assert first.fingerprint == made.fingerprint == inner.fingerprint != ""
     assert other.fingerprint != first.fingerprint, "a task that was edited is another"
-    with pytest.raises(CommandError, match="module 'own_task_one' has no 'tusk': its tasks are task"):
+    with pytest.raises(CommandError, match="module 'own_task_one' has no 'tusk': did you mean 'task'"):
         resolve("own_task_one:tusk")
 
 
@@ -322,7 +322,11 @@ def test_the_engine_is_the_one_that_was_asked_for(engine: str) -> None:
         (dict(loss=lambda model, batch: 3.0), {}, "loss must return a tensor with one element, got float"),
         (dict(loss=lambda model, batch: batch["x"]), {}, "a tensor with one element, got shape (8, 4)"),
         (dict(loss=lambda model, batch: batch["x"].sum()), {}, "the backward pass of loss failed: RuntimeError"),
-        (dict(model=lambda seed: __import__("torch").nn.Identity()), {}, "'linear', SGD: optimizer got an empty"),
+        (
+            dict(model=lambda seed: __import__("torch").nn.Identity()),
+            {},
+            "'linear', SGD: making it failed: ValueError: optimizer got an empty",
+        ),
         (dict(batches=lambda seed, size: 3), {}, "batches must return something to iterate over, got int"),
         (dict(loss=None), {}, "loss must be a function, got None"),
         (dict(), dict(device="tpu"), "there is no device 'tpu': try cpu or cuda"),

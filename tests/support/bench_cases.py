@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from thalweg.bench.bandwidth import Yardstick
 from thalweg.bench.contestants import Contestant, Ready, Stepping
 from thalweg.bench.record import Comparison
-from thalweg.bench.rounds import Method
-from thalweg.bench.run import begin
+from thalweg.bench.rounds import Contest, Method
 from thalweg.plan.models import Model, Tensor
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def compare(
     workload: Workload, contestants: Sequence[Contestant], yardstick: Yardstick | None, method: Method
 ) -> Comparison:
     """A comparison of these contestants."""
-    contest = begin(workload, yardstick, method)
+    contest = Contest(workload, yardstick, method)
     contest.run(contestants)
     return contest.found
 

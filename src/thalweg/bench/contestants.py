@@ -70,7 +70,7 @@ def ready_torch(
     """Build an optimizer of torch for new parameters. One that writes into its gradients gets copies of them."""
     import torch
 
-    params = [torch.nn.Parameter(p) for p in workload.torch_params()]
+    params = [torch.nn.Parameter(p) for p in workload.params("torch")]
     turns = itertools.count()
 
     def give_grads() -> None:
@@ -78,9 +78,9 @@ def ready_torch(
         turn = next(turns)
         if turn and not stepping.moving_grads:
             if writes_grads:
-                torch._foreach_copy_([p.grad for p in params if p.grad is not None], workload.torch_grads[0])
+                torch._foreach_copy_([p.grad for p in params if p.grad is not None], workload.grads("torch")[0])
             return
-        for p, g in zip(params, workload.torch_grads[turn % len(workload.torch_grads)], strict=True):
+        for p, g in zip(params, workload.grads("torch")[turn % len(workload.grads("torch"))], strict=True):
             p.grad = g.clone() if writes_grads else g.detach()
 
     optimizer = build(params)
@@ -94,7 +94,7 @@ def ready_torch(
 
 def ready_numpy(optimizer: Any, workload: Workload, stepping: Stepping) -> Ready:
     """Step a dict of arrays."""
-    params = workload.numpy_params()
+    params = workload.params("numpy")
     largest = params[workload.names[workload.largest]]
     turns = itertools.count()
     grads: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def ready_numpy(optimizer: Any, workload: Workload, stepping: Stepping) -> Ready
     def give_grads() -> None:
         turn = next(turns)
         if stepping.moving_grads or turn == 0:
-            shared = workload.numpy_grads[turn % len(workload.numpy_grads)]
+            shared = workload.grads("numpy")[turn % len(workload.grads("numpy"))]
             grads.update({name: g.view() for name, g in shared.items()})
 
     return Ready(
@@ -119,7 +119,7 @@ def ready_optax(transformation: Any, workload: Workload, stepping: Stepping) -> 
     import numpy as np
     import optax
 
-    grads, params = workload.jax_grads, workload.jax_params()
+    grads, params = workload.grads("jax")[0], workload.params("jax")
     kept = [params, jax.jit(transformation.init)(params)]
     del params
 

@@ -9,7 +9,7 @@ from thalweg.bench.report import milliseconds
 from thalweg.plan.terminal import human_count
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
-from thalweg.show.pictures import INK, QUIET, entitle, figure, quieten, save
+from thalweg.show.pictures import INK, QUIET, entitle, figure, name_rows, save, write
 
 with extra("cli"):
     from matplotlib.axes import Axes
@@ -35,8 +35,7 @@ def draw(found: Bench, folder: Path, stem: str = "bench") -> list[Path]:
 def draw_panel(axes: Axes, found: Comparison) -> None:
     """Draw medians as bars from the top, quartiles as lines over them, floors as ticks, the host's time as circles."""
     rows = found.rows
-    quieten(axes)
-    axes.grid(False, axis="y")
+    name_rows(axes, [row.contestant for row in rows])
     for place, row in enumerate(rows):
         low, high = (1e3 * seconds for seconds in row.quartiles)
         right = max(high, 1e3 * row.median, 1e3 * (row.host_median or 0))
@@ -47,18 +46,9 @@ def draw_panel(axes: Axes, found: Comparison) -> None:
         if row.share_of_floor is not None:
             axes.plot(2 * [1e3 * row.median * row.share_of_floor], [place - 0.34, place + 0.34], color=QUIET)
         ratio = row.ratio if row.host_ratio is None else row.host_ratio
-        label = axes.annotate(
-            f"{milliseconds(row.median)}" + ("" if row.contestant == found.reference else f"  ({ratio:.2f} ×)"),
-            (right, place),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            color=INK,
-            fontsize=9.5,
-        )
+        compared = "" if row.contestant == found.reference else f"  ({ratio:.2f} ×)"
+        label = write(axes, milliseconds(row.median) + compared, (right, place), (6, 0), va="center", fontsize=9.5)
         label.set_in_layout(False)  # there is room for it within the axes
-    axes.set_yticks(range(len(rows)), [row.contestant for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, 1.3e3 * max(max(row.median, row.quartiles[1], row.host_median or 0) for row in rows))
     explained = "bars: the device; circles and ratios: the host" if rows[0].host else "median, and the quartiles"
     floors = "; ticks: the floor" if any(row.share_of_floor is not None for row in rows) else ""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from thalweg.bench.contestants import Contestant, Ready, Stepping, ready_numpy, ready_optax, ready_torch
-from thalweg.errors import CommandError, RuleError
+from thalweg.errors import RuleError
 from thalweg.plan.costs import bytes_moved
 from thalweg.plan.models import Model
 from thalweg.plan.optimizers import build_module, setting_of
@@ -41,7 +42,7 @@ MATRIX = (1024, 1024)
 
 def enter(name: str, options: Sequence[Given] = ()) -> Iterator[Contestant]:
     """Contestants of one of our optimizers, one for each front end; mixtures are torch's alone."""
-    asked = [option for option in options if concerns(option, name)]
+    asked = [o for o in options if o.owner == name or (not o.owner and o.name in options_of(name))]
     own = {option.name: option.value for option in asked}
     if is_mixture(name):
         yield enter_mixture(name, own)
@@ -51,24 +52,23 @@ def enter(name: str, options: Sequence[Given] = ()) -> Iterator[Contestant]:
     given: dict[str, Any] = {**usual, **own}
     copies = count_copies(setting_of(name, [*give_to_all(usual), *(o for o in asked if o.name != "lr")]))
 
-    def on_torch(workload: Workload, stepping: Stepping) -> Ready:
-        make = registered.torch_optimizer(name)
-        return ready_torch(lambda params: make(params, engine=stepping.engine, **given), workload, stepping)
-
-    def on_numpy(workload: Workload, stepping: Stepping) -> Ready:
-        make = registered.numpy_optimizer(name)
-        return ready_numpy(make(engine=stepping.engine, **given), workload, stepping)
-
-    def on_optax(workload: Workload, stepping: Stepping) -> Ready:
-        options = {"learning_rate" if option == "lr" else option: value for option, value in given.items()}
-        make = registered.optax_function(name)
-        if "layout" in inspect.signature(make).parameters:  # shapes are those that torch's modules have
-            options["layout"] = "torch"
-        return ready_optax(make(**options), workload, stepping)
-
-    for front_end, make in (("torch", on_torch), ("numpy", on_numpy), ("optax", on_optax)):
+    for front_end in ("torch", "numpy", "optax"):
         shown = f"thalweg.{front_end} {name.lower() if front_end == 'optax' else name}"
+        make = partial(make_ready, name, front_end, given)
         yield Contestant(shown, name, "thalweg", front_end, make, copies, given)
+
+
+def make_ready(name: str, front_end: str, given: Mapping[str, Any], workload: Workload, stepping: Stepping) -> Ready:
+    """A rule in one of the front ends. given: its options."""
+    kind = registered.optimizer_of(front_end, name)
+    if front_end == "torch":
+        return ready_torch(lambda params: kind(params, engine=stepping.engine, **given), workload, stepping)
+    if front_end == "numpy":
+        return ready_numpy(kind(engine=stepping.engine, **given), workload, stepping)
+    options = {"learning_rate" if option == "lr" else option: value for option, value in given.items()}
+    if "layout" in inspect.signature(kind).parameters:  # shapes are those that torch's modules have
+        options["layout"] = "torch"
+    return ready_optax(kind(**options), workload, stepping)
 
 
 def enter_mixture(name: str, options: Mapping[str, Any]) -> Contestant:
@@ -87,18 +87,9 @@ def enter_mixture(name: str, options: Mapping[str, Any]) -> Contestant:
     return Contestant(f"thalweg.torch {name}" if ready_made else name, name, "thalweg", "torch", make, 4, options)
 
 
-def concerns(option: Given, name: str) -> bool:
-    """Whether an optimizer has an option, or is the one that it was given for."""
-    if option.owner:
-        return option.owner == name
-    return not is_mixture(name) and option.name in (*option_names(registered.rule_of(name)), "lr", "variant")
-
-
-def check_options(options: Sequence[Given], names: Sequence[str]) -> None:
-    for option in options:
-        if not any(concerns(option, name) for name in names):
-            who = f"{option.owner} is not among the optimizers" if option.owner else "no optimizer here has it"
-            raise CommandError(f"--option {option.name} has no effect: {who}: {', '.join(names)}")
+def options_of(name: str) -> list[str]:
+    """Options for all that an optimizer has; a mixture has those alone that are for it."""
+    return [] if is_mixture(name) else [*option_names(registered.rule_of(name)), "lr", "variant"]
 
 
 def give_to_all(options: Mapping[str, Any]) -> list[Given]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,48 +33,41 @@ def make_columns(found: Comparison) -> dict[str, list[str]]:
     """The table, column by column, without columns that are empty."""
     rows = found.rows
     timed = "device ms" if any(row.host for row in rows) else "ms"
+
+    def cells(words: Callable[[float], str], value: Callable[[Row], float | None]) -> list[str]:
+        return ["" if (number := value(row)) is None else words(number) for row in rows]
+
+    def extra(row: Row) -> float | None:
+        return None if row.memory is None or row.memory.extra is None else float(row.memory.extra)
+
+    def floor(row: Row) -> float | None:
+        return None if row.share_of_floor is None else (row.floor or 0) / found.parameters
+
+    def memory(row: Row) -> str:
+        if row.memory is None:
+            return ""
+        return "not known" if row.memory.extra is None else human_bytes(row.memory.extra)
+
+    parameter_bytes = found.itemsize * found.parameters
+    ratio, share = "{:.2f}".format, "{:.0%}".format
     table = {
         "contestant": [row.contestant for row in rows],
         "engine": [row.engine for row in rows],
-        "host ms": [milliseconds(row.host_median) for row in rows],
-        "host ratio": [number(row.host_ratio) for row in rows],
-        timed: [milliseconds(row.median) for row in rows],
+        "host ms": cells(milliseconds, lambda row: row.host_median),
+        "host ratio": cells(ratio, lambda row: row.host_ratio),
+        timed: cells(milliseconds, lambda row: row.median),
         "quartiles": [" to ".join(map(milliseconds, row.quartiles)) for row in rows],
-        "ratio" if timed == "ms" else "device ratio": [number(row.ratio) for row in rows],
-        "bytes a parameter": [floor_of(row, found.parameters) for row in rows],
-        "share of the floor": [percent(row.share_of_floor) for row in rows],
-        "extra memory": [memory_of(row) for row in rows],
-        "of the parameters": [share_of(row, found.itemsize * found.parameters) for row in rows],
+        "ratio" if timed == "ms" else "device ratio": cells(ratio, lambda row: row.ratio),
+        "bytes a parameter": cells("{:.3g}".format, floor),
+        "share of the floor": cells(share, lambda row: row.share_of_floor),
+        "extra memory": [memory(row) for row in rows],
+        "of the parameters": cells(lambda size: f"{size / parameter_bytes:.1%}", extra),
     }
-    return {title: cells for title, cells in table.items() if any(cells)}
+    return {title: own for title, own in table.items() if any(own)}
 
 
-def milliseconds(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
+def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.1f}" if seconds >= 0.01 else f"{1e3 * seconds:.3g}"
-
-
-def number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
-
-
-def floor_of(row: Row, parameters: int) -> str:
-    return "" if row.share_of_floor is None else f"{(row.floor or 0) / parameters:.3g}"
-
-
-def memory_of(row: Row) -> str:
-    if row.memory is None:
-        return ""
-    return "not known" if row.memory.extra is None else human_bytes(row.memory.extra)
-
-
-def share_of(row: Row, parameter_bytes: int) -> str:
-    return "" if row.memory is None or row.memory.extra is None else f"{row.memory.extra / parameter_bytes:.1%}"
 
 
 # ---- sentences

@@ -69,13 +69,23 @@ class Method:
 class Contest:
     """Contestants on one model, and what was found so far."""
 
-    found: Comparison
     workload: Workload
     yardstick: Yardstick | None
     method: Method
     #: How much of the contest is done, and which part of it the heat of now is.
     finished: float = 0.0
     part: float = 1.0
+
+    def __post_init__(self) -> None:
+        model = self.workload.model
+        self.found = Comparison(
+            model=model.name,
+            about=model.about,
+            parameters=model.parameters,
+            tensors=len(model.tensors),
+            itemsize=self.workload.itemsize,
+            yardstick="" if self.yardstick is None else self.yardstick.name,
+        )
 
     def run(self, contestants: Sequence[Contestant]) -> None:
         """Measure in as many heats as memory asks for, with the first one that runs in each heat."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from thalweg.bench.bandwidth import Yardstick, make_yardstick
 from thalweg.bench.contestants import Contestant, Stepping
-from thalweg.bench.ours import ALL, USUAL, check_options, enter
+from thalweg.bench.ours import ALL, USUAL, enter, options_of
 from thalweg.bench.peers import CONTROL, PEERS
 from thalweg.bench.quiet import WAIT
 from thalweg.bench.record import Bench, Comparison
@@ -17,15 +18,15 @@ from thalweg.errors import CommandError
 from thalweg.kernels.cpu.library import level_used
 from thalweg.plan.models import Model
 from thalweg.plan.optimizers import resolve_optimizer, resolve_owners
-from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, check_word
+from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
-from thalweg.show.arguments import Given, suggest
+from thalweg.show.arguments import Given, check_options, check_word
 from thalweg.show.devices import Device, machine, versions
 from thalweg.show.published import PACKAGES, how_to_install, is_installed
 
 if TYPE_CHECKING:
-    from thalweg.bench.workload import Workload
+    pass
 
 DTYPES = ("float32", "bfloat16")
 #: Packages whose versions a record has, beside those that take part.
@@ -92,10 +93,11 @@ def bench(
             raise CommandError(f"{what} must be at least 1, got {count}")
     names = resolve_optimizers(optimizers if optimizers is not None else rules if rules is not None else USUAL)
     options = resolve_owners(options)
-    check_options(options, names)
+    check_options(options, {name: options_of(name) for name in names})
     models = [resolve_model(each, dtype) for each in ([model] if isinstance(model, str | Model) else model)]
     where = Device(device)
     contestants = put_first(list_contestants(names, options, where, against, front_ends), reference)
+    stepping = Stepping(engine=engine, inner=inner, moving_grads=moving_grads)
     found = Bench(
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         device=where.name,
@@ -103,14 +105,12 @@ def bench(
         machine={**machine(), "native_core": level_used()},
         versions=versions([*VERSIONS, *PACKAGES]),
         dtype=dtype,
-        engine=engine,
-        inner=inner,
-        moving_grads=moving_grads,
+        **asdict(stepping),
         repeats=repeats,
         absent=[package for package in PACKAGES if not is_installed(package)],
     )
     method = Method(
-        stepping=Stepping(engine=engine, inner=inner, moving_grads=moving_grads),
+        stepping=stepping,
         repeats=repeats,
         budget=SHARE_OF_MEMORY * where.count_free_bytes() if budget is None else budget,
         memory=memory,
@@ -124,7 +124,7 @@ def bench(
             is_large = workload.nbytes >= method.large
             if is_large and yardstick is None:
                 yardstick = make_yardstick(where, method.yardstick_bytes)
-            contest = begin(workload, yardstick if is_large else None, method)
+            contest = Contest(workload, yardstick if is_large else None, method)
             found.comparisons.append(contest.found)
             contest.run(contestants)
             on_comparison(contest.found)
@@ -133,20 +133,6 @@ def bench(
         found.stopped = True
         raise Stopped(found) from interrupt
     return found
-
-
-def begin(workload: Workload, yardstick: Yardstick | None, method: Method) -> Contest:
-    """A contest of which nothing is measured yet."""
-    model = workload.model
-    comparison = Comparison(
-        model=model.name,
-        about=model.about,
-        parameters=model.parameters,
-        tensors=len(model.tensors),
-        itemsize=workload.itemsize,
-        yardstick="" if yardstick is None else yardstick.name,
-    )
-    return Contest(comparison, workload, yardstick, method)
 
 
 def list_contestants(
@@ -185,8 +171,7 @@ def put_first(contestants: list[Contestant], reference: str | None) -> list[Cont
     else:
         chosen = [contestant for contestant in contestants if reference.lower() in contestant.name.lower()][:1]
         if not chosen:
-            names = [contestant.name for contestant in contestants]
-            raise CommandError(f"there is no contestant {reference!r}: {suggest(reference, names)}")
+            check_word("contestant", reference, [contestant.name for contestant in contestants])
     return [*chosen, *(contestant for contestant in contestants if contestant not in chosen)]
 
 

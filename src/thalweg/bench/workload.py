@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -31,43 +30,39 @@ class Workload:
         #: Where the largest tensor stands.
         self.largest = max(range(len(model.tensors)), key=lambda index: model.tensors[index].elements)
         self.itemsize = DTYPES[dtype].bytes
+        self._grads: dict[str, list[Any]] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of the parameters, and of a set of gradients."""
         return self.itemsize * self.model.parameters
 
-    def numpy_params(self) -> dict[str, Any]:
-        return dict(zip(self.names, self._arrays(0, PARAMETER), strict=True))
+    def params(self, framework: str) -> Any:
+        """New parameters: by name for numpy, in a list for torch and jax."""
+        return self._make(framework, 0, PARAMETER)
 
-    @functools.cached_property
-    def numpy_grads(self) -> list[dict[str, Any]]:
-        return [dict(zip(self.names, self._arrays(1, GRADIENT), strict=True)) for _ in range(SETS)]
+    def grads(self, framework: str) -> list[Any]:
+        """The sets of gradients; JAX, whose arrays stay where they are, has one."""
+        if framework not in self._grads:
+            sets = range(1 if framework == "jax" else SETS)
+            self._grads[framework] = [self._make(framework, 1, GRADIENT) for _ in sets]
+        return self._grads[framework]
 
-    def torch_params(self) -> list[Tensor]:
-        return [self._tensor(array) for array in self._arrays(0, PARAMETER)]
+    def _make(self, framework: str, seed: int, scale: float) -> Any:
+        arrays = self._arrays(seed, scale)
+        if framework == "numpy":
+            return dict(zip(self.names, arrays, strict=True))
+        if framework == "torch":
+            return [self._tensor(array) for array in arrays]
+        import jax
 
-    @functools.cached_property
-    def torch_grads(self) -> list[list[Tensor]]:
-        return [[self._tensor(array) for array in self._arrays(1, GRADIENT)] for _ in range(SETS)]
-
-    def jax_params(self) -> list[Any]:
-        return self._jax_arrays(0, PARAMETER)
-
-    @functools.cached_property
-    def jax_grads(self) -> list[Any]:
-        return self._jax_arrays(1, GRADIENT)
+        device = self.device.find_in_jax()
+        return [jax.device_put(array, device, may_alias=False) for array in arrays]
 
     def _arrays(self, seed: int, scale: float) -> Iterator[Any]:
         numbers = np.random.default_rng(seed).normal(0.0, scale, PERIOD).astype(np.float32).astype(self._numpy_dtype)
         for tensor in self.model.tensors:
             yield repeat(numbers, tensor.shape)
-
-    def _jax_arrays(self, seed: int, scale: float) -> list[Any]:
-        import jax
-
-        device = self.device.find_in_jax()
-        return [jax.device_put(array, device, may_alias=False) for array in self._arrays(seed, scale)]
 
     @property
     def _numpy_dtype(self) -> Any:

@@ -14,8 +14,8 @@ from thalweg.check.subject import Facts, Subject
 from thalweg.check.surroundings import keep_surroundings
 from thalweg.errors import CommandError
 from thalweg.rules import Rule
-from thalweg.show.modules import describe_error, import_user_module
-from thalweg.show.published import prepare_timm
+from thalweg.show.modules import describe_error
+from thalweg.show.published import import_optimizer
 
 #: Where an author declares facts: an attribute of the class or function.
 DECLARED = "check_facts"
@@ -139,11 +139,4 @@ def resolve(reference: str) -> Any:
         module, _, attribute = reference.rpartition(".")
     if not module or not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
         raise CommandError(f"{reference!r} is no optimizer: write module:Class, such as torch.optim:AdamW")
-    if module.partition(".")[0] == "timm":
-        prepare_timm()
-    found = import_user_module(module)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise CommandError(f"module {module!r} has no {attribute!r}")
-        found = getattr(found, part)
-    return found
+    return import_optimizer(module, attribute)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from thalweg.plan.optimizers import resolve_optimizer
 from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, Plan, plan
 from thalweg.rules import RULES
 from thalweg.show.arguments import parse_option, split_words
-from thalweg.show.choices import Dtype, complete_options, complete_words
+from thalweg.show.choices import Dtype, complete_list, complete_option, complete_words
 from thalweg.show.extras import extra
 from thalweg.show.registered import MIXTURES
 from thalweg.show.units import parse_quantity, parse_rate, parse_size
@@ -28,16 +28,6 @@ def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem
     """The last of several built-in names, or, once something like a path is there, files."""
     found = complete_words(BUILTIN, incomplete.lower().replace("_", "-"))
     return [CompletionItem(text) for text in found] or [CompletionItem(incomplete, type="file")]
-
-
-def complete_list(names: Iterable[str]) -> Callable[[Any, Any, str], list[CompletionItem]]:
-    """Complete the last word of a list."""
-    known = list(names)
-    return lambda ctx, param, incomplete: [CompletionItem(text) for text in complete_words(known, incomplete)]
-
-
-def complete_option(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(text) for text in complete_options({name: name for name in RULES}, incomplete)]
 
 
 @click.command("plan")
@@ -149,9 +139,7 @@ def command(
         **given,
     )
     if as_json:
-        from thalweg.plan.record import record_plan
-
-        click.echo(json.dumps(record_plan(found, explain=explain), indent=2, default=str))
+        click.echo(json.dumps(found.plain(explain=explain), indent=2, default=str))
     else:
         show(found, explain)
     if out is not None:

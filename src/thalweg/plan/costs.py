@@ -8,9 +8,7 @@ for every rule but those that need whole tensors, whose products are counted by 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
-from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
 from thalweg.errors import RuleError
 from thalweg.plan.items import Item
@@ -26,20 +24,13 @@ from thalweg.storage import arithmetic
 
 
 def parameter_bytes(tensor: Tensor) -> int:
-    return tensor.elements * DTYPES[tensor.dtype].bytes
+    """What holds a parameter, in any dtype: its name tells its bits, but for truth values.
 
-
-def frozen_bytes(tensors: Iterable[Tensor]) -> int:
-    """Weights that are held and not trained, in any dtype: its name tells its bits, but for truth values.
-
-    >>> frozen_bytes([Tensor("a", (3,), "uint8"), Tensor("b", (5,), "F4"), Tensor("c", (2,), "bfloat16")])
-    10
+    >>> [parameter_bytes(Tensor("w", (5,), dtype)) for dtype in ("uint8", "F4", "bfloat16", "BOOL")]
+    [5, 3, 10, 5]
     """
-    total = 0
-    for tensor in tensors:
-        bits = re.search(r"\d+", tensor.dtype)
-        total += -(-tensor.elements * (int(bits.group()) if bits else 8) // 8)
-    return total
+    bits = re.search(r"\d+", tensor.dtype)
+    return -(-tensor.elements * (int(bits.group()) if bits else 8) // 8)
 
 
 #: Bytes of a parameter's count of steps, by front end; in JAX one count serves all.
@@ -58,18 +49,18 @@ def counter_bytes(front_end: str, tensors: int, setting: Setting) -> int:
 # ---- bytes moved
 
 
-def bytes_moved(optimizer: str | Setting, tensor: Tensor, *, refresh: bool = True, whole: Shape | None = None) -> int:
+def bytes_moved(optimizer: str | Setting, tensor: Tensor, *, refresh: bool = True) -> int:
     """What a step of one parameter must move at least.
 
     optimizer: a name such as "LAMB" or "AdamW", with its defaults, or a setting. refresh: whether Kron's factors are
-    refreshed in this step. whole: the shape of the whole parameter, if the tensor is a shard of it.
+    refreshed in this step.
 
     >>> matrix = Tensor("w", (4096, 4096))
     >>> [round(bytes_moved(name, matrix) / matrix.elements) for name in ("SGD", "AdamW", "LARS", "LAMB", "Adafactor")]
     [20, 28, 28, 40, 24]
     """
     setting = setting_of(optimizer) if isinstance(optimizer, str) else optimizer
-    return bytes_moved_by(Item(tensor, setting, whole), refresh=refresh)
+    return bytes_moved_by(Item(tensor, setting), refresh=refresh)
 
 
 def bytes_moved_by(item: Item, *, refresh: bool = True) -> int:

@@ -52,10 +52,15 @@ class Place:
         """By mesh dimension, the ranks over which parameters are divided."""
         return {"ranks": self.shards // self.tp, "tp": self.tp}
 
+    def seats(self, rank: int) -> dict[str, int]:
+        """By mesh dimension, a rank among those that divide parameters."""
+        return dict(zip(("ranks", "tp"), divmod(rank % self.shards, self.tp), strict=True))
+
 
 class Cut(NamedTuple):
     """How a mesh dimension divides a parameter: along which axis, over how many ranks, and this rank among them."""
 
+    name: str
     axis: int
     ranks: int
     seat: int
@@ -67,10 +72,8 @@ class Item:
 
     tensor: Tensor
     setting: Setting
-    #: The shape of the whole parameter, if this is a shard, and by axis the mesh dimensions that divide it.
+    #: The shape of the whole parameter, if this is a shard, and how it is cut, first to last.
     whole: Shape | None = None
-    mesh: tuple[tuple[str, ...], ...] = ()
-    #: The mesh dimensions that divide it.
     cuts: tuple[Cut, ...] = ()
     is_sharded: bool = False
     #: The codes in which it travels to its owner and back.
@@ -110,7 +113,7 @@ class Item:
     @property
     def team(self) -> tuple[str, ...]:
         """The mesh dimensions over which it is divided, whichever axes they divide."""
-        return tuple(sorted({name for axis in self.mesh for name in axis}))
+        return tuple(sorted(cut.name for cut in self.cuts))
 
     @property
     def shards(self) -> int:
@@ -126,8 +129,8 @@ class Item:
 
     def across(self, axes: Axes) -> tuple[str, ...]:
         """The mesh dimensions over which a sum along these axes goes."""
-        chosen = range(len(self.mesh)) if axes is None or not self.mesh else axes
-        return tuple(dict.fromkeys(dimension for axis in chosen for dimension in self.mesh[axis]))
+        along = range(len(self.shape)) if axes is None else {axis % len(self.shape) for axis in axes if self.shape}
+        return tuple(dict.fromkeys(cut.name for cut in self.cuts if cut.axis in along))
 
 
 # models have many parameters of few shapes
@@ -142,16 +145,13 @@ def keys_of(setting: Setting, shape: Shape, role: type[Entry]) -> list[str]:
 def item_of(tensor: Tensor, setting: Setting, place: Place | None = None, rank: int = 0) -> Item:
     """What a rank holds of a parameter; without axes, all."""
     setting = setting.for_shape(tensor.shape)
-    found = axes_cut(tensor, place) if place is not None else {}
-    if place is None or not found:
+    cuts = () if place is None else cuts_of(tensor, place, rank)
+    if place is None or not cuts:
         return Item(tensor, setting, codes=None if place is None else place.message_dtype)
     held, rule = local(tensor, place, rank), setting.rule_at(1)
-    mesh = tuple(tuple(name for name, at in found.items() if at == axis) for axis in range(len(tensor.shape)))
-    if isinstance(rule, WholeRule) and rule.has_whole_slices(tensor.shape, tuple(found.values())):
-        return Item(held, setting, mesh=mesh)
-    seats = dict(zip(place.sizes, divmod(rank % place.shards, place.tp), strict=True))
-    cuts = tuple(Cut(found[name], place.sizes[name], seats[name]) for name in place.sizes if name in found)
-    return Item(held, setting, tensor.shape, mesh, cuts, is_sharded=True, codes=place.message_dtype)
+    if isinstance(rule, WholeRule) and rule.has_whole_slices(tensor.shape, tuple(cut.axis for cut in cuts)):
+        return Item(held, setting, cuts=cuts)
+    return Item(held, setting, tensor.shape, cuts, is_sharded=True, codes=place.message_dtype)
 
 
 #: By the name of its module, the axis of a weight that tensor parallelism divides: outputs of the first projections of
@@ -179,12 +179,13 @@ def tp_axis(tensor: Tensor) -> int | None:
     return DIVIDED_BY_TP[known[0]] if len(tensor.shape) == 2 else None
 
 
-def axes_cut(tensor: Tensor, place: Place) -> dict[str, int]:
-    """By mesh dimension, the axis that it divides; FSDP2 divides the first one."""
-    found = {"tp": tp_axis(tensor)} if place.tp > 1 else {}
-    if place.sizes["ranks"] > 1 and tensor.shape:
-        found["ranks"] = 0
-    return {name: axis for name, axis in found.items() if axis is not None}
+def cuts_of(tensor: Tensor, place: Place, rank: int = 0) -> tuple[Cut, ...]:
+    """How mesh dimensions divide a parameter: tensor parallelism cuts first, and FSDP2 then the first axis."""
+    axes, seats = {"tp": tp_axis(tensor), "ranks": 0 if tensor.shape else None}, place.seats(rank)
+    sizes = place.sizes
+    return tuple(
+        Cut(name, axis, sizes[name], seats[name]) for name, axis in axes.items() if axis is not None and sizes[name] > 1
+    )
 
 
 def shard(size: int, world: int, rank: int) -> int:
@@ -194,10 +195,10 @@ def shard(size: int, world: int, rank: int) -> int:
 
 
 def local(tensor: Tensor, place: Place, rank: int) -> Tensor:
-    """A rank's part of a parameter: tensor parallelism cuts first."""
-    shape, seats = list(tensor.shape), dict(zip(place.sizes, divmod(rank % place.shards, place.tp), strict=True))
-    for name, axis in axes_cut(tensor, place).items():
-        shape[axis] = shard(shape[axis], place.sizes[name], seats[name])
+    """A rank's part of a parameter."""
+    shape = list(tensor.shape)
+    for cut in cuts_of(tensor, place, rank):
+        shape[cut.axis] = shard(shape[cut.axis], cut.ranks, cut.seat)
     return replace(tensor, shape=tuple(shape))
 
 

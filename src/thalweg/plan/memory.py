@@ -55,8 +55,9 @@ def torch_peak(items: Sequence[Item], *, engine: str, device: str) -> Peak:
     ways: dict[str, list[list[Item]]] = {}
     in_place: list[list[Item]] = []
     for bucket in sort_items(items, lambda item: (item.kind, bool(why_unfused(item, device)))):
-        way = choose_engine(engine, len(bucket), why_unfused(bucket[0], device))
-        is_list = way != "fused" or (device == "cpu" and not is_native(bucket[0]))
+        fastest = "fused" if not why_unfused(bucket[0], device) else "reference" if len(bucket) == 1 else "foreach"
+        way = fastest if engine == "auto" else engine
+        is_list = way != "fused" or (device == "cpu" and bucket[0].rule.needs_whole)
         ways.setdefault(way, [])
         (ways[way] if is_list else in_place).append(bucket)
     policy = items[0].setting.handling.on_nonfinite if items else "propagate"
@@ -86,19 +87,6 @@ def is_by_hand(item: Item) -> bool:
     return steps_by_hand(item.setting, item.shape, item.tensor.dtype, item.entries)
 
 
-def choose_engine(wanted: str, count: int, unfused: str | None) -> str:
-    if wanted != "auto":
-        return wanted
-    if not unfused:
-        return "fused"
-    return "reference" if count == 1 else "foreach"
-
-
-def is_native(item: Item) -> bool:
-    """Whether what is called fused on CPUs is native code; the products of others are not."""
-    return not item.rule.needs_whole
-
-
 # ---- engines that answer with new values
 
 
@@ -115,28 +103,27 @@ def steps_of(bucket: Sequence[Item], way: str, device: str = "cpu", **ways: Any)
     """Steps of an engine of lists, one after the other."""
     if not bucket:
         return
-    handling = bucket[0].setting.handling
+    handling, rule, shape = bucket[0].setting.handling, bucket[0].rule, bucket[0].shape
     apart = handling.on_nonfinite != "propagate" or handling.may_skip or handling.is_random
+    shown = isinstance(rule, WholeRule) and rule.is_stackable(shape)
+    copies = way == "fused" or (way == "foreach" and isinstance(rule, WholeRule) and not shown and not apart)
+
+    def alike(item: Item) -> Any:
+        return (item.tensor.name if apart or item.tensor.elements > SMALL else None), item.kind, item.tensor.shape
+
     if way == "reference":
-        yield from (add_footprints([measure_item(item, **ways)]) for item in bucket)
+        parts: Iterable[Sequence[Item]] = ([item] for item in bucket)
     elif way == "foreach":
-        rule = bucket[0].rule
-        shown = isinstance(rule, WholeRule) and rule.is_stackable(bucket[0].shape)
-        stacked = isinstance(rule, WholeRule) and not shown and not apart  # with gradients and state
-        for part in cut(bucket, WHOLE_CHUNK if device == "cuda" and shown else CHUNK):
-            step = add_footprints([measure_item(item, given_noise=draws_apart(item, device), **ways) for item in part])
-            copied = sum(map(size_of, part)) if stacked and len(part) > 1 else 0
-            yield step._replace(peak=step.peak + copied, is_copy=copied > 0)
+        parts = cut(bucket, WHOLE_CHUNK if device == "cuda" and shown else CHUNK)
+        ways["given_noise"] = draws_apart(bucket[0], device)
     else:  # Kron on CPUs: noise by native code, small tensors of equal shape as one stack
-
-        def alike(item: Item) -> Any:
-            return (item.tensor.name if apart or item.tensor.elements > SMALL else None), item.kind, item.tensor.shape
-
-        for stack in sort_items(bucket, alike):
-            for part in cut(stack, STACK):
-                step = add_footprints([measure_item(part[0], given_noise=True, **ways)] * len(part))
-                copied = sum(map(size_of, part)) if len(part) > 1 else 0
-                yield step._replace(peak=step.peak + copied, is_copy=copied > 0)
+        parts = (part for stack in sort_items(bucket, alike) for part in cut(stack, STACK))
+        ways["given_noise"] = True
+    for part in parts:
+        step = add_footprints([measure_item(item, **ways) for item in part])
+        # a stack holds copies, with gradients and state
+        copied = sum(map(size_of, part)) if copies and len(part) > 1 else 0
+        yield step._replace(peak=step.peak + copied, is_copy=copied > 0)
 
 
 def draws_apart(item: Item, device: str) -> bool:
@@ -273,7 +260,7 @@ def numpy_peak(items: Sequence[Item], *, engine: str) -> Peak:
         return engine == "fused" or (engine == "auto" and not why_unfused(item, "cpu"))
 
     fused, others = ([item for item in items if is_fused(item) is wanted] for wanted in (True, False))
-    in_place, stacked = ([item for item in fused if is_native(item) is wanted] for wanted in (True, False))
+    in_place, stacked = ([item for item in fused if item.rule.needs_whole is wanted] for wanted in (False, True))
     steps = [*steps_of(others, "reference", library="numpy"), *steps_of(stacked, "fused", library="numpy")]
     handling = items[0].setting.handling if items else None
     most = in_turn(steps, committed=True, together=handling is not None and handling.on_nonfinite == "raise")

@@ -58,11 +58,11 @@ class Model:
             if not any(fnmatchcase(tensor.name, pattern) for tensor in named):
                 some = ", ".join(tensor.name for tensor in named[:3])
                 raise CommandError(f"--frozen {pattern} matches no parameter; the first ones are {some}")
-        chosen = {t.name for t in self.tensors if any(fnmatchcase(t.name, pattern) for pattern in patterns)}
-        trained = tuple(tensor for tensor in self.tensors if tensor.name not in chosen)
+        chosen = [any(fnmatchcase(tensor.name, pattern) for pattern in patterns) for tensor in self.tensors]
+        pairs = list(zip(self.tensors, chosen, strict=True))
+        frozen, trained = (tuple(t for t, own in pairs if own is wanted) for wanted in (True, False))
         if not trained:
             raise CommandError(f"all parameters of {self.name} are frozen: nothing is left to train")
-        frozen = tuple(tensor for tensor in self.tensors if tensor.name in chosen)
         return replace(self, tensors=trained, frozen=(*self.frozen, *frozen))
 
 
@@ -92,9 +92,8 @@ def gpt2(hidden: int = 768, vocabulary: int = 50257, positions: int = 1024) -> N
     yield from weight_and_bias("transformer.ln_f", hidden)
 
 
-def llama(
-    hidden: int, inner: int, layers: int, keys: int = 1024, *, tied: bool = False, vocabulary: int = 128256
-) -> Named:
+def llama(hidden: int, inner: int, layers: int, keys: int = 1024, *, tied: bool = False) -> Named:
+    vocabulary = 128256
     yield "model.embed_tokens.weight", (vocabulary, hidden)
     for layer in range(layers):
         inside = f"model.layers.{layer}"
@@ -110,7 +109,8 @@ def llama(
         yield "lm_head.weight", (vocabulary, hidden)
 
 
-def bert(hidden: int = 1024, layers: int = 24) -> Named:
+def bert() -> Named:
+    hidden, layers = 1024, 24
     for name, rows in (("word", 30522), ("position", 512), ("token_type", 2)):
         yield f"embeddings.{name}_embeddings.weight", (rows, hidden)
     yield from weight_and_bias("embeddings.LayerNorm", hidden)

@@ -63,7 +63,7 @@ def setting_of(name: str, options: Iterable[Given] = ()) -> Setting:
     """
     name, options = resolve_optimizer(name), tuple(options)
     rule, own = rule_of(name), USUAL.get(name, {})
-    given = {o.name: o.value for o in options if o.owner == name or (not o.owner and applies(o, name))}
+    given = {option.name: option.value for option in options if applies(option, name)}
     variant = given.pop("variant", None)
     try:
         check_known(rule, given, option_names(rule))
@@ -193,10 +193,6 @@ def build_module(params: Mapping[str, Any]) -> Any:
 # ---- options
 
 
-def spell_option(option: Given) -> str:
-    return f"{option.owner.lower()}.{option.name}" if option.owner else option.name
-
-
 def resolve_owners(options: Iterable[Given]) -> tuple[Given, ...]:
     """Options with the names of their optimizers as they are spelt here."""
     return tuple(o._replace(owner=resolve_optimizer(o.owner)) if o.owner else o for o in options)
@@ -214,23 +210,18 @@ def check_used(options: Iterable[Given], settings: Mapping[str, Setting]) -> Non
 
 
 def applies(option: Given, name: str) -> bool:
-    """Whether an option for all concerns this optimizer: it is one of its rules'."""
-    return any(option.name in (*option_names(rule_of(rule)), "variant") for rule in rules_of(name))
+    """Whether an optimizer has an option for all, or one is for it alone."""
+    return option.owner == name if option.owner else option.name in options_of(name)
 
 
-def check_known_options(options: Iterable[Given], names: Sequence[str]) -> None:
-    """Say which option none of the optimizers has."""
+def options_of(name: str) -> list[str]:
+    """What an optimizer's rules have."""
+    return [option for rule in rules_of(name) for option in (*option_names(rule_of(rule)), "variant")]
+
+
+def check_rates_left_out(options: Iterable[Given]) -> None:
     for option in options:
-        if option.owner and option.owner not in names:
-            raise CommandError(
-                f"the option {spell_option(option)} is for {option.owner}, which is not among the optimizers: "
-                f"{', '.join(names)}"
-            )
         if option.name in LEARNING_RATES:
             raise CommandError(
-                f"nothing that is planned depends on the learning rate: leave out --option {spell_option(option)}"
+                f"nothing that is planned depends on the learning rate: leave out --option {option.spelt}"
             )
-        if not option.owner and not any(applies(option, name) for name in names):
-            known = {own for name in names for rule in rules_of(name) for own in option_names(rule_of(rule))}
-            hint = suggest(option.name, sorted(known))
-            raise CommandError(f"no optimizer here has an option {option.name!r}: {hint}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from thalweg.errors import CommandError
 from thalweg.explain import Explanation, explain_parameter
@@ -14,11 +15,14 @@ from thalweg.plan.items import DIVIDED_BY_TP, Place, item_of, tp_axis
 from thalweg.plan.memory import why_unfused
 from thalweg.plan.models import Model, Tensor
 from thalweg.plan.optimizers import (
+    USUAL,
     Assigned,
     Refused,
+    applies,
     assign,
-    check_known_options,
+    check_rates_left_out,
     check_used,
+    options_of,
     resolve_optimizer,
     resolve_owners,
     setting_of,
@@ -28,7 +32,7 @@ from thalweg.plan.shares import Share, unlike_shares
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
 from thalweg.rules.checks import check_choice
-from thalweg.show.arguments import Given, suggest
+from thalweg.show.arguments import Given, check_options, check_word
 from thalweg.show.registered import MIXTURES, is_mixture
 
 FRONT_ENDS = ("torch", "numpy", "optax")
@@ -52,7 +56,7 @@ class Cost:
     #: Seconds that moving takes at the plan's bandwidth, and products and messages at its rates where those are given.
     seconds: float
     #: The same for a step in which Kron does not refresh its factors.
-    seconds_between: float
+    seconds_without_refresh: float
     #: Whether parameters, gradients, frozen weights, state and peak fit the memory; None if there is none to fit, or
     #: no peak known.
     fits: bool | None
@@ -63,7 +67,7 @@ class Cost:
     @property
     def refreshes(self) -> bool:
         """Whether some steps cost more than others."""
-        return self.share.flops != self.share.flops_between
+        return self.share.product_flops != self.share.product_flops_without_refresh
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,36 @@ class Plan:
     memory: int | None
     #: Seconds of a forward and a backward pass.
     forward_backward: float | None = None
-    options: tuple[Given, ...] = field(default=())
+    options: tuple[Given, ...] = ()
     #: Optimizers that do not take this model, by name, and why.
     refused: Mapping[str, str] = field(default_factory=dict)
+
+    def seconds(self, moved: int, products: int, *messages: int) -> float:
+        """They take turns: a product waits for what is moved before it."""
+        seconds = moved / self.bandwidth + (products / self.flops if self.flops else 0.0)
+        return seconds + (max(messages) / self.bus if self.bus else 0.0)
+
+    def step_seconds(self, own: Share) -> float:
+        return self.seconds(own.moved_bytes, own.product_flops, own.sent_bytes, own.received_bytes)
+
+    def cost_of(self, name: str, assigned: Sequence[Assigned]) -> Cost:
+        shares = unlike_shares([setting for setting, _ in assigned], self.model.tensors, self.place, self.model.frozen)
+        share, busiest = max(shares, key=lambda own: own.total_bytes), max(shares, key=self.step_seconds)
+        return Cost(
+            optimizer=name,
+            assigned=tuple(assigned),
+            share=share,
+            seconds=self.step_seconds(share),
+            seconds_without_refresh=self.seconds(
+                share.moved_bytes_without_refresh,
+                share.product_flops_without_refresh,
+                share.sent_bytes_without_refresh,
+                share.received_bytes_without_refresh,
+            ),
+            fits=None if self.memory is None or share.peak_bytes is None else share.total_bytes <= self.memory,
+            busiest=busiest,
+            busiest_seconds=self.step_seconds(busiest),
+        )
 
     def by_rule(self, cost: Cost) -> dict[str, list[Tensor]]:
         """Which parameters an optimizer steps by which rule."""
@@ -91,11 +122,52 @@ class Plan:
             found.setdefault(type(setting.rule).__name__, []).append(tensor)
         return found
 
+    def plain(self, *, explain: bool = False) -> dict[str, Any]:
+        """Everything that a plan says, for JSON; with ``explain`` every parameter too."""
+        model, own = self.model, ("bandwidth", "flops", "bus", "forward_backward", "memory")
+        return {
+            "model": {
+                "name": model.name,
+                "about": model.about,
+                "parameters": model.parameters,
+                "tensors": len(model.tensors),
+                "dtypes": sorted({tensor.dtype for tensor in model.tensors}),
+                "frozen_parameters": sum(tensor.elements for tensor in model.frozen),
+                "frozen_tensors": len(model.frozen),
+                "frozen_dtypes": sorted({tensor.dtype for tensor in model.frozen}),
+            },
+            **asdict(self.place),
+            **{name: getattr(self, name) for name in own},
+            "optimizers": [self.plain_cost(cost, explain) for cost in self.costs],
+            "refused": dict(self.refused),
+        }
+
+    def plain_cost(self, cost: Cost, explain: bool) -> dict[str, Any]:
+        share, name = cost.share, cost.optimizer
+        asked = {option.name: option.value for option in self.options if applies(option, name)}
+        return {
+            "optimizer": name,
+            "rule": None if is_mixture(name) else name,
+            "rules": {
+                each: {"tensors": len(some), "parameters": sum(tensor.elements for tensor in some)}
+                for each, some in self.by_rule(cost).items()
+            },
+            "options": {**USUAL.get(name, {}), **asked},
+            **asdict(share),
+            "gradient_bytes": share.parameter_bytes,
+            "total_bytes": share.total_bytes if share.peak_bytes is not None else None,
+            "fits": cost.fits,
+            "seconds": cost.seconds,
+            "seconds_without_refresh": cost.seconds_without_refresh,
+            "busiest": {**asdict(cost.busiest), "seconds": cost.busiest_seconds},
+            **({"tensors": [asdict(row) for row in self.explain(name).rows]} if explain else {}),
+        }
+
     def explain(self, optimizer: str) -> Explanation:
         """Every parameter, as ``explain()`` of an optimizer lists them."""
-        name = resolve_optimizer(optimizer)
+        name, place = resolve_optimizer(optimizer), self.place
         known = next((cost.assigned for cost in self.costs if cost.optimizer == name), None)
-        place = self.place
+        assigned = known or assign(name, self.model, self.options)
         return Explanation(
             [
                 explain_parameter(
@@ -108,9 +180,7 @@ class Plan:
                     counter_bytes=COUNTERS[place.front_end],
                     is_hosted=place.offload_state and not (setting.rule.needs_whole and place.is_divided),
                 )
-                for t, (setting, lr) in zip(
-                    self.model.tensors, known or assign(name, self.model, self.options), strict=True
-                )
+                for t, (setting, lr) in zip(self.model.tensors, assigned, strict=True)
             ]
         )
 
@@ -167,7 +237,8 @@ def plan(
         if value is not None and not value > 0:
             raise CommandError(f"{what} must be above 0, got {value}")
     given = resolve_owners(options)
-    check_known_options(given, names)
+    check_rates_left_out(given)
+    check_options(given, {name: options_of(name) for name in names})
     check_used(given, {name: setting_of(name, given) for name in names if not is_mixture(name)})
     patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
     found = resolve(model, dtype, patterns)
@@ -176,7 +247,8 @@ def plan(
         raise CommandError(
             f"mesh dimension 'tp' divides nothing: no parameter of {found.name} is called {some} or the like"
         )
-    rate, costs, refused = bandwidth or BANDWIDTHS[place.device], [], {}
+    rate, refused = bandwidth or BANDWIDTHS[place.device], {}
+    empty, costs = Plan(found, place, (), rate, flops, bus, memory, forward_backward, given), []
     for name in names:
         try:
             assigned = assign(name, found, given)
@@ -184,50 +256,16 @@ def plan(
             refused[name] = str(reason)
             continue
         check_served(name, assigned, found, place)
-        costs.append(cost_of(name, assigned, found, place, rate, flops, bus, memory))
+        costs.append(empty.cost_of(name, assigned))
     if not costs:
         raise CommandError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
-    return Plan(found, place, tuple(costs), rate, flops, bus, memory, forward_backward, given, refused)
-
-
-def cost_of(
-    name: str,
-    assigned: Sequence[Assigned],
-    model: Model,
-    place: Place,
-    rate: float,
-    flops: float | None,
-    bus: float | None,
-    memory: int | None,
-) -> Cost:
-    shares = unlike_shares([setting for setting, _ in assigned], model.tensors, place, model.frozen)
-    share = max(shares, key=lambda own: own.total_bytes)
-
-    def seconds(moved: int, products: int, *messages: int) -> float:
-        # they take turns: a product waits for what is moved before it
-        return moved / rate + (products / flops if flops else 0.0) + (max(messages) / bus if bus else 0.0)
-
-    def whole_step(own: Share) -> float:
-        return seconds(own.moved_bytes, own.flops, own.sent_bytes, own.received_bytes)
-
-    known, busiest = memory is not None and share.peak_bytes is not None, max(shares, key=whole_step)
-    return Cost(
-        optimizer=name,
-        assigned=tuple(assigned),
-        share=share,
-        seconds=whole_step(share),
-        seconds_between=seconds(share.moved_between, share.flops_between, share.sent_between, share.received_between),
-        fits=share.total_bytes <= memory if known and memory is not None else None,
-        busiest=busiest,
-        busiest_seconds=whole_step(busiest),
-    )
+    return replace(empty, costs=tuple(costs), refused=refused)
 
 
 def read_mesh(mesh: Mapping[str, int], world: int) -> tuple[int, str]:
     """The number of ranks of a mesh, and its layout."""
     for name, size in mesh.items():
-        if name not in MESH:
-            raise CommandError(f"there is no mesh dimension {name!r}: {suggest(name, MESH)}")
+        check_word("mesh dimension", name, MESH)
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise CommandError(f"mesh dimension {name!r} must have at least one rank, got {size!r}")
     ranks = math.prod(mesh.values())
@@ -262,11 +300,6 @@ def check_place(place: Place) -> None:
         )
     if place.engine == "fused" and place.device == "cpu" and (reason := reason_missing()) is not None:
         raise CommandError(f"engine 'fused' cannot run: {reason}; use 'auto', which takes the fastest that can run")
-
-
-def check_word(what: str, word: str, known: Sequence[str]) -> None:
-    if word not in known:
-        raise CommandError(f"there is no {what} {word!r}: {suggest(word, known)}")
 
 
 def check_served(name: str, assigned: Sequence[Assigned], model: Model, place: Place) -> None:

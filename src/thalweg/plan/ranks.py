@@ -43,18 +43,21 @@ def reason_against_part(item: Item, device: str) -> str:
     return reason_against(item.setting, item.shape, tuple(dict.fromkeys(cut.axis for cut in item.cuts)) or DIVIDED)
 
 
-def is_launched(item: Item, device: str, engine: str) -> bool:
-    """Whether kernels for GPUs step a part by themselves, or whiten the whole for its owner."""
-    if device != "cuda" or engine not in ("auto", "fused") or is_stack(item):
+def has_kernels(item: Item, place: Place) -> bool:
+    """Whether kernels for GPUs serve a part of a parameter, or the whole for its owner."""
+    if place.device != "cuda" or place.engine not in ("auto", "fused"):
         return False
-    return not (why_unfused(item.whole_item(), device) or reason_against_part(item, device))
+    return not (why_unfused(item.whole_item(), place.device) or reason_against_part(item, place.device))
+
+
+def is_launched(item: Item, place: Place) -> bool:
+    """Whether kernels for GPUs step a part by themselves, or whiten the whole for its owner."""
+    return not is_stack(item) and has_kernels(item, place)
 
 
 def is_parted(item: Item, place: Place) -> bool:
     """Whether kernels for GPUs step a part before and after its owner."""
-    if place.device != "cuda" or place.engine not in ("auto", "fused") or not (item.is_sharded and is_stack(item)):
-        return False
-    return not (why_unfused(item.whole_item(), place.device) or reason_against_part(item, place.device))
+    return item.is_sharded and is_stack(item) and has_kernels(item, place)
 
 
 def is_stack(item: Item) -> bool:
@@ -98,9 +101,8 @@ def rounds_of_program(item: Item) -> Iterator[list[Figures]]:
     order = order_for(rule, item.setting.rule, tuple(rule.entries(item.shape)), item.shape, with_lr=True)
     for _, reductions in order.rounds:
         if reductions:
-            yield [
-                figures_of(item, kind_of(value), held_shape(item, value.args[0]), value.axes) for value in reductions
-            ]
+            kinds = {"amax": "max"}
+            yield [figures_of(item, kinds.get(v.op, "sum"), held_shape(item, v.args[0]), v.axes) for v in reductions]
     finite = order.program.finite
     if item.setting.handling.on_nonfinite != "propagate" and isinstance(finite, Value) and finite.extent:
         yield [figures_of(item, "sum", held_shape(item, finite), None)]
@@ -114,10 +116,6 @@ def rounds_of_guards(item: Item) -> Iterator[list[Figures]]:
         checked += ["p", *narrow]
     for _ in checked:
         yield [figures_of(item, "max", item.tensor.shape, None)]
-
-
-def kind_of(value: Value) -> str:
-    return "max" if value.op == "amax" else "sum"
 
 
 def held_shape(item: Item, value: Value) -> Shape:
@@ -165,7 +163,7 @@ def ring(total: int, world: int) -> int:
 
 def kernel_peak(items: Sequence[Item], sums: Iterable[int]) -> int:
     """Bytes at the peak where kernels for GPUs step parts in place: what they keep, and the largest message."""
-    buckets = sort_items(items, lambda item: (item.kind, item.mesh))
+    buckets = sort_items(items, lambda item: (item.kind, item.cuts and (item.cuts, len(item.shape))))
     return gpu_scratch(buckets) + max([joint_bytes(buckets), *map(aligned, sums)])
 
 
@@ -211,8 +209,8 @@ def entries_held(item: Item) -> dict[str, Kept]:
     for key in item.keys(Factor) if item.is_sharded else ():
         shape, dtype = entries[key]
         rows = shape[0]
-        for _, ranks, seat in item.cuts:
-            rows = shard(rows, ranks, seat)
+        for cut in reversed(item.cuts):
+            rows = shard(rows, cut.ranks, cut.seat)
         entries[key] = (rows, *shape[1:]), dtype
     return entries
 
@@ -307,7 +305,7 @@ def numbers_sent(item: Item, size: int) -> tuple[int, int]:
     """How many numbers of a message this rank's part of a tensor takes, and the parts of all ranks."""
     if item.codes is None:
         return item.tensor.elements, math.prod(item.shape)
-    sizes = part_sizes(item.shape, tuple((cut.axis, cut.ranks) for cut in reversed(item.cuts)))
+    sizes = part_sizes(item.shape, tuple((cut.axis, cut.ranks) for cut in item.cuts))
     return coded_numbers(item.tensor.elements, size), sum(coded_numbers(n, size) * many for n, many in sizes.items())
 
 

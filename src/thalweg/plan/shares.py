@@ -14,11 +14,10 @@ from typing import Any
 from thalweg.arrays import Shape
 from thalweg.kernels.staging import SLOTS, staged, together
 from thalweg.plan import costs
-from thalweg.plan.items import Item, Place, axes_cut, item_of, local, sort_items
+from thalweg.plan.items import Item, Place, cuts_of, item_of, local, sort_items
 from thalweg.plan.memory import Peak, measure_item, numpy_peak, torch_peak
 from thalweg.plan.models import Tensor
 from thalweg.plan.ranks import (
-    OwnerPeak,
     Traffic,
     bytes_of_owner,
     choose_owners,
@@ -54,19 +53,19 @@ class Share:
     peak_is_bound: bool
     moved_bytes: int
     #: The same for a step in which Kron does not refresh its factors; and so below.
-    moved_between: int
-    flops: int
-    flops_between: int
+    moved_bytes_without_refresh: int
+    product_flops: int
+    product_flops_without_refresh: int
     sent_bytes: int
-    sent_between: int
+    sent_bytes_without_refresh: int
     received_bytes: int
-    received_between: int
+    received_bytes_without_refresh: int
     #: Messages to other ranks, each of them one collective.
     collectives: int
     #: Of the peak, messages between owners and other ranks.
     slot_bytes: int = 0
     #: Tensors on which replicas divide the work.
-    divided: int = 0
+    divided_tensors: int = 0
     #: Of weights that are not trained.
     frozen_bytes: int = 0
 
@@ -75,13 +74,6 @@ class Share:
         """Parameters, gradients, frozen weights, state that is not on the host, and what a step needs besides."""
         state = self.state_bytes - self.host_bytes
         return 2 * self.parameter_bytes + self.frozen_bytes + state + (self.peak_bytes or 0)
-
-
-def largest_share(
-    settings: Sequence[Setting], tensors: Sequence[Tensor], place: Place, frozen: Sequence[Tensor] = ()
-) -> Share:
-    """The share of the rank that needs most memory. settings: of each tensor. frozen: weights that are not trained."""
-    return max(unlike_shares(settings, tensors, place, frozen), key=lambda own: own.total_bytes)
 
 
 def unlike_shares(
@@ -99,7 +91,7 @@ def unlike_shares(
                 for part in range(place.shards // item.shards if item.is_sharded else 1):
                     if item.owner is not None:
                         owned[first + item.owner + part].append(item.shape)
-        alike = {(tensor.shape, *axes_cut(tensor, place).items()): tensor for tensor in (*tensors, *frozen)}
+        alike = {(tensor.shape, cuts_of(tensor, place)): tensor for tensor in (*tensors, *frozen)}
         unlike: dict[Any, int] = {}
         # replicas that divide nothing are alike
         for rank in range(place.world if any(item.replicas > 1 for item in items) else place.shards):
@@ -115,13 +107,12 @@ def share_of(
     """The share of one rank. settings: of each tensor."""
     world = place.shards
     items = [item_of(tensor, own, place, rank) for tensor, own in zip(tensors, settings, strict=True)]
-    if world > 1 or place.replicas > 1:
-        items = [
-            replace(item, by_kernels=is_launched(item, place.device, place.engine))
-            if world > 1 or item.replicas > 1
-            else replace(item, owner=None)
-            for item in choose_owners(items, place, rank)
-        ]
+    items = [
+        replace(item, by_kernels=is_launched(item, place))
+        if world > 1 or item.replicas > 1
+        else replace(item, owner=None)
+        for item in choose_owners(items, place, rank)
+    ]
     are_whole = [item.rule.needs_whole and (item.owner is not None or (world > 1 and not item.shape)) for item in items]
     whole, elementwise = ([i for i, own in zip(items, are_whole, strict=True) if own is ok] for ok in (True, False))
     mine = [item.whole_item() for item in whole if item.owner in (rank, None)]
@@ -161,17 +152,17 @@ def share_of(
         peak_bytes=None if peak.bytes is None else peak.bytes + room_for(hosted),
         peak_is_bound=peak.is_bound,
         moved_bytes=moved(True),
-        moved_between=moved(False),
-        flops=products(True),
-        flops_between=products(False),
+        moved_bytes_without_refresh=moved(False),
+        product_flops=products(True),
+        product_flops_without_refresh=products(False),
         sent_bytes=refreshing.sent,
-        sent_between=between.sent,
+        sent_bytes_without_refresh=between.sent,
         received_bytes=refreshing.received,
-        received_between=between.received,
+        received_bytes_without_refresh=between.received,
         collectives=len(sums) + sum(collectives_of(team, world, rank) for team in teams_of(whole)),
         slot_bytes=peak.slots,
-        divided=sum(item.replicas > 1 for item in whole),
-        frozen_bytes=costs.frozen_bytes(not_trained),
+        divided_tensors=sum(item.replicas > 1 for item in whole),
+        frozen_bytes=sum(map(costs.parameter_bytes, not_trained)),
     )
 
 
@@ -198,7 +189,7 @@ def peak_of_parts(
     # where lists are sharded, they are not cut, and all of them wait for sums in the middle of their arithmetic
     peak = (kernel_peak(launched, sums.values()) if launched else 0) + sum(measure_item(item).peak for item in in_lists)
     used = " + ".join(sorted(engines_of((*elementwise, *whole), place)))
-    own = owner_peak(whole, place.shards, rank) if whole else OwnerPeak(0, 0)
+    own = owner_peak(whole, place.shards, rank)
     return Peak(peak + own.bytes, used, bool(in_lists or whole), own.slots)
 
 

@@ -8,6 +8,7 @@ code, kernels and weights from elsewhere is left out before transformers sees it
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from thalweg.plan.factories import build_model, of_torch
 from thalweg.plan.models import BUILTIN, Model, Tensor, builtin, spell_builtin
 from thalweg.show.arguments import check_file, list_dtypes, parse_dtype, suggest
 from thalweg.show.modules import describe_error
+from thalweg.show.units import count_words
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 #: A model's name on a hub: its owner's name and its own.
@@ -64,10 +66,9 @@ def read_model(text: str) -> Model:
     if path.suffix or len(path.parts) > 1:
         raise CommandError(f"there is no file or folder {text}")
     hint = suggest(text, BUILTIN)
-    stop = "" if hint.endswith("?") else "."
     raise CommandError(
-        f"there is no model {text!r}: {hint}{stop} MODEL may also be a .safetensors file, a folder of them, a "
-        "config.json, a JSON of shapes, or module:factory"
+        f"there is no model {text!r}: {hint}{'' if hint.endswith('?') else '.'} MODEL may also be a .safetensors file, "
+        "a folder of them, a config.json, a JSON of shapes, or module:factory"
     )
 
 
@@ -93,7 +94,9 @@ def explain_hubs(text: str) -> str:
 
 
 def in_folder(folder: Path) -> Model:
-    if files := files_in(folder):
+    """The safetensors files that its index names, or all there are; or else its configuration."""
+    indexes = sorted(folder.glob("*.safetensors.index.json"))
+    if files := list(files_in_index(indexes[0])) if indexes else sorted(folder.glob("*.safetensors")):
         return read_safetensors(files, str(folder))
     if (folder / "config.json").is_file():
         return in_file(folder / "config.json")
@@ -152,12 +155,10 @@ def from_entry(path: Path, name: str, entry: Any) -> Tensor:
 
 def is_shape(shape: Any) -> TypeGuard[list[int]]:
     """Whether it is a list of sizes that a tensor can have."""
-    is_list = isinstance(shape, list) and len(shape) <= MOST_AXES
-    return is_list and all(map(is_size, shape)) and math.prod(shape) < MOST_ELEMENTS
-
-
-def is_size(n: Any) -> bool:
-    return isinstance(n, int) and not isinstance(n, bool) and 0 <= n < MOST_ELEMENTS
+    if not isinstance(shape, list) or len(shape) > MOST_AXES:
+        return False
+    are_sizes = all(type(n) is int and 0 <= n < MOST_ELEMENTS for n in shape)  # True is no size
+    return are_sizes and math.prod(shape) < MOST_ELEMENTS
 
 
 # ---- safetensors
@@ -166,12 +167,6 @@ def is_size(n: Any) -> bool:
 COUNTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
 #: Floating point that models carry along and do not train.
 BUFFERS = re.compile(r"(^|\.)(running_mean|running_var|inv_freq|masked_bias|position_ids)$|(^|\.)h\.\d+\.attn\.bias$")
-
-
-def files_in(folder: Path) -> list[Path]:
-    """The safetensors files of a model in a folder: those its index names, or all there are."""
-    indexes = sorted(folder.glob("*.safetensors.index.json"))
-    return list(files_in_index(indexes[0])) if indexes else sorted(folder.glob("*.safetensors"))
 
 
 def files_in_index(index: Path) -> Iterator[Path]:
@@ -201,11 +196,9 @@ def read_safetensors(files: list[Path], name: str) -> Model:
             found[key] = Tensor(key, shape, spelt_dtype(kind))
     if not found:
         raise CommandError(f"{name}: it has no floating-point tensor")
-    about = f"{len(files)} safetensors file{'s' * (len(files) > 1)}"
+    about = count_words(len(files), "safetensors file")
     if left_out:
-        about += (
-            f", {left_out} tensor{'s' * (left_out > 1)} that {'are' if left_out > 1 else 'is'} no parameter left out"
-        )
+        about += f", {count_words(left_out, 'tensor that is', 'tensors that are')} no parameter left out"
     return Model(name, about, tuple(found.values()))
 
 
@@ -318,7 +311,8 @@ def from_config(transformers: Any, config: Any, content: Mapping[str, Any], dtyp
     asked = content.get("architectures")
     for architecture in asked if isinstance(asked, list) else ():
         found: Any = getattr(transformers, architecture, None) if isinstance(architecture, str) else None
-        if not is_class_of(found, transformers.PreTrainedModel):
+        is_model = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
+        if not is_model:
             continue
         own = config if isinstance(config, found.config_class) else config.get_text_config()
         if isinstance(own, found.config_class):
@@ -326,10 +320,6 @@ def from_config(transformers: Any, config: Any, content: Mapping[str, Any], dtyp
     causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
     return auto.from_config(config, dtype=dtype, attn_implementation="eager", trust_remote_code=False)
-
-
-def is_class_of(found: Any, base: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, base)
 
 
 def without_elsewhere(content: Mapping[str, Any]) -> dict[str, Any]:

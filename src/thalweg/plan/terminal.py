@@ -56,12 +56,16 @@ def table_of(found: Plan) -> Table:
         "optimizer": lambda cost: Text(cost.optimizer, style=colour_of(cost.optimizer)),
         "state": lambda cost: human_bytes(cost.share.state_bytes),
         **({"on host": lambda cost: human_bytes(cost.share.host_bytes)} if found.place.offload_state else {}),
-        "peak": peak,
-        "all together": total,
+        "peak": lambda cost: peak_of(cost.share),
+        "all together": lambda cost: human_bytes(cost.share.total_bytes) + "+" * (cost.share.peak_bytes is None),
         **({"fits": lambda cost: fitting(found, cost)} if found.memory is not None else {}),
         "moved": lambda cost: human_bytes(cost.share.moved_bytes),
         "time": lambda cost: human_seconds(cost.seconds),
-        **({"products": lambda cost: human_flops(cost.share.flops) if cost.share.flops else "-"} if several else {}),
+        **(
+            {"products": lambda cost: human_flops(cost.share.product_flops) if cost.share.product_flops else "-"}
+            if several
+            else {}
+        ),
         **({"sent": lambda cost: human_bytes(cost.share.sent_bytes)} if found.place.world > 1 else {}),
         "engine": lambda cost: cost.share.engine,
     }
@@ -73,25 +77,10 @@ def table_of(found: Plan) -> Table:
     return table
 
 
-def peak(cost: Cost) -> str:
-    return peak_of(cost.share)
-
-
 def peak_of(share: Share) -> str:
     if share.peak_bytes is None:
         return "XLA decides"
     return ("≤ " if share.peak_is_bound else "") + human_bytes(share.peak_bytes)
-
-
-def share_of_step(found: Plan, cost: Cost) -> str:
-    if not found.forward_backward:
-        return ""
-    return f", {cost.busiest_seconds / (found.forward_backward + cost.busiest_seconds):.1%} of a step"
-
-
-def total(cost: Cost) -> str:
-    more = "+" if cost.share.peak_bytes is None else ""
-    return human_bytes(cost.share.total_bytes) + more
 
 
 def fitting(found: Plan, cost: Cost) -> Text:
@@ -125,28 +114,30 @@ def notes(found: Plan) -> Iterator[str]:
     for cost in found.costs:
         if cost.refreshes:
             share = cost.share
-            without = f"{human_bytes(share.moved_between)}, {human_flops(share.flops_between)}"
+            without = human_bytes(share.moved_bytes_without_refresh)
+            without += f", {human_flops(share.product_flops_without_refresh)}"
             if share.sent_bytes:
-                without += f", {human_bytes(share.sent_between)} sent"
+                without += f", {human_bytes(share.sent_bytes_without_refresh)} sent"
             yield (
                 f"{cost.optimizer}: a step that refreshes its factors. One that does not: {without}, "
-                f"{human_seconds(cost.seconds_between)}."
+                f"{human_seconds(cost.seconds_without_refresh)}."
             )
-        if cost.share.flops and not found.flops:
+        if cost.share.product_flops and not found.flops:
             cores = place.device == "cuda" and "fused" in cost.share.engine
             rate = "on tensor cores, such as --flops 300TFLOPS" if cores else "in float32, such as --flops 60TFLOPS"
             yield f"{cost.optimizer}: the time of its products is not counted; set their rate {rate}."
     for cost in found.costs:
-        busy = cost.busiest
-        if place.replicas > 1 and busy.flops:
-            yield f"{cost.optimizer}: replicas divide the work on {busy.divided} tensors."
-        if place.world > 1 and busy.flops:
+        busy, took, around = cost.busiest, cost.busiest_seconds, found.forward_backward
+        part = f", {took / (around + took):.1%} of a step" if around else ""
+        if place.replicas > 1 and busy.product_flops:
+            yield f"{cost.optimizer}: replicas divide the work on {busy.divided_tensors} tensors."
+        if place.world > 1 and busy.product_flops:
             yield (
-                f"{cost.optimizer}: the busiest rank, {busy.rank}, computes {human_flops(busy.flops)}, receives "
-                f"{human_bytes(busy.received_bytes)} and sends {human_bytes(busy.sent_bytes)} in {busy.collectives} "
-                f"collectives, keeps {human_bytes(busy.state_bytes)} of state, needs {peak_of(busy)} in a step, "
-                f"{human_bytes(busy.slot_bytes)} of it for messages, and takes {human_seconds(cost.busiest_seconds)}"
-                f"{share_of_step(found, cost)}."
+                f"{cost.optimizer}: the busiest rank, {busy.rank}, computes {human_flops(busy.product_flops)}, "
+                f"receives {human_bytes(busy.received_bytes)} and sends {human_bytes(busy.sent_bytes)} in "
+                f"{busy.collectives} collectives, keeps {human_bytes(busy.state_bytes)} of state, needs "
+                f"{peak_of(busy)} in a step, {human_bytes(busy.slot_bytes)} of it for messages, and takes "
+                f"{human_seconds(took)}{part}."
             )
     for cost in found.costs:
         if is_mixture(cost.optimizer):

@@ -10,25 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.errors import CommandError, OptimError, OptionError
+from thalweg.errors import CommandError, OptionError
 from thalweg.numpy.arrays import checked_pair, pairs
 from thalweg.race.contestants import Contestant
 from thalweg.race.rivals import WANTED
-from thalweg.race.task import Array, Schedule
+from thalweg.race.task import Array, Schedule, blame
 from thalweg.show import registered
-from thalweg.show.modules import describe_failure
 
 
-@contextmanager
-def blame(contestant: Contestant, task: str, what: str) -> Iterator[None]:
-    """Say in one sentence what an optimizer that is not ours raises, with its name and its task."""
-    try:
-        yield
-    except CommandError:
-        raise
-    except Exception as error:
-        who = contestant.name if contestant.name == contestant.rule else f"{contestant.name} ({contestant.rule})"
-        raise CommandError(f"task {task!r}, {who}: {what} failed{describe_failure(error)}") from error
+def name_in(task: str, contestant: Contestant) -> str:
+    """Who is to blame, and where."""
+    who = contestant.name if contestant.name == contestant.rule else f"{contestant.name} ({contestant.rule})"
+    return f"task {task!r}, {who}"
 
 
 @contextmanager
@@ -54,20 +47,18 @@ def make_for_model(contestant: Contestant, model: Any, lr: float, engine: str, t
         engines = {"engine": engine} if "engine" in inspect.signature(contestant.make).parameters else {}
         call = f"{contestant.name}(model, lr={lr:g})"
         return make_foreign(contestant, model, lr, task, call, ": it must return an optimizer of torch", **engines)
-    try:
+    with blame(name_in(task, contestant), "making it"):
         if contestant.kind == "mixture":
             make = registered.torch_mixture(contestant.rule)
             return make(model, lr, engine=engine, **{"adamw_lr": lr, **contestant.options})
-        kind = registered.torch_optimizer(contestant.rule)
+        kind = registered.optimizer_of("torch", contestant.rule)
         return kind(model.named_parameters(), lr=lr, engine=engine, **contestant.options)
-    except ValueError as error:  # ours, and that of torch for a model without parameters
-        raise CommandError(f"task {task!r}, {contestant.name}: {error}") from None
 
 
 def make_foreign(contestant: Contestant, params: Any, lr: float, task: str, call: str, wanted: str, **more: Any) -> Any:
     """An optimizer of torch that is not ours, for tensors or for a model. call: as it is written in an error."""
     torch: Any = importlib.import_module("torch")
-    with blame(contestant, task, call):
+    with blame(name_in(task, contestant), call):
         made = contestant.make(params, lr=lr, **more, **contestant.options)  # type: ignore[misc]
     if not isinstance(made, torch.optim.Optimizer):
         raise CommandError(f"{contestant.rule} returned a {type(made).__name__}{wanted}")
@@ -94,10 +85,8 @@ def make_for_arrays(
             f"task {task!r} is plain numpy, and {contestant.name} needs a model of torch, whose modules tell "
             "parameters apart: race it on text, on fashion, or on a ModelTask of your own"
         )
-    try:
-        return registered.numpy_optimizer(contestant.rule)(lr=schedule, engine=engine, **contestant.options)
-    except OptimError as error:
-        raise CommandError(f"task {task!r}, {contestant.name}: {error}") from None
+    with blame(name_in(task, contestant), "making it"):
+        return registered.optimizer_of("numpy", contestant.rule)(lr=schedule, engine=engine, **contestant.options)
 
 
 def write_call(rival: Contestant, rate: str) -> str:
@@ -145,7 +134,7 @@ class ByTorch:
         for name, weights, gradient in pairs(params, grads):
             _, gradient = checked_pair(name, weights, gradient, None)
             self.tensors[str(name)].grad = self.tensor(np.array(gradient, weights.dtype, order="C"))
-        with blame(self.rival, self.task, "step()"):
+        with blame(name_in(self.task, self.rival), "step()"):
             self.optimizer.step()
         for name, p in self.tensors.items():
             result = p.detach()
@@ -166,7 +155,7 @@ class ByOptax:
         self.jax: Any = importlib.import_module("jax")
         self.rival, self.task = rival, task
         self.double = any(p.dtype == np.float64 for p in params.values())
-        with self.precision(), blame(rival, task, write_call(rival, f"learning_rate={schedule.lr:g}")):
+        with self.precision(), blame(name_in(task, rival), write_call(rival, f"learning_rate={schedule.lr:g}")):
             # optax counts from 0
             made = rival.make(  # type: ignore[misc]
                 learning_rate=lambda count: schedule(count + 1), **rival.options
@@ -174,12 +163,12 @@ class ByOptax:
         if not callable(getattr(made, "init", None)) or not callable(getattr(made, "update", None)):
             raise CommandError(f"{rival.rule} returned a {type(made).__name__}, not an optimizer: {WANTED}")
         self.update = self.jax.jit(made.update)
-        with self.precision(), blame(rival, task, "init()"):
+        with self.precision(), blame(name_in(task, rival), "init()"):
             self.kept = made.init(dict(params))
         # compiled now, off the clock; a second time for states that change their types in the first step
         nothing, kept = {name: np.zeros_like(p) for name, p in params.items()}, self.kept
         for _ in range(2):
-            with self.precision(), blame(rival, task, "update()"):
+            with self.precision(), blame(name_in(task, rival), "update()"):
                 _, kept = self.update(nothing, kept, dict(params))
 
     @contextmanager
@@ -200,7 +189,7 @@ class ByOptax:
                 f"task {self.task!r}, {self.rival.name}: optax needs a gradient for every "
                 f"parameter, and {missing} has none"
             )
-        with self.precision(), blame(self.rival, self.task, "update()"):
+        with self.precision(), blame(name_in(self.task, self.rival), "update()"):
             gradients = {name: known[name].astype(p.dtype, copy=False) for name, p in params.items()}
             updates, self.kept = self.update(gradients, self.kept, dict(params))
             for name, p in params.items():

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from thalweg.errors import CommandError, OptimError
+from thalweg.errors import CommandError
 from thalweg.race.adapters import make_for_arrays, put_averages
 from thalweg.race.contestants import Contestant
 from thalweg.race.task import Array, Measure, Run, Task, Training, read_measure, relative
@@ -35,12 +35,7 @@ class ArrayTask(Task):
     #: Batches, endlessly, for a seed and a batch size; None: there are none, and ``gradients`` gets None.
     batches: Callable[[int, Any], Iterator[Any]] | None = None
 
-    functions: ClassVar[tuple[str, ...]] = ("init", "gradients", "evaluate")
-
-    def check(self) -> None:
-        super().check()
-        if self.batches is not None and not callable(self.batches):
-            raise self.error(f"batches must be a function or None, got {self.batches!r}")
+    functions: ClassVar[tuple[str, ...]] = ("init", "gradients", "evaluate", "batches")
 
     def start(self, contestant: Contestant, run: Run) -> Training:
         if run.device != "cpu":
@@ -66,12 +61,7 @@ class ArrayTraining(Training):
         # a rate that is too large is part of any sweep: its overflows are recorded, not warned of
         with np.errstate(all="ignore"):
             gradients = self.task.call("gradients", self.task.gradients, self.params, batch)
-            try:
-                self.optimizer.step(self.params, gradients)
-            except CommandError:
-                raise
-            except OptimError as error:
-                raise self.task.error(f"{error}") from None
+            self.task.call("step()", self.optimizer.step, self.params, gradients)
 
     def measure(self) -> Measure:
         with np.errstate(all="ignore"), put_averages(self.optimizer, self.params):

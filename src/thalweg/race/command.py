@@ -15,7 +15,7 @@ from typing import Any
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS, MIXTURES, enter
 from thalweg.show.arguments import choose_names, parse_counts, parse_option, split_words
-from thalweg.show.choices import complete_options, complete_words
+from thalweg.show.choices import complete_list, complete_option
 from thalweg.show.console import aside, console
 from thalweg.show.extras import extra, need
 from thalweg.show.registered import OWN
@@ -38,20 +38,12 @@ def complete_task(ctx: Any, param: Any, incomplete: str) -> list[str]:
     return [name for name in TASKS if name.startswith(incomplete)]
 
 
-def complete_optimizers(ctx: Any, param: Any, incomplete: str) -> list[str]:
-    return complete_words([*CONTESTANTS, *MIXTURES], incomplete)
-
-
-def complete_option(ctx: Any, param: Any, incomplete: str) -> list[str]:
-    return complete_options({who.name: who.rule for who in CONTESTANTS.values()}, incomplete)
-
-
 @click.command("race")
 @click.argument("task", default="digits", shell_complete=complete_task)
 @click.option(
     "--optimizers",
     metavar="LIST",
-    shell_complete=complete_optimizers,
+    shell_complete=complete_list([*CONTESTANTS, *MIXTURES]),
     help="Race only these, separated by commas: rules, muon_adamw, kron_adamw, or your own as module:MyRule or "
     "module:function, which makes an optimizer for a model.",
 )

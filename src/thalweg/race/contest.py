@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,12 @@ from thalweg.race.contestants import (
 from thalweg.race.programme import Course, Programme, make_course, prepare
 from thalweg.race.records import Book, Damage
 from thalweg.race.rivals import enter_rival, list_rivals
-from thalweg.race.run import Progress, Record, Result, execute
+from thalweg.race.run import Record, Result, Watch, execute
 from thalweg.race.summary import Summary, summarize
 from thalweg.race.sweep import Plan, plan
 from thalweg.race.task import Run, Task, check_names, check_rates
 from thalweg.race.tasks import resolve
+from thalweg.show.arguments import Given
 from thalweg.show.devices import Device, machine, versions
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Race:
 
     def run(
         self,
-        on_measure: Callable[[Progress], None] = lambda progress: None,
+        on_measure: Watch = lambda run, step, loss: None,
         on_run: Callable[[Run], None] = lambda run: None,
         workers: Workers | None = None,
     ) -> Outcome:
@@ -95,7 +96,7 @@ class Race:
                 finished = self.run_course(course, on_measure) if workers is None else workers.run(course, self.records)
                 for run, result in finished:
                     if workers is not None:
-                        on_measure(Progress(run, run.steps, result.loss[-1]))
+                        on_measure(run, run.steps, result.loss[-1])
                     self.book.add(Record(run, result, where(self.contestants[run.contestant], run.device)))
                     if not saved:
                         self.save_programme()
@@ -103,20 +104,16 @@ class Race:
                     on_run(run)
         return Outcome(self.programme, self.records, summarize(self.programme, self.records))
 
-    def run_course(self, course: Course, on_measure: Callable[[Progress], None]) -> Iterator[tuple[Run, Result]]:
+    def run_course(self, course: Course, on_measure: Watch) -> Iterator[tuple[Run, Result]]:
         """The runs that a course waits for, each as soon as it is finished: what waits next depends on its record."""
         while (now := plan(course, self.records)).waiting:
             run = now.waiting[0]
-            yield run, self.execute(run, on_measure, now.sweeps[run.contestant].hopeless)
+            yield run, self.execute(run, on_measure=on_measure, hopeless=now.sweeps[run.contestant].hopeless)
 
-    def execute(
-        self,
-        run: Run,
-        on_measure: Callable[[Progress], None] = lambda progress: None,
-        hopeless: Callable[[Run, int, float | None], bool] = lambda run, step, loss: False,
-    ) -> Result:
+    def execute(self, run: Run, **watch: Watch) -> Result:
+        """watch: ``on_measure`` and ``hopeless`` of ``run.execute``."""
         task = self.tasks[run.task]
-        return execute(task, prepare(task, self.contestants[run.contestant]), run, on_measure, hopeless)
+        return execute(task, prepare(task, self.contestants[run.contestant]), run, **watch)
 
     def rehearse(self) -> None:
         """Take one step with every optimizer that has options or an engine of the user's or is not a rule: it may fail.
@@ -179,36 +176,27 @@ def race(
     entrants = [*ours, *map(enter_rival, list_rivals(against, [each.name for each in ours]))]
     options, rates = split_rates(options or {}, rates or {})
     for given in (rates, more_rates or {}):
-        check_owners(given, entrants, "rates")
+        check_owners([Given(owner, "lr", lr) for owner, lr in given.items() if owner], entrants)
         check_rates(given)
     contestants = give_options(entrants, options)
-    for what, count in (("steps", steps), ("seeds", seeds), *(("batch_sizes", size) for size in batch_sizes or ())):
-        if count is not None and count < 1:
-            raise CommandError(f"{what} must be whole numbers from 1 on, got {count}")
+    for size in batch_sizes or ():
+        if size < 1:
+            raise CommandError(f"batch_sizes must be whole numbers from 1 on, got {size}")
     if beyond is not None and beyond < 0:
         raise CommandError(f"beyond must be a whole number from 0 on, got {beyond}")
-    tasks = [task] if isinstance(task, Task) else resolve(task, None if data is None else Path(data), device)
-    courses = []
+    instead = {"steps": steps, "seeds": seeds, "widen": beyond, "halving": False if full else None}
+    changes: dict[str, Any] = {name: value for name, value in instead.items() if value is not None}
+    known = [task] if isinstance(task, Task) else resolve(task, None if data is None else Path(data), device)
+    tasks, courses = [replace(each, **changes) for each in known], []
     for each in tasks:
         each.check()
         if batch_sizes and each.batch_size is None:
             raise CommandError(f"task {each.name!r} has no batches: leave out --batch")
         sizes: Sequence[int | None] = batch_sizes or [each.batch_size]
-        for size in sizes:
-            made = make_course(
-                each,
-                size,
-                contestants,
-                steps=steps,
-                seeds=seeds,
-                rates=rates,
-                more_rates=more_rates or {},
-                beyond=beyond,
-                full=full,
-                engine=engine,
-                device=device,
-            )
-            courses.append(made)
+        courses += [
+            make_course(each, size, contestants, rates, more_rates or {}, engine=engine, device=device)
+            for size in sizes
+        ]
     programme = Programme(
         title=tasks[0].title or tasks[0].name if len(tasks) == 1 else "Down the valley",
         command=command,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from thalweg.errors import CommandError, OptionError
 from thalweg.given import check_known
 from thalweg.rules import RULES
 from thalweg.settings import Settings, defaults, option_names
-from thalweg.show.arguments import suggest
+from thalweg.show.arguments import Given, check_options, check_word, suggest
 from thalweg.show.modules import digest_source
 from thalweg.show.registered import MIXTURES as PACKAGED_MIXTURES
 from thalweg.show.registered import OWN, OWN_MIXTURES, ByRule, name_rule, rule_of
@@ -74,20 +74,19 @@ def enter_rule(name: str) -> Contestant:
     return Contestant(name=name, rule=name, fingerprint=fingerprint)
 
 
-def enter_mixture(name: str, **options: Any) -> Contestant:
-    """A mixture of the package. Both of its parts have the learning rate that is tried, unless AdamW's is given."""
-    known = ("adamw_lr", "weight_decay", "max_grad_norm")
-    return Contestant(name=name, rule=name, kind="mixture", options=options, known=known, like="AdamW")
-
-
-#: By name, those who race when they are asked for: only tasks in torch have a model that tells matrices apart.
+#: By name, those who race when they are asked for: only tasks in torch have a model that tells matrices apart. Both
+#: parts of a mixture have the learning rate that is tried, unless AdamW's is given.
 MIXTURES: dict[str, Contestant] = {
-    mixture.name: mixture
-    for mixture in (
-        enter_mixture("kron_adamw", weight_decay=0.0),
-        # scaled so that a step is as long as AdamW's, since both have one rate
-        enter_mixture("muon_adamw", weight_decay=0.0, muon=dict(scaling="match_rms_adamw")),
+    name: Contestant(
+        name=name,
+        rule=name,
+        kind="mixture",
+        options=dict(weight_decay=0.0, **options),
+        known=("adamw_lr", "weight_decay", "max_grad_norm"),
+        like="AdamW",
     )
+    # Muon is scaled so that a step is as long as AdamW's, since both have one rate
+    for name, options in (("kron_adamw", {}), ("muon_adamw", dict(muon=dict(scaling="match_rms_adamw"))))
 }
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -113,16 +112,9 @@ CONTESTANTS: Mapping[str, Contestant] = ByRule(
 #: Where a task does not know better: five rates, half a decade apart.
 RATES: Mapping[str, Sequence[float]] = ByRule(
     {
-        "SGD": (0.003, 0.01, 0.03, 0.1, 0.3),
-        "AdamW": (0.001, 0.003, 0.01, 0.03, 0.1),
-        "AdEMAMix": (0.001, 0.003, 0.01, 0.03, 0.1),
-        "MARS": (0.001, 0.003, 0.01, 0.03, 0.1),
+        **dict.fromkeys(("SGD", "Adafactor", "Muon"), (0.003, 0.01, 0.03, 0.1, 0.3)),
+        **dict.fromkeys(("AdamW", "AdEMAMix", "MARS", "LAMB", "SOAP"), (0.001, 0.003, 0.01, 0.03, 0.1)),
         "LARS": (0.3, 1.0, 3.0, 10.0, 30.0),
-        "LAMB": (0.001, 0.003, 0.01, 0.03, 0.1),
-        "Adafactor": (0.003, 0.01, 0.03, 0.1, 0.3),
-        "Muon": (0.003, 0.01, 0.03, 0.1, 0.3),
-        "Kron": (3e-4, 0.001, 0.003, 0.01, 0.03),
-        "SOAP": (0.001, 0.003, 0.01, 0.03, 0.1),
     },
     lambda rule: (3e-4, 0.001, 0.003, 0.01, 0.03),
 )
@@ -131,20 +123,10 @@ RATES: Mapping[str, Sequence[float]] = ByRule(
 LARGE_RATES: Mapping[str, Sequence[float]] = {
     rule: tuple(float(f"{middle * 3.0**power:.2g}") for power in range(-2, 3))
     for rule, middle in {
-        "SGD": 0.1,
-        "AdamW": 0.002,
-        "AdEMAMix": 0.002,
-        "MARS": 0.006,
-        "LARS": 3.0,
-        "LAMB": 0.02,
-        "Adafactor": 0.03,
-        "Muon": 0.01,
-        "Lion": 3e-4,
-        "Kron": 1e-3,
-        "SOAP": 0.003,
+        **{"SGD": 0.1, "AdamW": 0.002, "AdEMAMix": 0.002, "MARS": 0.006, "LARS": 3.0, "LAMB": 0.02},
+        **{"Adafactor": 0.03, "Muon": 0.01, "Lion": 3e-4, "Kron": 1e-3, "SOAP": 0.003},
     }.items()
 }
-
 
 #: What a word after "+" stands for, in runs as short as a race.
 AROUND: Mapping[str, Mapping[str, Any]] = {
@@ -233,7 +215,9 @@ def split_rates(
 
 def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[str, Any]]) -> list[Contestant]:
     """Everyone with the options that the user asks for, validated by their rules. asked: as for ``split_rates``."""
-    check_owners(asked, contestants)
+    options = [Given(owner, *pair) for owner, own in asked.items() for pair in own.items()]
+    check_owners([option for option in options if option.owner], contestants)
+    check_options(options, {contestant.name: contestant.option_names for contestant in contestants})
     everywhere = asked.get("", {})
     entrants = []
     for contestant in contestants:
@@ -246,23 +230,17 @@ def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[
         for contestant in contestants:
             if differs_in_count(contestant, name, value):
                 validate_options(contestant, {name: value}, {})  # which says how many it takes
-        if any(has(contestant, name, value) for contestant in contestants):
-            raise CommandError(f"the option {name}={value!r} has no effect on any optimizer here")
-        known = sorted({option for contestant in contestants for option in contestant.option_names} - {"variant"})
-        raise CommandError(f"no optimizer here has an option {name!r}: {suggest(name, known)}")
+        raise CommandError(f"the option {name}={value!r} has no effect on any optimizer here")
     return entrants
 
 
-def check_owners(asked: Iterable[str], contestants: Sequence[Contestant], what: str = "options") -> None:
+def check_owners(options: Sequence[Given], contestants: Sequence[Contestant]) -> None:
     """Refuse options and rates that are for an optimizer which does not race."""
     names = [contestant.name for contestant in contestants]
-    for owner in asked:
-        if owner and owner not in names:
-            if owner in CONTESTANTS:
-                raise CommandError(
-                    f"there are {what} for {owner}, which does not take part: the optimizers are {', '.join(names)}"
-                )
-            raise CommandError(f"there is no optimizer {owner!r}: {suggest(str(owner), names)}")
+    for option in options:
+        if option.owner not in CONTESTANTS:
+            check_word("optimizer", option.owner, names)
+    check_options(options, dict.fromkeys(names, ()))
 
 
 def has(contestant: Contestant, name: str, value: Any) -> bool:

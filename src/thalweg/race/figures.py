@@ -24,6 +24,8 @@ HEIGHT, GAP = 400.0, 18.0
 #: Pixels of a heat map, which has lower rows where more layers than fit are shown, and of what stands below it.
 LOWEST, HIGHEST, BELOW = 112, 620, 64
 PLACE = "x %{x:.4~g}, y %{y:.4~g}<extra></extra>"
+#: Of each curve the nearest point: by the clock no two have one at the same time.
+NEAREST = {"hovermode": "x unified", "hoverdistance": -1}
 VALUE = "%{fullData.name} <b>%{customdata}</b><extra></extra>"
 
 
@@ -164,8 +166,7 @@ def time_axes(course: Summary, clock: str, y: Figure, span: Sequence[float] | No
     return {
         "xaxis": {"title": {"text": title}, "range": [0, last], "unifiedhovertitle": {"text": moment}},
         "yaxis": {**y, "range": span} if span else y,
-        "hovermode": "x unified",
-        "hoverdistance": -1,  # by the clock no two curves have a point at the same time: take the nearest of each
+        **NEAREST,
     }
 
 
@@ -264,15 +265,9 @@ def draw_sweep(course: Summary, looks: Looks) -> Figure:
     top = 10 ** (high + air) if log else high + air
     rates = air_around([lr for result in results for lr in result["sweep"]["lr"]], log=True)
     y = {**(log_axis([low, high]) if log else {}), "range": [low, high + 2 * air]}
-    return {
-        "follows": True,
-        "data": [trace for result in results for trace in draw_rates(result, looks, lift, top)],
-        "layout": {
-            "xaxis": {"title": {"text": "learning rate"}, **log_axis(rates)},
-            "yaxis": y,
-            "hovermode": "closest",
-        },
-    }
+    data = [trace for result in results for trace in draw_rates(result, looks, lift, top)]
+    x = {"title": {"text": "learning rate"}, **log_axis(rates)}
+    return {"follows": True, "data": data, "layout": {"xaxis": x, "yaxis": y, "hovermode": "closest"}}
 
 
 def draw_rates(result: Summary, looks: Looks, lift: Callable[[Any], Any], top: float) -> list[Figure]:
@@ -325,15 +320,8 @@ def draw_batches(courses: Sequence[Summary], looks: Looks, key: str) -> Figure:
     y = log_axis(span) if log else {"tickformat": ".1%" if key == "score" and all(map(in_percent, courses)) else ""}
     sizes = sorted({course["batch_size"] for course in courses})
     ticks = {"tickmode": "array", "tickvals": sizes, "ticktext": [f"{size:,}" for size in sizes]}
-    return {
-        "data": data,
-        "layout": {
-            "xaxis": {"title": {"text": "batch size"}, "type": "log", **ticks},
-            "yaxis": y,
-            "hovermode": "x unified",
-            "hoverdistance": -1,
-        },
-    }
+    x = {"title": {"text": "batch size"}, "type": "log", **ticks}
+    return {"data": data, "layout": {"xaxis": x, "yaxis": y, **NEAREST}}
 
 
 def reach(results: Sequence[Summary], key: str, look: Look) -> Figure:
@@ -355,32 +343,23 @@ def draw_map(course: Summary, looks: Looks) -> Figure:
     # from above the lowest ground, which a grid cannot resolve, to the highest
     start, end = known[len(known) * 3 // 100], known[-1]
     walked = [result for result in course["results"] if result["path"]]
-    where = {"type": "contour", "x": ground["x"], "y": ground["y"], "z": heights}
-    lines = {"start": start, "end": end, "size": (end - start) / 18 or 1}
     contour = {
-        **where,
-        "autocontour": False,
-        "contours": lines,
+        **{"type": "contour", "x": ground["x"], "y": ground["y"], "z": heights, "autocontour": False},
+        "contours": {"start": start, "end": end, "size": (end - start) / 18 or 1},
         "line": {"color": "@contour", "width": 0.7, "smoothing": 1},
         "colorscale": [[0, "@valley"], [0.6, "@slope"], [1, "@height"]],
-        "hoverinfo": "skip",
-        "showscale": False,
+        **{"hoverinfo": "skip", "showscale": False},
     }
     minimum = {"symbol": "x-thin", "size": 13, "line": {"color": "@ink", "width": 2.5}}
     begin = {"symbol": "circle", "size": 12, "color": "@paper", "line": {"color": "@ink", "width": 2}}
-    return {
-        "data": [
-            contour,
-            *(trace for result in reversed(walked) for trace in draw_path(result, looks)),  # the best on top
-            draw_places(ground["minima"], minimum, "minimum"),
-            draw_places([result["path"][0] for result in walked[:1]], begin, "start"),
-        ],
-        "layout": {
-            "xaxis": {"range": [ground["x"][0], ground["x"][-1]], "showgrid": False, "ticks": ""},
-            "yaxis": {"range": [ground["y"][0], ground["y"][-1]], "showgrid": False, "ticks": ""},
-            "hovermode": "closest",
-        },
-    }
+    data = [
+        contour,
+        *(trace for result in reversed(walked) for trace in draw_path(result, looks)),  # the best on top
+        draw_places(ground["minima"], minimum, "minimum"),
+        draw_places([result["path"][0] for result in walked[:1]], begin, "start"),
+    ]
+    x, y = ({"range": [ground[k][0], ground[k][-1]], "showgrid": False, "ticks": ""} for k in ("x", "y"))
+    return {"data": data, "layout": {"xaxis": x, "yaxis": y, "hovermode": "closest"}}
 
 
 def draw_path(result: Summary, looks: Looks) -> list[Figure]:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from thalweg.errors import OptimError
-from thalweg.race.adapters import blame, follow_schedule, make_for_model, put_averages
+from thalweg.race.adapters import follow_schedule, make_for_model, name_in, put_averages
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Measure, Run, Task, Training, read_measure, relative
+from thalweg.race.task import Measure, Run, Task, Training, blame, read_measure, relative
 from thalweg.show.devices import Device
 from thalweg.show.extras import extra
 
@@ -94,14 +93,8 @@ class ModelTraining(Training):
 
         if self.task.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.max_grad_norm)
-        if self.foreign:
-            with blame(self.contestant, self.task.name, "step()"):
-                self.optimizer.step()
-            return
-        try:
+        with blame(name_in(self.task.name, self.contestant), "step()"):
             self.optimizer.step()
-        except OptimError as error:
-            raise self.task.error(f"{error}") from None
 
     def measure(self) -> Measure:
         import torch

@@ -95,17 +95,14 @@ def make_course(
     task: Task,
     batch_size: int | None,
     contestants: Sequence[Contestant],
-    *,
-    steps: int | None = None,
-    seeds: int | None = None,
     rates: Mapping[str, Sequence[float]],
     more_rates: Mapping[str, Sequence[float]],
-    beyond: int | None = None,
-    full: bool = False,
     **conditions: str,
 ) -> Course:
     """Everyone at every learning rate, from every seed. conditions: the engine and the device."""
-    count = steps_at(task, batch_size, steps)
+    steps = task.steps
+    if batch_size is not None and task.batch_size is not None:  # every batch size sees as many examples
+        steps = max(1, round(task.steps * task.batch_size / batch_size))
     runs = [
         Run(
             task=task.name,
@@ -115,13 +112,13 @@ def make_course(
             lr=lr,
             seed=seed,
             batch_size=batch_size,
-            steps=count,
+            steps=steps,
             thalweg=thalweg.__version__,
             **conditions,
         )
         for contestant in contestants
         for lr in sorted({*rates_for(task, contestant, rates, batch_size), *rates_of(contestant, more_rates)})
-        for seed in range(task.seeds if seeds is None else seeds)
+        for seed in range(task.seeds)
     ]
     return Course(
         name=task.name if batch_size is None else f"{task.name}@{batch_size}",
@@ -129,15 +126,15 @@ def make_course(
         title=task.title or task.name,
         about=task.about,
         batch_size=batch_size,
-        steps=count,
+        steps=steps,
         loss_name=task.loss_name,
         score_name=task.score_name,
         best_score=task.best_score,
         target=task.target,
         contours=None if task.landscape is None else draw_contours(task.landscape),
         runs=runs,
-        full=full or not task.halving,
-        widen=task.widen if beyond is None else beyond,
+        full=not task.halving,
+        widen=task.widen,
         fixed=[contestant.name for contestant in contestants if rates_of(contestant, rates)],
     )
 
@@ -145,14 +142,6 @@ def make_course(
 def prepare(task: Task, contestant: Contestant) -> Contestant:
     """A contestant with the options of the task and those of the user."""
     return contestant.with_options({**task.options.get(contestant.name, {}), **contestant.given})
-
-
-def steps_at(task: Task, batch_size: int | None, steps: int | None) -> int:
-    """So many that every batch size sees as many examples; ``steps`` are those at the task's own."""
-    own = task.steps if steps is None else steps
-    if batch_size is None or task.batch_size is None:
-        return own
-    return max(1, round(own * task.batch_size / batch_size))
 
 
 def rates_for(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from thalweg.race.run import Layers, Record, Result
 from thalweg.race.task import Run
-from thalweg.show.arguments import check_file
+from thalweg.show.arguments import check_file, freeze
 
 P = TypeVar("P", Run, Result)
 
@@ -137,8 +137,4 @@ def compute_checksum(content: Mapping[str, Any]) -> str:
 
 def read_fields(kind: type, content: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a dataclass with tuples where JSON has lists."""
-
-    def frozen(value: Any) -> Any:
-        return tuple(map(frozen, value)) if isinstance(value, list) else value
-
-    return {f.name: frozen(content[f.name]) for f in fields(kind)}
+    return {f.name: freeze(content[f.name]) for f in fields(kind)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 from thalweg.errors import CommandError
 from thalweg.race.contestants import CONTESTANTS, MIXTURES, RATE_NAMES, Contestant
 from thalweg.show.extras import need
-from thalweg.show.modules import digest, digest_source, import_user_module
-from thalweg.show.published import PUBLISHED, how_to_install, is_installed, prepare_timm
+from thalweg.show.modules import digest, digest_source
+from thalweg.show.published import PUBLISHED, how_to_install, import_optimizer, is_installed
 
 #: Packages that thalweg's extras install.
 EXTRAS = {"torch": "torch", "optax": "jax", "jax": "jax"}
@@ -106,7 +105,7 @@ def dotted(reference: str) -> str:
 def enter_rival(entry: Entry) -> Contestant:
     """Import an optimizer that the user asks for, and see how it is made."""
     reference = entry.reference.strip()
-    module, make = import_reference(reference)
+    make, module = import_reference(reference)
     kind = kind_of(reference, make)
     signature = parameters_of(make)
     parameters = [] if signature is None else list(signature.values())
@@ -131,25 +130,15 @@ def enter_rival(entry: Entry) -> Contestant:
 
 
 def import_reference(reference: str) -> tuple[Any, Any]:
-    """The module of a reference, and what it names there."""
+    """What a reference names, and its module."""
     name, _, attribute = reference.partition(":") if ":" in reference else reference.rpartition(".")
     package = name.partition(".")[0]
     if package in EXTRAS:
         need(EXTRAS[package], package)
-    if package == "timm" and is_installed("timm"):
-        prepare_timm()
     try:
-        module = import_user_module(name)
+        return import_optimizer(name, attribute)
     except CommandError as error:
         raise CommandError(f"{reference}: {error}") from error
-    value = module
-    for part in attribute.split("."):
-        if not hasattr(value, part):
-            close = difflib.get_close_matches(part, dir(value))
-            hint = f"did you mean {close[0]!r}?" if close else "write module.Class or module:Class of an optimizer"
-            raise CommandError(f"{reference}: module {name!r} has no {part!r}: {hint}")
-        value = getattr(value, part)
-    return module, value
 
 
 def kind_of(reference: str, make: Any) -> Literal["torch", "optax"]:

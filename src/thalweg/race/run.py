@@ -63,21 +63,16 @@ class Record:
         return self.result.step[-1] < self.run.steps
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands."""
-
-    run: Run
-    step: int
-    loss: float | None
+#: Called with a run, its step and its loss there.
+Watch = Callable[[Run, int, float | None], Any]
 
 
 def execute(
     task: Task,
     contestant: Contestant,
     run: Run,
-    on_measure: Callable[[Progress], None] = lambda progress: None,
-    hopeless: Callable[[Run, int, float | None], bool] = lambda run, step, loss: False,
+    on_measure: Watch = lambda run, step, loss: None,
+    hopeless: Watch = lambda run, step, loss: False,
 ) -> Result:
     """Train once. A run that diverges has a record of full length; one that is hopeless ends there."""
     training = task.start(contestant, run)
@@ -121,7 +116,7 @@ def execute(
             measures.append(measures[-1])
         seconds.append(spent)
         loss = finite(measures[-1].loss) if is_going(measures) else None
-        on_measure(Progress(run, until, loss))
+        on_measure(run, until, loss)
         if hopeless(run, until, loss):
             break
     alive = [is_going(measures[: i + 1]) for i in range(len(measures))]

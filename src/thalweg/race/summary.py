@@ -129,8 +129,8 @@ def result_summary(name: str, rates: Mapping[float, Sequence[Record]], course: C
         "curve": curve,
         "sweep": sweep,
         "near": near(sweep, best, curve["loss"]),
-        "layers": thaw(results[0].layers and asdict(results[0].layers)),
-        "path": thaw(results[0].path),
+        "layers": results[0].layers and asdict(results[0].layers),
+        "path": results[0].path,
     }
 
 
@@ -168,13 +168,6 @@ def average(results: Sequence[Result]) -> Summary:
         "high": [largest(moment) for moment in losses],
         "score": [mean(moment) for moment in zip(*scores, strict=True)] if scores else None,
     }
-
-
-def thaw(value: Any) -> Any:
-    """A record as plain data, with lists for its tuples."""
-    if isinstance(value, dict):
-        return {key: thaw(entry) for key, entry in value.items()}
-    return [thaw(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 def in_percent(course: Summary) -> bool:

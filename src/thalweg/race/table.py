@@ -15,7 +15,8 @@ class Column:
     #: In the report, and in the terminal; "": it is not there.
     title: str
     short: str
-    value: Callable[[Summary], Any]
+    #: What of a result stands there: one of its keys, or of those in ``FIGURES``.
+    key: str
     #: How a value is written in the report, and in the terminal.
     words: Callable[[Any], str] = str
     short_words: Callable[[Any], str] = str
@@ -25,6 +26,9 @@ class Column:
     range: str = ""
     #: Written where there is no value.
     missing: str = "–"
+
+    def value(self, result: Summary) -> Any:
+        return FIGURES[self.key](result) if self.key in FIGURES else result[self.key]
 
     def is_best(self, result: Summary, results: Sequence[Summary]) -> bool:
         """Whether it is the best of its column, alone or with others: not where all are equal, nor if it diverged."""
@@ -39,45 +43,21 @@ def columns_of(course: Summary) -> list[Column]:
     """Those that a course has something for."""
     loss, score, target = course["loss_name"], course["score_name"] or "", course["target"]
     to = "" if target is None else f" to {target:g}"
-    seconds, memory = "{} s".format, "{} MB".format
+    share = in_percent(course)
+    in_full, short = (percent, "{:.1%}".format) if share else (short_number, "{:.4g}".format)
     all_columns = [
-        Column("learning rate", "lr", lambda r: r["lr"], short_number, "{:g}".format),
-        Column("near the\u00a0best", "", width_of, near_words, best="most"),
-        Column(loss, loss, lambda r: r["loss"], short_number, "{:.3g}".format, "least", "loss", "diverged"),
-        Column(
-            score,
-            score,
-            lambda r: r["score"],
-            percent if in_percent(course) else short_number,
-            "{:.1%}".format if in_percent(course) else "{:.4g}".format,
-            course["best_score"],
-            "score",
-        ),
-        Column(
-            "steps to\u00a0target", f"steps{to}", lambda r: r["steps_to_target"], short_number, "{:,}".format, "least"
-        ),
-        Column(
-            "time to\u00a0target",
-            f"seconds{to}",
-            lambda r: r["seconds_to_target"],
-            lambda s: seconds(short_number(s)),
-            human_seconds,
-            "least",
-        ),
-        Column("", "rates", width_of, short_words=near_words),
-        Column("time", "seconds", lambda r: r["seconds"], lambda s: seconds(short_number(s)), human_seconds, "least"),
-        Column(
-            "state / parameter",
-            "",
-            lambda r: r["state_bytes"] / r["parameters"],
-            lambda b: f"{short_number(b)} B",
-            best="least",
-        ),
-        Column("", "state", lambda r: r["state_bytes"], short_words=human_bytes),
-        Column(
-            "memory", "memory", lambda r: r["peak_bytes"], lambda b: memory(short_number(b / 1e6)), human_bytes, "least"
-        ),
-        Column("engine", "", lambda r: r["engine"]),
+        Column("learning rate", "lr", "lr", short_number, "{:g}".format),
+        Column("near the\u00a0best", "", "near", near_words, best="most"),
+        Column(loss, loss, "loss", short_number, "{:.3g}".format, "least", "loss", "diverged"),
+        Column(score, score, "score", in_full, short, course["best_score"], "score"),
+        Column("steps to\u00a0target", f"steps{to}", "steps_to_target", short_number, "{:,}".format, "least"),
+        Column("time to\u00a0target", f"seconds{to}", "seconds_to_target", seconds, human_seconds, "least"),
+        Column("", "rates", "near", short_words=near_words),
+        Column("time", "seconds", "seconds", seconds, human_seconds, "least"),
+        Column("state / parameter", "", "state of a parameter", lambda b: f"{short_number(b)} B", best="least"),
+        Column("", "state", "state_bytes", short_words=human_bytes),
+        Column("memory", "memory", "peak_bytes", lambda b: f"{short_number(b / 1e6)} MB", human_bytes, "least"),
+        Column("engine", "", "engine"),
     ]
     memory_known = any(result["peak_bytes"] is not None for result in course["results"])
     without = {*(() if to else ("steps to\u00a0target", "time to\u00a0target")), *(() if memory_known else ("memory",))}
@@ -107,3 +87,14 @@ def width_of(result: Summary) -> Width | None:
 def near_words(width: Width) -> str:
     """How far a learning rate may be off, as a factor."""
     return f"{'≥ ' if width.open else ''}{short_number(width, 2)}×"
+
+
+def seconds(s: float) -> str:
+    return f"{short_number(s)} s"
+
+
+#: Figures that follow from a result.
+FIGURES: dict[str, Callable[[Summary], Any]] = {
+    "near": width_of,
+    "state of a parameter": lambda result: result["state_bytes"] / result["parameters"],
+}

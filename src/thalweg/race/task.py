@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 
-from thalweg.errors import CommandError
+from thalweg.errors import CommandError, OptimError
 from thalweg.race.contestants import CONTESTANTS, RATES, Contestant
 from thalweg.show.arguments import suggest
 from thalweg.show.devices import Device
@@ -37,6 +38,19 @@ class Schedule:
             return self.lr * (self.steps + 1 - t) / self.steps
         is_rising = t <= rising  # JAX traces it: no branch
         return self.lr * (is_rising * t / rising + (1 - is_rising) * (self.steps + 1 - t) / (self.steps + 1 - rising))
+
+
+@contextmanager
+def blame(whom: str, what: str) -> Iterator[None]:
+    """Report whatever is raised within in one sentence, with its place; our own errors say themselves what is wrong."""
+    try:
+        yield
+    except CommandError:
+        raise
+    except OptimError as error:
+        raise CommandError(f"{whom}: {error}") from None
+    except Exception as error:
+        raise CommandError(f"{whom}: {what} failed{describe_failure(error)}") from error
 
 
 class Measure(NamedTuple):
@@ -68,14 +82,10 @@ class Training(ABC):
     def changes(self, before: Mapping[str, Any]) -> Mapping[str, float]:
         """The RMS of what was added to each parameter since, divided by the RMS it had."""
 
-    @property
-    def foreign(self) -> bool:
-        """Whether the optimizer is not ours, which tells what it did."""
-        return not hasattr(self.optimizer, "stats")
-
     def figures(self) -> Mapping[str, Mapping[str, Any]]:
-        """Statistics of the optimizer's last step, by parameter."""
-        return {} if self.foreign else {str(name): figures for name, figures in self.optimizer.stats().items()}
+        """Statistics of the optimizer's last step, by parameter; other libraries have none."""
+        stats = getattr(self.optimizer, "stats", dict)
+        return {str(name): figures for name, figures in stats().items()}
 
     def state_bytes(self) -> int:
         return sum(entry.nbytes for entry in leaves(self.optimizer.state))
@@ -163,8 +173,10 @@ class Task(ABC):
             if not isinstance(needed, int) or needed < 1:
                 raise self.error(f"{name} must be a whole number from 1 on, got {needed!r}")
         for name in self.functions:
-            if not callable(getattr(self, name)):
-                raise self.error(f"{name} must be a function, got {getattr(self, name)!r}")
+            may_miss = self.__dataclass_fields__[name].default is None
+            if not callable(getattr(self, name)) and not (may_miss and getattr(self, name) is None):
+                wanted = "a function or None" if may_miss else "a function"
+                raise self.error(f"{name} must be {wanted}, got {getattr(self, name)!r}")
         if not isinstance(self.warm_up, Real) or not 0 <= self.warm_up < 1:
             raise self.error(f"warm_up must be a share of the steps below 1, got {self.warm_up!r}")
         if self.best_score not in ("most", "least"):
@@ -185,12 +197,8 @@ class Task(ABC):
 
     def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the task; report whatever it raises in one sentence, with its place."""
-        try:
+        with blame(f"task {self.name!r}", what):
             return function(*arguments)
-        except (CommandError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            raise self.error(f"{what} failed{describe_failure(error)}") from error
 
     def schedule(self, run: Run) -> Schedule:
         return Schedule(run.lr, run.steps, self.warm_up)

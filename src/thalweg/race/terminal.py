@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from thalweg.race.contestants import CONTESTANTS
-from thalweg.race.run import Progress, measuring_times
+from thalweg.race.run import Watch, measuring_times
 from thalweg.race.summary import NEAR, Summary
 from thalweg.race.table import columns_of
 from thalweg.race.task import Run
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 with extra("cli"):
     from rich import box
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
     from rich.text import Text
 
@@ -32,10 +31,10 @@ PAUSE = 30.0
 
 
 @contextmanager
-def progress_bars(console: Console, race: Race) -> Iterator[tuple[Callable[[Progress], None], Callable[[Run], None]]]:
+def progress_bars(console: Console, race: Race) -> Iterator[tuple[Watch, Callable[[Run], None]]]:
     """One bar for each contestant; gives what moves them. Without a terminal, a line now and then."""
     if not race.waiting:
-        yield lambda progress: None, lambda run: None
+        yield lambda run, step, loss: None, lambda run: None
         return
     if not console.is_terminal:
         yield progress_lines(console, race), lambda run: None
@@ -47,7 +46,7 @@ def progress_bars(console: Console, race: Race) -> Iterator[tuple[Callable[[Prog
         TimeElapsedColumn(),
         TextColumn("{task.fields[now]}"),
     )
-    with Bars(*columns, console=console) as bars:
+    with Progress(*columns, console=console) as bars:
         names = list(race.contestants)
         width, rivals = max(9, *map(len, names)), [name for name in names if name not in CONTESTANTS]
         tasks = {}
@@ -64,26 +63,26 @@ def progress_bars(console: Console, race: Race) -> Iterator[tuple[Callable[[Prog
                 total, left = (sum(run.contestant == name for run in runs) for runs in (wanted, waiting))
                 bars.update(task, total=total, completed=total - left)
 
-        def advance(progress: Progress) -> None:
-            run, task = progress.run, tasks[progress.run.contestant]
+        def advance(run: Run, step: int, loss: float | None) -> None:
+            task = tasks[run.contestant]
             bars.start_task(task)
-            loss = "diverged" if progress.loss is None else f"loss {progress.loss:.2e}"
+            told = "diverged" if loss is None else f"loss {loss:.2e}"
             share = 1 / (len(measuring_times(run.steps)) - 1)
-            bars.update(task, advance=share, now=f"lr {run.lr:g}  seed {run.seed}  {loss}")
+            bars.update(task, advance=share, now=f"lr {run.lr:g}  seed {run.seed}  {told}")
 
         settle()
         yield advance, settle
 
 
-def progress_lines(console: Console, race: Race, pause: float = PAUSE) -> Callable[[Progress], None]:
-    """Say at most once in that many seconds how far a race is."""
+def progress_lines(console: Console, race: Race) -> Watch:
+    """Say at most once in ``PAUSE`` seconds how far a race is."""
     last = monotonic()
 
-    def advance(progress: Progress) -> None:
+    def advance(run: Run, step: int, loss: float | None) -> None:
         nonlocal last
-        if monotonic() - last < pause:
+        if monotonic() - last < PAUSE:
             return
-        last, run, (done, total) = monotonic(), progress.run, race.progress
+        last, (done, total) = monotonic(), race.progress
         console.print(f"{done} of {total} runs are done; now {run.contestant}, lr {run.lr:g}, seed {run.seed}.")
 
     return advance

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
+from thalweg.rules import RULES
 from thalweg.settings import option_names
 from thalweg.show.arguments import parse_dtype
 from thalweg.show.extras import extra
-from thalweg.show.registered import rule_of
 
 with extra("cli"):
     import click
@@ -38,6 +38,10 @@ class Dtype(click.ParamType):  # type: ignore[type-arg]  # it takes none before 
         return [CompletionItem(name) for name in self.known if name.startswith(incomplete.lower())]
 
 
+#: Completes what is typed, as click asks for it.
+Complete = Callable[[Any, Any, str], list[Any]]
+
+
 def complete_words(names: Iterable[str], incomplete: str) -> list[str]:
     """Lists between commas whose last name is completed: each of the names once."""
     before, comma, last = incomplete.rpartition(",")
@@ -46,9 +50,15 @@ def complete_words(names: Iterable[str], incomplete: str) -> list[str]:
     return [f"{before}{comma}{name}" for name in lower if name.startswith(last.lower()) and name not in taken]
 
 
-def complete_options(rules: Mapping[str, str], incomplete: str) -> list[str]:
-    """Names of options, for all optimizers or behind the name of one. rules: by optimizer, the name of its rule."""
+def complete_list(names: Iterable[str]) -> Complete:
+    """Complete the last word of a list."""
+    known = list(names)
+    return lambda ctx, param, incomplete: complete_words(known, incomplete)
+
+
+def complete_option(ctx: Any, param: Any, incomplete: str) -> list[str]:
+    """Names of options, for all optimizers or behind the name of one."""
     owner, dot, _ = incomplete.partition(".")
-    chosen = [rule for name, rule in rules.items() if not dot or name.lower() == owner.lower()]
-    names = (f"{owner}.{name}=" if dot else f"{name}=" for rule in chosen for name in option_names(rule_of(rule)))
+    chosen = [rule for rule in RULES if not dot or rule.lower() == owner.lower()]
+    names = (f"{owner}.{name}=" if dot else f"{name}=" for rule in chosen for name in option_names(RULES[rule]))
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]

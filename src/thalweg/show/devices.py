@@ -209,10 +209,8 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     """Python's version and those of the packages that are installed, without importing them."""
     found = {"python": platform.python_version()}
     for package in packages:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 

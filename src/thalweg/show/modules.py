@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import inspect
@@ -47,9 +48,11 @@ def import_attribute(reference: str, what: str, example: str, is_one: Callable[[
     try:
         return operator.attrgetter(attribute)(module), module
     except AttributeError:
-        own = [each for each, value in vars(module).items() if is_one(value)]
-        known = f"its {what}s are {', '.join(own)}" if own else f"it has no {what} at all"
-        raise CommandError(f"module {name!r} has no {attribute!r}: {known}") from None
+        own = [each for each, value in vars(module).items() if not each.startswith("_") and is_one(value)]
+        close = difflib.get_close_matches(attribute, own, n=1)
+        known = f"its {what}s are {', '.join(own[:8])}" if own else f"it has no {what} at all"
+        hint = f"did you mean {close[0]!r}?" if close else known
+        raise CommandError(f"module {name!r} has no {attribute!r}: {hint}") from None
 
 
 def digest(*parts: bytes) -> str:

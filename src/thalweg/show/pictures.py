@@ -20,6 +20,7 @@ with extra("cli"):
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patheffects import withStroke
+    from matplotlib.text import Text
     from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 INK, QUIET, FAINT = (THEMES["picture"][tone] for tone in ("ink", "quiet", "faint"))
@@ -64,21 +65,26 @@ def quieten(axes: Axes) -> None:
     axes.yaxis.label.set_color(INK)
 
 
+def write(axes: Axes, text: str, point: tuple[float, float], away: tuple[float, float], **look: Any) -> Text:
+    """Words at so many points from a point of the axes. Dollar signs in them are dollars, not formulas."""
+    usual: Any = {"color": INK, "fontsize": 10, "textcoords": "offset points", "parse_math": False}
+    return axes.annotate(text, point, xytext=away, **{**usual, **look})
+
+
 def entitle(axes: Axes, title: str, subtitle: str = "") -> None:
-    """A title, and in smaller letters what has to be known. Dollar signs in them are dollars, not formulas."""
+    """A title, and in smaller letters what has to be known."""
     look: dict[str, Any] = {"color": INK, "fontsize": 13, "fontweight": "bold", "parse_math": False}
     axes.set_title(title, loc="left", pad=26 if subtitle else 10, **look)
     if subtitle:
-        axes.annotate(
-            subtitle,
-            (0, 1),
-            xytext=(0, 12),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            color=QUIET,
-            fontsize=10,
-            parse_math=False,
-        )
+        write(axes, subtitle, (0, 1), (0, 12), color=QUIET, xycoords="axes fraction")
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Rows for bars, from the top, each with its name."""
+    quieten(axes)
+    axes.grid(False, axis="y")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 # ---- figures of plotly, drawn by matplotlib, which needs no browser
@@ -167,8 +173,8 @@ def draw_trace(axes: Axes, trace: Mapping[str, Any], order: int, *, halo: bool) 
         draw_marks(axes, x, y, trace["marker"], order)
     for at, text in enumerate(trace.get("text", ())):
         font = trace["textfont"]
-        look: Any = {"color": font["color"], "fontsize": POINTS * font["size"], "parse_math": False}
-        axes.annotate(text, (x[at], y[at]), xytext=(0, 8), textcoords="offset points", ha="center", **look)
+        look: Any = {"color": font["color"], "fontsize": POINTS * font["size"]}
+        write(axes, text, (x[at], y[at]), (0, 8), ha="center", **look)
 
 
 def draw_marks(axes: Axes, x: Any, y: Any, marker: Mapping[str, Any], order: int) -> None:
@@ -186,20 +192,12 @@ def draw_marks(axes: Axes, x: Any, y: Any, marker: Mapping[str, Any], order: int
 def draw_label(axes: Axes, label: Mapping[str, Any], *, log: bool) -> None:
     """A name beside an end of a curve, with a thin line to it where it had to move; or one at the edge of the axes."""
     font, y = label["font"], 10 ** label["y"] if log else label["y"]
-    look: Any = {
-        "color": font["color"],
-        "fontsize": POINTS * font["size"],
-        "parse_math": False,
-        "annotation_clip": False,
-    }
+    look: Any = {"color": font["color"], "fontsize": POINTS * font["size"], "annotation_clip": False}
     look |= {"fontweight": "bold" if "weight" in font else "normal", "va": label.get("yanchor", "center")}
+    text, point, side = html.unescape(label["text"]), (label["x"], y), label["xanchor"]
     if label.get("xref") == "paper":
-        away = -8 if label["xanchor"] == "right" else 0
-        where: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": label["xanchor"]}
-        axes.annotate(html.unescape(label["text"]), (label["x"], y), xytext=(away, 0), **where, **look)
+        away = -8 if side == "right" else 0
+        write(axes, text, point, (away, 0), xycoords=("axes fraction", "data"), ha=side, **look)
         return
     line = {"arrowstyle": "-", "linewidth": 0.8, "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0, "color": font["color"]}
-    moved = (16, POINTS * label["yshift"])
-    axes.annotate(
-        html.unescape(label["text"]), (label["x"], y), xytext=moved, textcoords="offset points", arrowprops=line, **look
-    )
+    write(axes, text, point, (16, POINTS * label["yshift"]), arrowprops=line, **look)

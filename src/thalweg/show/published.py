@@ -7,6 +7,9 @@ import importlib.util
 import sys
 import types
 from pathlib import Path
+from typing import Any
+
+from thalweg.show.modules import import_attribute
 
 #: By the name a package is imported by, then by our rule: the optimizer of that kind.
 PUBLISHED: dict[str, dict[str, str]] = {
@@ -53,6 +56,13 @@ def is_installed(package: str) -> bool:
 
 def how_to_install(package: str) -> str:
     return FROM.get(package, f"pip install {package}")
+
+
+def import_optimizer(module: str, attribute: str) -> tuple[Any, Any]:
+    """An optimizer of another library, and its module."""
+    if module.partition(".")[0] == "timm" and is_installed("timm"):
+        prepare_timm()
+    return import_attribute(f"{module}:{attribute}", "optimizer", "torch.optim:Adam", callable)
 
 
 def prepare_timm() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from thalweg.errors import CommandError, RuleError
 from thalweg.rules import RULES, Rule
-from thalweg.show import modules
+from thalweg.show.modules import import_attribute
 from thalweg.trial import check_rule
 
 R = TypeVar("R")
@@ -26,6 +28,10 @@ def rule_of(name: str) -> type[Rule]:
     return RULES[name] if name in RULES else OWN[name]
 
 
+def is_rule(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, Rule)
+
+
 def name_rule(reference: Any) -> Any:
     """The name of a rule that is given as ``module:MyRule`` or as a class, which is known by it from then on.
 
@@ -38,7 +44,7 @@ def name_rule(reference: Any) -> Any:
     if isinstance(reference, str):
         if ":" not in reference:
             return reference
-        rule = import_attribute(reference.strip())
+        rule, _ = import_attribute(reference.strip(), "rule", "mymodule:MyRule", is_rule)
         if inspect.isfunction(rule):
             known = OWN_MIXTURES.get(rule.__name__, rule)
             is_taken = rule.__name__ in MIXTURES or place(known) != place(rule)
@@ -68,15 +74,6 @@ def place(rule: Any) -> tuple[str, str]:
     return rule.__module__, rule.__qualname__
 
 
-def import_attribute(reference: str) -> Any:
-    """What ``module:MyRule`` or ``module:function`` names."""
-
-    def is_rule(value: Any) -> bool:
-        return inspect.isclass(value) and issubclass(value, Rule)
-
-    return modules.import_attribute(reference, "rule", "mymodule:MyRule", is_rule)[0]
-
-
 class ByRule(Mapping[str, R]):
     """A table with the rows that are given, and one that is made for every other rule.
 
@@ -99,33 +96,14 @@ class ByRule(Mapping[str, R]):
         return len(self.rows())
 
 
-def numpy_optimizer(rule: str) -> Any:
-    """The class of ``thalweg.numpy`` that follows a rule."""
-    import thalweg.numpy
-
-    return thalweg.numpy.optimizer(rule_of(rule))
-
-
-def torch_optimizer(rule: str) -> Any:
-    """The class of ``thalweg.torch`` that follows a rule."""
-    import thalweg.torch
-
-    return thalweg.torch.optimizer(rule_of(rule))
+def optimizer_of(front_end: str, rule: str) -> Any:
+    """What makes optimizers of a rule: a class of ``thalweg.numpy`` or ``thalweg.torch``, or optax's function."""
+    module = importlib.import_module(f"thalweg.{front_end}")
+    if front_end != "optax":
+        return module.optimizer(rule_of(rule))
+    return getattr(module, rule.lower()) if rule in RULES else functools.partial(module.transformation, rule_of(rule))
 
 
 def torch_mixture(name: str) -> Any:
     """The function that makes a mixture for a model: of ``thalweg.torch``, or the user's own."""
-    import thalweg.torch
-
-    return OWN_MIXTURES[name] if name in OWN_MIXTURES else getattr(thalweg.torch, name)
-
-
-def optax_function(rule: str) -> Any:
-    """The function of ``thalweg.optax`` that makes a transformation of a rule."""
-    import functools
-
-    import thalweg.optax
-
-    if rule in RULES:
-        return getattr(thalweg.optax, rule.lower())
-    return functools.partial(thalweg.optax.transformation, rule_of(rule))
+    return OWN_MIXTURES.get(name) or getattr(importlib.import_module("thalweg.torch"), name)

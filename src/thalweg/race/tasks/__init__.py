@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
-from thalweg.race.task import Task
+from thalweg.race.task import Task, blame
 from thalweg.show.arguments import suggest
-from thalweg.show.modules import describe_failure, digest_source, import_attribute
+from thalweg.show.modules import digest_source, import_attribute
 
 #: Built-in tasks, and what each needs beside numpy.
 TASKS = {"digits": "", "valley": "", "text": "torch", "fashion": "torch and --data FOLDER"}
@@ -20,33 +18,27 @@ TASKS = {"digits": "", "valley": "", "text": "torch", "fashion": "torch and --da
 
 def resolve(name: str, data: Path | None = None, device: str = "cpu") -> list[Task]:
     """The task of that name; ``valley`` has several. Tasks in torch are larger on a GPU."""
-    if ":" in name:
-        tasks: Sequence[Task] = [own(name)]
-    elif name not in TASKS:
-        raise CommandError(f"there is no task {name!r} (your own would be mymodule:task): {suggest(name, TASKS)}")
-    elif name == "fashion":
-        if data is None:
-            raise CommandError("task 'fashion' needs --data FOLDER, with the four files of Fashion-MNIST in it")
-        from thalweg.race.tasks import fashion
-
-        tasks = [fashion.task(data, device)]
-    else:
-        module: Any = importlib.import_module(f"thalweg.race.tasks.{name}")
-        given = [device] if name == "text" else []
-        tasks = module.tasks() if hasattr(module, "tasks") else [module.task(*given)]
     if data is not None and name != "fashion":
         raise CommandError(f"--data is for the task 'fashion': {name!r} has its own")
-    return list(tasks)
+    if ":" in name:
+        return [own(name)]
+    if name not in TASKS:
+        raise CommandError(f"there is no task {name!r} (your own would be mymodule:task): {suggest(name, TASKS)}")
+    if name == "fashion" and data is None:
+        raise CommandError("task 'fashion' needs --data FOLDER, with the four files of Fashion-MNIST in it")
+    module: Any = importlib.import_module(f"thalweg.race.tasks.{name}")
+    if name == "valley":
+        return list(module.tasks())
+    given: dict[str, list[Any]] = {"text": [device], "fashion": [data, device]}
+    return [module.task(*given.get(name, []))]
 
 
 def own(reference: str) -> Task:
     """A task from a module of the user's: an ArrayTask or a ModelTask, or a function that returns one."""
     found, module = import_attribute(reference, "task", "mymodule:task", lambda value: isinstance(value, Task))
     if not isinstance(found, Task) and callable(found):
-        try:
+        with blame(reference, "calling it"):
             found = found()
-        except Exception as error:
-            raise CommandError(f"{reference} failed{describe_failure(error)}") from error
     if not isinstance(found, Task):
         wanted = "an ArrayTask or a ModelTask of thalweg.race, or a function that returns one"
         raise CommandError(f"{reference} is a {type(found).__name__} and must be {wanted}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from thalweg.race.array_task import shuffle_batches
@@ -23,57 +23,48 @@ with extra("torch"):
 SYMBOLS = 256
 
 
+SMALL_RATES: Mapping[str, Sequence[float]] = {
+    "SGD": (0.01, 0.02, 0.05, 0.1, 0.2),
+    "AdamW": (0.002, 0.005, 0.01, 0.02, 0.05),
+    "LARS": (0.5, 1.0, 2.0, 5.0, 10.0),
+    "LAMB": (0.005, 0.01, 0.02, 0.05, 0.1),
+    "Adafactor": (0.02, 0.05, 0.1, 0.2, 0.5),
+    "Kron": (0.001, 0.002, 0.005, 0.01, 0.02),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    width: int
-    heads: int
-    layers: int
-    context: int
-    train_bytes: int
-    test_bytes: int
-    steps: int
-    batch_size: int
-    target: float
+    """That for CPUs, unless something else is said."""
+
+    width: int = 64
+    heads: int = 4
+    layers: int = 2
+    context: int = 64
+    train_bytes: int = 400_000
+    test_bytes: int = 16_384
+    steps: int = 200
+    batch_size: int = 16
+    target: float = 2.7
     #: Whether the loss is that of text which is not trained on, as it must be where there is time to learn by heart.
-    unseen: bool
-    rates: Mapping[str, Sequence[float]]
+    unseen: bool = False
+    rates: Mapping[str, Sequence[float]] = field(default_factory=lambda: SMALL_RATES)
 
 
-SIZES = {
-    "cpu": Size(
-        width=64,
-        heads=4,
-        layers=2,
-        context=64,
-        train_bytes=400_000,
-        test_bytes=16_384,
-        steps=200,
-        batch_size=16,
-        target=2.7,
-        unseen=False,
-        rates={
-            "SGD": (0.01, 0.02, 0.05, 0.1, 0.2),
-            "AdamW": (0.002, 0.005, 0.01, 0.02, 0.05),
-            "LARS": (0.5, 1.0, 2.0, 5.0, 10.0),
-            "LAMB": (0.005, 0.01, 0.02, 0.05, 0.1),
-            "Adafactor": (0.02, 0.05, 0.1, 0.2, 0.5),
-            "Kron": (0.001, 0.002, 0.005, 0.01, 0.02),
-        },
-    ),
-    "cuda": Size(
-        width=512,
-        heads=8,
-        layers=6,
-        context=256,
-        train_bytes=16_000_000,
-        test_bytes=131_072,
-        steps=800,
-        batch_size=64,
-        target=1.5,
-        unseen=True,
-        rates=LARGE_RATES,
-    ),
-}
+#: For GPUs.
+LARGE = Size(
+    width=512,
+    heads=8,
+    layers=6,
+    context=256,
+    train_bytes=16_000_000,
+    test_bytes=131_072,
+    steps=800,
+    batch_size=64,
+    target=1.5,
+    unseen=True,
+    rates=LARGE_RATES,
+)
 
 
 def standard_library(size: int) -> Tensor:
@@ -125,7 +116,7 @@ class Transformer(nn.Module):
 def task(device: str = "cpu", size: Size | None = None) -> ModelTask:
     """The task in the size for a device."""
     place = Device(device)
-    size = size or SIZES["cuda" if place.kind == "cuda" else "cpu"]
+    size = size or (LARGE if place.kind == "cuda" else Size())
     text = standard_library(size.train_bytes + size.test_bytes * (1 + size.unseen))
     data = text.to(device)
     # the last bytes are never trained on
