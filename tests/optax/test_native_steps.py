@@ -348,6 +348,7 @@ def test_a_program_of_another_process_is_refused() -> None:
         jax.block_until_ready(jax.jit(lambda x: call(x, key="unknown"))(jnp.ones(2, jnp.float32)))
 
 
+@pytest.mark.nightly
 def test_steps_over_several_devices() -> None:
     """Each device steps its parts by native code where no sum goes over them; else the step is XLA's."""
     script = """

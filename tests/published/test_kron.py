@@ -62,6 +62,7 @@ class TestIntendedDifferences:
             torch_peer(lambda p: kron_torch.Kron(p), [np.array(1.0)], [[np.array(2.0)]])
         assert ours(Kron(lr=0.1, variant="kron_torch"), [np.array(1.0)], [[np.array(2.0)]])[0] < 1.0
 
+    @pytest.mark.nightly
     def test_kron_torch_counts_whole_steps_between_refreshes(self) -> None:
         """At a probability of 0.4 it refreshes every third step; ours two steps in five."""
         kron_torch, torch = peer("kron_torch.kron"), peer("torch")

@@ -18,6 +18,7 @@ from thalweg.errors import OptionError
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_bytes_of_a_step() -> None:
     """Of P elements over w ranks at most 4 P / w bytes with Muon in bfloat16, and 2 P / w in codes."""
     for sent, elements in world(4).run(bytes_sent, "Muon", None, (64, 128), 4):

@@ -83,7 +83,7 @@ def test_averages_are_evaluated(rule: str, what: str) -> None:
         pytest.param("AdamW", "averaged", {"allreduce": 1}, marks=pytest.mark.nightly),
         pytest.param("AdamW", "cautious", {"allreduce": 1}, marks=pytest.mark.nightly),
         pytest.param("Muon", "averaged", {"alltoall_base": 2}, marks=pytest.mark.nightly),
-        ("Muon", "cautious", {"alltoall_base": 2, "allreduce": 1}),
+        pytest.param("Muon", "cautious", {"alltoall_base": 2, "allreduce": 1}, marks=pytest.mark.nightly),
     ],
 )
 def test_an_average_sends_nothing_and_a_share_one_message_for_the_whole_model(rule: str, what: str, each: Any) -> None:

@@ -169,7 +169,7 @@ def test_the_largest_column_is_the_largest(space: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_joint_norm_of_gradients(dtype: str) -> None:
     torch = pytest.importorskip("torch")
-    from thalweg.torch.step.gradients import squares_in
+    from thalweg.torch.step.joint import squares_in
 
     grads = [torch.from_numpy(positive((size,))).to(getattr(torch, dtype)) for size in (SIZE, 3)]
     found = squares_in(grads, torch.float32)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cases import EVERY, Case
+from lanes import by_turns
 
 torch = pytest.importorskip("torch")
 
@@ -74,6 +75,7 @@ def both(make: Any, dtype: Any = None) -> tuple[Any, list, Any, list]:
     return make(plain, False), plain, make(moved, True), moved
 
 
+@by_turns()
 @pytest.mark.slow
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 @pytest.mark.parametrize(

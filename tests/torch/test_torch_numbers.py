@@ -227,7 +227,7 @@ def test_rounding_is_the_same_on_both_engines(case: Case, engine: str) -> None:
 # ---- torch.compile
 
 
-@once(1)
+@pytest.mark.nightly
 @ENGINES
 @pytest.mark.parametrize("case", one_in(len(CASES), CASES, first=3), ids=lambda case: case.name)
 def test_compiled_step(case: Case, engine: str) -> None:
