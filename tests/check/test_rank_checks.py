@@ -40,7 +40,7 @@ def test_every_check_has_a_faulty_optimizer() -> None:
     assert set(RANK_FAULTS) == set(CHECKS)
 
 
-@pytest.mark.parametrize("name", one_in(6, CHECKS))
+@pytest.mark.parametrize("name", one_in(12, CHECKS))
 def test_a_check_catches_its_fault(name: str, world: World) -> None:
     found = world.verdict(CHECKS[name], RANK_FAULTS[name], {}, None)
     assert found.outcome == "failed", found.seen

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from lanes import one_in
 from world import world
 from world_codes import bytes_sent, trained
 from world_layouts import torch
@@ -27,7 +28,7 @@ def test_bytes_of_a_step() -> None:
         assert sent <= 2 * elements / 4
 
 
-@pytest.mark.parametrize("layout", ["plain", "copies of shards"])
+@pytest.mark.parametrize("layout", one_in(2, ["plain", "copies of shards"]))
 def test_all_ranks_read_the_same(layout: str) -> None:
     options = dict(TYPICAL["Muon"], divide_work=True, message_dtype="int8")
     found = world(4).run(bits, Run("Muon", "float32", options=options, replicated=True), layout)

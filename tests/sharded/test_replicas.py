@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lanes import by_turns
+from lanes import by_turns, once, one_in
 from world import world
 from world_checkpoints import resume, save
 from world_layouts import SHAPES, torch
@@ -38,7 +38,7 @@ def divided(rule: str, **how: Any) -> Run:
 
 @by_turns()
 @cases_for(RULES)
-@pytest.mark.parametrize(("size", "layout"), LAYOUTS + MIXED)
+@pytest.mark.parametrize(("size", "layout"), one_in(2, LAYOUTS + MIXED))
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_the_numbers_of_one_process(rule: str, size: int, layout: str, dtype: str) -> None:
     assert world(size).run(differences, divided(rule, dtype=dtype), layout) == [[]] * size
@@ -94,7 +94,7 @@ def test_more_ranks_than_tensors() -> None:
     assert world(4).run(differences, divided("Muon", names=("matrix",)), "plain") == [[]] * 4
 
 
-@by_turns()
+@once(1)
 @cases_for(RULES[:3])
 @pytest.mark.parametrize(
     ("before", "ranks", "after", "others"),

@@ -14,7 +14,7 @@ from world_steps import RULES, TYPICAL, Run, cases_for, differences, differences
 pytestmark = pytest.mark.slow
 
 LAID_OUT = pytest.mark.parametrize(
-    ("size", "layout"), one_in(4, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts], first=2)
+    ("size", "layout"), one_in(8, [(size, layout) for size, layouts in LAYOUTS.items() for layout in layouts], first=2)
 )
 
 

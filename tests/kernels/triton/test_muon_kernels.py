@@ -42,9 +42,9 @@ def both(steps: int, dtype: str = "float32", *, most: int = WHOLE_CHUNK, **optio
     "options",
     [
         {},
-        dict(bias_correction=True, maximize=True),
+        pytest.param(dict(bias_correction=True, maximize=True), marks=pytest.mark.nightly),
         dict(momentum_mode="sum", scaling="match_rms_adamw", max_grad_norm=0.5),
-        dict(split=2, weight_decay=0.0, nesterov=False),
+        pytest.param(dict(split=2, weight_decay=0.0, nesterov=False), marks=pytest.mark.nightly),
         dict(ns_method="gram", cautious_decay=True),
         dict(
             overrides=[("[abc]", dict(split=(20, 8, 6))), ("wide", dict(split=(30, 4), split_axis=1, transposed=True))]
