@@ -251,7 +251,7 @@ def test_a_task_in_torch_of_a_few_lines_is_raced_with_everyone() -> None:
     assert len(course["results"]) == len(RULES)
     for result in course["results"]:
         assert result["loss"] < result["curve"]["loss"][0]
-        assert result["layers"]["names"] == ["0.weight", "0.bias"]
+        assert list(result["layers"]["names"]) == ["0.weight", "0.bias"]
         assert (result["layers"]["trust"] is not None) == (result["contestant"] in ("LARS", "LAMB"))
 
 
