@@ -19,7 +19,7 @@ from thalweg.show import registered
 
 
 def name_in(task: str, contestant: Contestant) -> str:
-    """Who is to blame, and where."""
+    """A contestant and its task, as error messages name them."""
     who = contestant.name if contestant.name == contestant.rule else f"{contestant.name} ({contestant.rule})"
     return f"task {task!r}, {who}"
 
