@@ -31,7 +31,7 @@ class Uncompiled(RuleError):
 
 
 HEADERS = Path(__file__).with_name("native")
-FLAGS = ("-std=c++17", "-O3", "-shared", "-fvisibility=hidden", *(() if sys.platform == "win32" else ("-fPIC",)))
+FLAGS = ("-std=c++17", "-O2", "-shared", "-fvisibility=hidden", *(() if sys.platform == "win32" else ("-fPIC",)))
 #: What is looked for, after $CXX. GCC does not align vectors of AVX on the stacks of Windows.
 COMPILERS = ("clang++",) if sys.platform == "win32" else ("c++", "g++", "clang++")
 LIMIT = 300  # seconds

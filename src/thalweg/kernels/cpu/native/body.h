@@ -3,6 +3,12 @@
 
 #include "tiles.h"
 
+// An emitted function, for float32 and float64.
+struct Functions {
+    void (*narrow)(const void*);
+    void (*wide)(const void*);
+};
+
 namespace {
 
 // Some elements of one tensor, one pass.
@@ -28,11 +34,6 @@ struct Matrix {
     const T* numbers;
     T *row[SLOTS * 2], *column[SLOTS * 2];  // slots: state, and what passes ask for
     const double *row_sums[SLOTS], *column_sums[SLOTS];
-};
-
-struct Functions {
-    void (*narrow)(const void*);
-    void (*wide)(const void*);
 };
 
 // ---- arithmetic of vectors and of single numbers alike

@@ -3,14 +3,15 @@
 #include "passes.h"
 
 #include "body.h"
-#include "emitted.h"
 #include "matrices.h"
 #include "normal.h"
+
+extern const Functions* const NAMED(emitted_, THALWEG_LEVEL);
 
 namespace {
 
 const Functions& functions_of(const void* own, int32_t index) {
-    return own ? *static_cast<const Functions*>(own) : EMITTED[index];
+    return own ? *static_cast<const Functions*>(own) : NAMED(emitted_, THALWEG_LEVEL)[index];
 }
 
 template <class T>
@@ -42,8 +43,6 @@ void normal(const Noise& noise, int64_t begin, int64_t end) {
 
 }  // namespace
 
-#define JOIN(a, b) a##b
-#define NAMED(a, b) JOIN(a, b)
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
 

@@ -54,3 +54,6 @@ inline int64_t piece_of(int64_t after) {
 }
 
 inline bool is_factored(const Tensor& tensor) { return tensor.rows > 0; }
+
+#define JOINED(a, b) a##b
+#define NAMED(a, b) JOINED(a, b)
