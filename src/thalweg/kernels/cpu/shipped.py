@@ -1,6 +1,7 @@
 """The code of the rules that come with the package, for its build: python -m thalweg.kernels.cpu.shipped FOLDER.
 
-With --quick only that of the most used options: any other is compiled at its first use.
+With --quick only that of the most used options: any other is compiled at its first use. With --codecs only the constants
+of codes, for which no rule has to be traced.
 """
 
 from __future__ import annotations
@@ -150,15 +151,17 @@ def codecs_source() -> str:
     return "\n".join([top, *lines, "\n}  // namespace codecs", ""])
 
 
-def write(folder: Path, quick: bool = False) -> None:
+def emitted_sources(quick: bool) -> dict[str, str]:
     functions = emit_shipped(quick)
     names = ",\n".join(f'    "{name}"' for name in functions)
-    sources = {
-        "codecs.h": codecs_source(),
+    return {
         "emitted.h": library_source(functions),
         "emitted_names.h": "// The names of emitted functions, in their order.\n#pragma once\n\n"
         f"const char* const EMITTED_NAMES[] = {{\n{names},\n}};\n",
     }
+
+
+def write(folder: Path, sources: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, source in sources.items():
         # what is the same keeps its time, so that it is not compiled again
@@ -167,4 +170,8 @@ def write(folder: Path, quick: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), quick="--quick" in sys.argv[2:])
+    only_codecs = "--codecs" in sys.argv
+    write(
+        Path(sys.argv[1]),
+        {"codecs.h": codecs_source()} if only_codecs else emitted_sources(quick="--quick" in sys.argv),
+    )
