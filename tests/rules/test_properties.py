@@ -130,7 +130,7 @@ def test_inputs_are_left_alone_and_steps_are_finite(case: Case, data: Any) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "description", "options"), one_in(4, OPTIONS), ids=OPTION_IDS)
+@pytest.mark.parametrize(("case", "description", "options"), one_in(8, OPTIONS), ids=OPTION_IDS)
 def test_float32_follows_float64(case: Case, description: str, options: dict) -> None:
     for shape in SHAPES:
         p, grads = gradients(shape, 20)

@@ -44,13 +44,13 @@ def compare(reference: tuple, result: tuple, dtype: str, shape: tuple) -> None:
 
 
 #: Every test has other rows.
-SOME = pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS), ids=OPTION_IDS)
+SOME = pytest.mark.parametrize(("case", "description", "options"), one_in(6, OPTIONS), ids=OPTION_IDS)
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32"])
 
 
 @pytest.mark.slow
 @by_turns()
-@pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS, first=2), ids=OPTION_IDS)
+@pytest.mark.parametrize(("case", "description", "options"), one_in(6, OPTIONS, first=2), ids=OPTION_IDS)
 @DTYPES
 def test_torch(case: Case, description: str, options: dict, dtype: str) -> None:
     torch = pytest.importorskip("torch")

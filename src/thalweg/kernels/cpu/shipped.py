@@ -1,7 +1,7 @@
 """The code of the rules that come with the package, for its build: python -m thalweg.kernels.cpu.shipped FOLDER.
 
-With --quick only that of the most used options: any other is compiled at its first use. With --codecs only the constants
-of codes, for which no rule has to be traced.
+With --quick only that of the most used options: any other is compiled at its first use. With --codecs only the
+constants of codes, for which no rule has to be traced.
 """
 
 from __future__ import annotations
