@@ -10,6 +10,7 @@ import pytest
 import torch
 from lanes import by_turns, once, one_in
 from on_device import DEVICE, agree, copy_into, gradients, parameters, train
+from own_rules import Remembering
 
 import thalweg.torch
 from thalweg import rules
@@ -127,7 +128,7 @@ def optimizer_of() -> Any:
 
 @once(1)
 @pytest.mark.parametrize("options", [dict(weight_decay=0.1), dict(on_nonfinite="skip"), dict(stacked_axes=1)], ids=str)
-@pytest.mark.parametrize("rule", [Lion, Mirrored, Halved], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [Lion, Mirrored, Halved, Remembering], ids=lambda rule: rule.__name__)
 def test_kernels_follow_the_rule(rule: type[Rule], options: dict[str, Any], optimizer_of: Any) -> None:
     ours, theirs = (parameters(shapes=SHAPES) for _ in range(2))
     fused, reference = (
@@ -210,7 +211,7 @@ class Branching(Lion):
 
 class Crowded(Lion):
     def entries(self, shape: Any) -> dict[str, Entry]:
-        return {f"average_{i}": Moment() for i in range(4)}
+        return {f"average_{i}": Moment() for i in range(7)}
 
 
 class Largest(Lion):
@@ -222,7 +223,7 @@ class Largest(Lion):
     ("rule", "told"),
     [
         (Branching(), "branches on a value"),
-        (Crowded(), "keeps 4 entries .* room for 3"),
+        (Crowded(), "keeps 7 entries .* room for 6"),
         (Largest(), r"needs amax over axes \(0, 1\)"),
     ],
     ids=lambda value: type(value).__name__,
