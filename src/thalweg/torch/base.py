@@ -290,17 +290,23 @@ class Optimizer(torch.optim.Optimizer):
             return True
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise OptionError("accumulate counts steps on the host, which no CUDA graph repeats: leave one of them out")
-        places, groups = self._places(), self.param_groups
+        groups = self.param_groups
+        if not self._groups.have_same_names(groups):
+            self._places()
         settings = self._groups.current_settings(groups)
         handling = settings[0].base.handling
         if not handling.accumulates:
             self._accumulation.forget(self.param_groups)
             return True
-        gradients = {p: gradient_of(name, p, p.grad) for p, (name, _) in places.items() if p.grad is not None}
-        for p in gradients:
-            name, index = places[p]
-            self._state(name, p, self._setting(settings[index], name, p), groups[index])
-        return self._accumulation.add(gradients, groups, self.state) >= (handling.accumulate or 1)
+        given = self._given(None)
+        if not self._accumulation.add_again(given, self.state, settings):
+            places = self._places()
+            gradients = {p: gradient_of(name, p, p.grad) for p, (name, _) in places.items() if p.grad is not None}
+            for p in gradients:
+                name, index = places[p]
+                self._state(name, p, self._setting(settings[index], name, p), groups[index])
+            self._accumulation.add(gradients, given, self.state, settings)
+        return self._accumulation.count(groups) >= (handling.accumulate or 1)
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Any]:
         """What parameters are stepped by: their gradients, or the sums of those that were accumulated."""
@@ -612,6 +618,7 @@ class Optimizer(torch.optim.Optimizer):
         self._sorter.forget()
         self._steps.clear()
         self._latest = None
+        self._accumulation.latest = None
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
