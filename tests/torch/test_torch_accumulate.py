@@ -85,9 +85,9 @@ def test_bfloat16_is_added_up_in_float32() -> None:
 def test_calls_between_steps_add_to_the_same_lists() -> None:
     named = model()
     optimizer = thalweg.torch.AdamW(named, lr=0.1, accumulate=WANTED)
-    train(optimizer, named, range(1, 2))
+    train(optimizer, named, range(1, 3))
     found = optimizer._accumulation.latest
-    train(optimizer, named, range(2, 2 * WANTED))
+    train(optimizer, named, range(3, 2 * WANTED))
     assert optimizer._accumulation.latest is found is not None, "gradients moved, and nothing else"
     named[0][1].grad = torch.ones_like(named[0][1]).to_sparse()
     waiting = optimizer.state[named[1][1]]["accumulated"].clone()

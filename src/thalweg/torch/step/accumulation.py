@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.settings import Settings
 from thalweg.storage import ACCUMULATED
+from thalweg.torch.engines.adding import Sums, sums_by_kernels
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.sharding.shards import local
 from thalweg.torch.step.look import Given, look_at
@@ -28,7 +29,8 @@ class Accumulation:
     def __init__(self) -> None:
         #: The parameters that had one.
         self.waiting: frozenset[Tensor] = frozenset()
-        #: What the last call has added, if the next may add to the same.
+        #: The parameters whose gradients the last call has added, and how, if the next may do the same.
+        self.params: frozenset[Tensor] = frozenset()
         self.latest: Addition | None = None
 
     def add(
@@ -39,10 +41,11 @@ class Accumulation:
             own = [(p, g) for p, g in gradients.items() if (p in self.waiting) is is_waiting]
             if own:  # the first takes the place of a former sum
                 operation([local(states[p][ACCUMULATED]) for p, _ in own], [g for _, g in own])
-        self.latest = Addition(gradients, given, states, settings) if gradients else None
-        self.waiting = self.waiting.union(gradients)
-        if self.latest is not None and self.waiting == self.latest.params:
-            self.waiting = self.latest.params
+        params, before, self.latest = frozenset(gradients), self.params, None
+        self.params, self.waiting = params, self.waiting | params
+        if params and params == before:  # and may be the same once more
+            self.latest = Addition(gradients, given, states, settings)
+            self.waiting = self.latest.params if self.waiting == params else self.waiting
 
     def add_again(self, given: Given, states: States, settings: Sequence[Settings]) -> bool:
         """Add gradients as the last call has; whether nothing but these has changed since."""
@@ -90,13 +93,24 @@ class Addition:
         self.order = [i for i, p in enumerate(every) if p in gradients]
         self.look = look_at(given, self.order, states)
         self.sums = [local(states[every[i]][ACCUMULATED]) for i in self.order]
+        #: What adds on a GPU, once that has been asked for.
+        self.kernels: Sums | None = None
+        self.is_asked = False
 
     def add(self, given: Given, states: States, *, is_first: bool) -> bool:
         found = self.look.find_gradients(given, states)
         if found is None:
             return False
-        grads = [found[0][i] for i in self.order]
-        (torch._foreach_copy_ if is_first else torch._foreach_add_)(self.sums, grads)
+        every_grad, addresses, negated = found
+        grads = [every_grad[i] for i in self.order]
+        if not self.is_asked and not is_first:
+            self.kernels, self.is_asked = sums_by_kernels(self.sums, grads), True
+        if is_first:
+            torch._foreach_copy_(self.sums, grads)
+        elif self.kernels is None or negated:
+            torch._foreach_add_(self.sums, grads)
+        else:
+            self.kernels.add(grads, addresses)
         return True
 
 
