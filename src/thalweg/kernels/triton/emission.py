@@ -105,9 +105,15 @@ class Lines(Statements):
 class Decision(Lines):
     """What is computed for all tensors at once, after a round of sums."""
 
+    def __init__(self, emission: Emission, *, counted: bool = False) -> None:
+        """counted: the steps of parameters have been counted on."""
+        super().__init__(emission)
+        self.counted = counted
+
     def text(self, value: Value) -> str:
         if value.op == "input":
-            return self.emission.scalar(value, ", mask")
+            noted = self.counted and value.name == "t"
+            return "tl.load(figures + T * count + row, mask)" if noted else self.emission.scalar(value, ", mask")
         if value.is_reduction:
             index, _ = self.emission.sums[value]
             total = f"tl.load(totals + {len(self.emission.sums)} * row + {index}, mask, other=0.0)"

@@ -150,8 +150,8 @@ def otherwise(lines: Sequence[str]) -> list[str]:
 
 def emit_decision(emission: Emission, number: int, last: int) -> str:
     """What is known after a pass, and not before."""
-    lines = Decision(emission)
     final = number == last
+    lines = Decision(emission, counted=final and last > 0)
     stores = []
     for value in emission.figures:
         rounds = emission.rounds_before(value)

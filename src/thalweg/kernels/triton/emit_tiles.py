@@ -218,7 +218,8 @@ def emit_between(emission: TileEmission, number: int, kind: str) -> list[str]:
 
 def emit_decision(emission: TileEmission, number: int) -> list[str]:
     """What is computed for each tensor after a pass, for those that follow and for people to look at."""
-    lines, last = TileDecision(emission), emission.last
+    last = emission.last
+    lines = TileDecision(emission, counted=number == last)
     stores = []
     for value in emission.figures:
         stage = emission.first_use.get(value, last) - 1
