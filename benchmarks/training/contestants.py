@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 import thalweg.torch as ours
 from benchmarks.training.tasks import SuiteTask
 from thalweg.race.contestants import Contestant
+from thalweg.rules import AdamW
 from thalweg.show.published import hollow_timm
 from thalweg.torch.routing import HIDDEN, roles_of
 
@@ -187,6 +188,9 @@ CONTESTANTS = {
     "AdamW, cautious decay": own("AdamW", 2e-3, **ADAMW, cautious="decay"),
     "AdamW, averaged": own("AdamW", 2e-3, **ADAMW, **AVERAGED),
     "AdamW, schedule-free": own("AdamW", 2e-3, betas=(0.0, 0.95), schedule_free=True),
+    "AdamW, spikes": own("AdamW", 2e-3, **ADAMW, spikes=True),
+    "AdamW, tensor spikes": own("AdamW", 2e-3, **ADAMW, tensor_spikes=True),
+    "Lion, size of AdamW": Entry("thalweg", partial(make_own, "Lion", graft=AdamW(**ADAMW)), 2e-3, 2e-3),
     "Kron, cautious": kron(1e-3, cautious=True),
     "Kron, averaged": kron(1e-3, **AVERAGED),
     "muon_adamw, cautious": mixture(ours.muon_adamw, 2e-3, **with_both(cautious=True)),

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lanes import one_in
+from own_rules import Remembering
 
 from thalweg import rules
 from thalweg.arrays import Scalar, Squares
@@ -115,7 +116,9 @@ def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> 
 
 @needs_compiler
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
-@pytest.mark.parametrize("rule", [Softened(weight_decay=0.1), Margins()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "rule", [Softened(weight_decay=0.1), Margins(), Remembering()], ids=lambda rule: type(rule).__name__
+)
 def test_a_rule_of_ones_own_steps_natively(rule: Rule, dtype: str, tolerance: float) -> None:
     assert reason_unserved(rule, Handling(), (300, 70)) is None
     agree(*both(rule, (300, 70), dtype), tolerance)
@@ -300,7 +303,7 @@ class Greedy(Softened):
     """More state than there is room for."""
 
     def entries(self, shape: Any) -> Any:
-        return {f"entry_{i}": Moment() for i in range(5)}
+        return {f"entry_{i}": Moment() for i in range(7)}
 
     def update(
         self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
@@ -328,6 +331,20 @@ class Peaks(Margins):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ByMatrix(Rule):
+    """Keeps a number for each matrix of a tensor."""
+
+    def entries(self, shape: Any) -> Any:
+        return {"size": Square(over=(1, 2))}
+
+    def update(
+        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
+    ) -> Any:
+        (size,) = xp.sums(Squares(g, (1, 2)))
+        return Update(-lr * g / (1.0 + s["size"]), {"size": size}, True, {})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pooled(Rule):
     """Divides by the mean of all rows of a tensor, whichever matrix they are of."""
 
@@ -352,7 +369,7 @@ class Pooled(Rule):
     [
         (Peaks(), (3, 4), "Peaks needs amax over axes"),
         (Pooled(), (2, 3, 4), "Pooled sums rows or columns over whole tensors, of which no native code is made"),
-        (Margins(), (3,), "Margins keeps 'rows', and kernels are made for state of elements, rows and columns"),
+        (ByMatrix(), (2, 3, 4), "ByMatrix keeps 'size', and kernels are made for state of elements, rows, columns and"),
     ],
 )
 def test_rows_and_columns_that_native_code_cannot_serve_are_refused(rule: Rule, shape: Any, reason: str) -> None:
@@ -362,7 +379,7 @@ def test_rows_and_columns_that_native_code_cannot_serve_are_refused(rule: Rule, 
 @pytest.mark.parametrize(
     ("rule", "reason"),
     [
-        (Greedy(), "Greedy needs 5 state entries, and native code has room for 4"),
+        (Greedy(), "Greedy needs 7 state entries, and native code has room for 6"),
         (Largest(), "Largest needs amax over axes (0, 1), and kernels are made for sums and means"),
     ],
 )

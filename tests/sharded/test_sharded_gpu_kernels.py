@@ -18,6 +18,8 @@ from world_messages import EACH, GROUPS, messages
 from world_repeated import times_sorted
 from world_steps import TYPICAL, Run, differences, differences_in_odd_memory, flipped
 
+from thalweg import Spikes
+
 pytestmark = pytest.mark.slow
 
 #: Smaller than those of other engines' tests, and fewer: every program is interpreted.
@@ -43,6 +45,14 @@ def test_every_layout_gives_the_numbers_of_one_process(size: int, layout: str) -
 @pytest.mark.parametrize(("size", "layout"), [(4, "two axes"), (2, "last axis"), (2, "first axis")])
 def test_other_rules_on_some_layouts(rule: str, size: int, layout: str) -> None:
     assert world(size).run(differences, run_of(rule), layout) == [[]] * size
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rule", ["AdamW", "Adafactor"])
+def test_each_tensor_is_judged_as_a_whole(rule: str) -> None:
+    spikes = dict(tensor_spikes=Spikes(window=2, z=0.1, action="clip"))
+    run = run_of(rule, rates=(1.0, 1.0, 0.5), names=NAMES[1:], options=spikes)
+    assert world(2).run(differences, run, "mixed") == [[]] * 2
 
 
 @once(1)

@@ -9,6 +9,7 @@ import pytest
 
 from thalweg import Moment, Rule, Squares, Update, average, option, ratio_unless, sign
 from thalweg.rules import Direction, Preparation, WholeRule
+from thalweg.rules.entries import Spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,25 @@ class Layerwise(Signed):
         ratio = ratio_unless(xp, smaller <= 0, xp.sqrt(p_squares), xp.sqrt(m_squares), 1.0)
         step = (m * ratio + self.weight_decay * p) * (-lr * lr_scale)
         return Update(step, {"exp_avg": m}, xp.isfinite(m_squares), {"trust_ratio": ratio})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembering(Rule):
+    """One that keeps numbers for each tensor: norms of its gradients, and a share that needs no sum to grow."""
+
+    weight_decay: float = 0.0
+
+    def entries(self, shape: Any) -> dict[str, Any]:
+        return dict.fromkeys(("norm", "share"), Spread(tuple(range(self.stacked_axes, len(shape)))))
+
+    def update(
+        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
+    ) -> Update:
+        share = average(s["share"], 1.0, 0.25)
+        (squares,) = xp.sums(Squares(g, self.own_axes(xp.shape(g))))
+        step = (g * (share / (1.0 + s["norm"])) + self.weight_decay * p) * (-lr * lr_scale)
+        norm = average(s["norm"], xp.sqrt(squares), 0.5)
+        return Update(step, {"norm": norm, "share": share}, xp.isfinite(squares), {"share": share})
 
 
 @dataclass(frozen=True, kw_only=True)

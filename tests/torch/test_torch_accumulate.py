@@ -17,7 +17,7 @@ from tolerances import FLOAT64
 
 import thalweg.numpy
 import thalweg.torch
-from thalweg import OptionError, ResumeWarning, Spikes, StateError
+from thalweg import OptionError, ParameterError, ResumeWarning, Spikes, StateError
 
 WANTED = 4
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -80,6 +80,20 @@ def test_bfloat16_is_added_up_in_float32() -> None:
     # (1 + 255 / 1024) / 256 has no more digits than float32, and is rounded once to the parameter
     assert torch.equal(p.detach(), torch.full_like(p, -(1 + 255 / 1024) / 256))
     assert optimizer.state[p]["accumulated"].dtype == torch.float32
+
+
+def test_calls_between_steps_add_to_the_same_lists() -> None:
+    named = model()
+    optimizer = thalweg.torch.AdamW(named, lr=0.1, accumulate=WANTED)
+    train(optimizer, named, range(1, 3))
+    found = optimizer._accumulation.latest
+    train(optimizer, named, range(3, 2 * WANTED))
+    assert optimizer._accumulation.latest is found is not None, "gradients moved, and nothing else"
+    named[0][1].grad = torch.ones_like(named[0][1]).to_sparse()
+    waiting = optimizer.state[named[1][1]]["accumulated"].clone()
+    with pytest.raises(ParameterError, match="the gradient of 'a' is sparse"):
+        optimizer.step()
+    assert torch.equal(optimizer.state[named[1][1]]["accumulated"], waiting)
 
 
 def test_nothing_moves_before_the_last_call() -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from thalweg.arrays import Shape
 from thalweg.errors import RuleError
-from thalweg.programs.graph import Extent, Value
+from thalweg.programs.graph import Extent, Value, needed_by
 from thalweg.programs.trace import PARAMETER, Program
 from thalweg.rules.entries import Entry, Spread
 
@@ -96,7 +96,10 @@ def matrix_kinds_of(program: Program, stacked_axes: int) -> MatrixKinds:
     found = kinds_of(program, stacked_axes)
     if reason := reason_unseen(program, found):
         raise RuleError(reason)
-    return MatrixKinds(found.every, found.stacked, found.axes)
+    # sums from which the numbers of a tensor are made hold for it, also where its only matrix has the same
+    sums = (value for value in needed_by(program.state[key] for key in program.scalars) if value.is_reduction)
+    of_tensors = [value for value in sums if (found.of(value.args[0]), found.of(value)) == (ELEMENT, TENSOR)]
+    return MatrixKinds(found.every, found.stacked, found.axes, dict.fromkeys(of_tensors, False))
 
 
 def kinds_of(program: Program, stacked_axes: int) -> Kinds:
@@ -126,8 +129,8 @@ def reason_unseen(program: Program, kinds: Kinds) -> str:
             return f"{name} needs amax over axes {value.axes}, and kernels are made for sums and means"
     for key, extent in program.memory.items():
         kind = kinds.of_extent(extent)
-        if kind not in (ELEMENT, ROW, COLUMN):
-            return f"{name} keeps {key!r}, and kernels are made for state of elements, rows and columns"
+        if kind not in (ELEMENT, ROW, COLUMN, TENSOR):
+            return f"{name} keeps {key!r}, and kernels are made for state of elements, rows, columns and tensors"
         if kind != ELEMENT and kinds.of(program.state[key]) != kind:
             return f"{name} makes {key!r} of fewer axes than it has"
     if kinds.axes is not None and not any(value.is_reduction for value in program.needed):

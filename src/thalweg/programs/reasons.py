@@ -11,7 +11,7 @@ from thalweg.programs.trace import example_of, trace
 from thalweg.rules import Rule
 
 #: State entries that the tables of kernels have room for.
-ROOM = 3
+ROOM = 6
 
 
 def reason_underived(rule: Rule, shape: Shape) -> str:

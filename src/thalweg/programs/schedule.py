@@ -84,6 +84,8 @@ def schedule(
     earliest = {key: max(rounds_before([value], depth), finite) for key, value in large.items()}
     every_sum = reductions_of(program)
     last = max(*earliest.values(), rounds_before(every_sum, depth) if complete else 0)
+    # what is small is written when the last pass is over
+    last = max(last, rounds_before([program.state[key] for key in small], depth) - 1)
     earliest[PARAMETER] = last  # a step that fails on the way leaves parameters as they were
     waited_for = reductions_before([*program.results.values(), *([program.finite] if guarded else [])])
     waited_for |= set(every_sum) if complete else set()

@@ -48,6 +48,12 @@ class Program:
         """The keys of the state."""
         return [key for key in self.memory if key not in (PARAMETER, GRADIENT)]
 
+    @property
+    def scalars(self) -> list[str]:
+        """The keys of those entries that are one number for each tensor."""
+        stacked = frozenset(range(self.stacked_axes))
+        return [key for key in self.entries if (self.memory[key] or frozenset()) <= stacked]
+
     @functools.cached_property
     def inputs(self) -> dict[str, Value]:
         return {value.name: value for value in self.graph.values if value.op == "input"}

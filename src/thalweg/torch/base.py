@@ -251,7 +251,8 @@ class Optimizer(torch.optim.Optimizer):
         with self._guard():
             known, self._written = len(self.state), False
             accumulates = any(group.get("accumulate") for group in self.param_groups)
-            if (accumulates or self._accumulation.waiting) and not self._accumulate():
+            accumulate = self._accumulate_eagerly if compiling else self._accumulate
+            if (accumulates or self._accumulation.waiting) and not accumulate():
                 return
             try:
                 prepare = self._prepare_eagerly if compiling else self._prepare
@@ -282,25 +283,32 @@ class Optimizer(torch.optim.Optimizer):
             stack.enter_context(torch.autocast(device, enabled=False))
         return stack
 
-    @torch.compiler.disable
     def _accumulate(self) -> bool:
         """Add the gradients of this step to those before it, if that is asked for; whether to take a step with all."""
         if not self.param_groups[0].get("accumulate"):
             self._accumulation.forget(self.param_groups)
             return True
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             raise OptionError("accumulate counts steps on the host, which no CUDA graph repeats: leave one of them out")
-        places, groups = self._places(), self.param_groups
+        groups = self.param_groups
+        if not self._groups.have_same_names(groups):
+            self._places()
         settings = self._groups.current_settings(groups)
         handling = settings[0].base.handling
         if not handling.accumulates:
             self._accumulation.forget(self.param_groups)
             return True
-        gradients = {p: gradient_of(name, p, p.grad) for p, (name, _) in places.items() if p.grad is not None}
-        for p in gradients:
-            name, index = places[p]
-            self._state(name, p, self._setting(settings[index], name, p), groups[index])
-        return self._accumulation.add(gradients, groups, self.state) >= (handling.accumulate or 1)
+        given = self._given(None)
+        if not self._accumulation.add_again(given, self.state, settings):
+            places = self._places()
+            gradients = {p: gradient_of(name, p, p.grad) for p, (name, _) in places.items() if p.grad is not None}
+            for p in gradients:
+                name, index = places[p]
+                self._state(name, p, self._setting(settings[index], name, p), groups[index])
+            self._accumulation.add(gradients, given, self.state, settings)
+        return self._accumulation.count(groups) >= (handling.accumulate or 1)
+
+    _accumulate_eagerly = torch.compiler.disable(_accumulate)  # type: ignore[no-untyped-call]
 
     def _gradients(self, params: Sequence[Tensor]) -> list[Any]:
         """What parameters are stepped by: their gradients, or the sums of those that were accumulated."""
@@ -612,6 +620,7 @@ class Optimizer(torch.optim.Optimizer):
         self._sorter.forget()
         self._steps.clear()
         self._latest = None
+        self._accumulation.latest = None
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""

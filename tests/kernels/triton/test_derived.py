@@ -10,6 +10,7 @@ import pytest
 import torch
 from lanes import by_turns, once, one_in
 from on_device import DEVICE, agree, copy_into, gradients, parameters, train
+from own_rules import Remembering
 
 import thalweg.torch
 from thalweg import rules
@@ -20,7 +21,7 @@ from thalweg.kernels.triton.memory import Stored
 from thalweg.programs.reasons import reason_underived
 from thalweg.rules import Rule, Update
 from thalweg.rules.blocks import average
-from thalweg.rules.entries import Entry, Moment, Square
+from thalweg.rules.entries import Entry, Moment, Spread, Square
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 
@@ -65,6 +66,18 @@ class Mirrored(rules.LAMB):
 class Halved(rules.LAMB):
     def ratio(self, xp: Any, p_norm: Any, u_norm: Any) -> Any:
         return 0.5 * super().ratio(xp, p_norm, u_norm)
+
+
+class Trailing(rules.LAMB):
+    """LAMB that keeps the mean norm of its steps, each of which its last pass alone knows."""
+
+    def entries(self, shape: Any) -> dict[str, Entry]:
+        return {**super().entries(shape), "size": Spread(tuple(range(self.stacked_axes, len(shape))))}
+
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, **given: Any) -> Any:
+        update = super().update(xp, g, s, p, t=t, **given)
+        (squares,) = xp.sums(Squares(update.delta, self.own_axes(xp.shape(p))))
+        return update._replace(state={**update.state, "size": average(s["size"], xp.sqrt(squares), 1 / t)})
 
 
 class Gentle(rules.Adafactor):
@@ -127,13 +140,21 @@ def optimizer_of() -> Any:
 
 @once(1)
 @pytest.mark.parametrize("options", [dict(weight_decay=0.1), dict(on_nonfinite="skip"), dict(stacked_axes=1)], ids=str)
-@pytest.mark.parametrize("rule", [Lion, Mirrored, Halved], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [Lion, Mirrored, Halved, Remembering, Trailing], ids=lambda rule: rule.__name__)
 def test_kernels_follow_the_rule(rule: type[Rule], options: dict[str, Any], optimizer_of: Any) -> None:
-    ours, theirs = (parameters(shapes=SHAPES) for _ in range(2))
+    follow(rule, options, optimizer_of, SHAPES)
+
+
+def test_numbers_that_the_last_pass_makes_are_kept(optimizer_of: Any) -> None:
+    follow(Trailing, {}, optimizer_of, {"matrix": (5, 7)})
+
+
+def follow(rule: type[Rule], options: dict[str, Any], optimizer_of: Any, shapes: dict[str, Any]) -> None:
+    ours, theirs = (parameters(shapes=shapes) for _ in range(2))
     fused, reference = (
         optimizer_of(rule, named, engine, **options) for named, engine in ((ours, "fused"), (theirs, "reference"))
     )
-    for step in gradients(3, shapes=SHAPES):
+    for step in gradients(3, shapes=shapes):
         train(fused, ours, [step])
         train(reference, theirs, [step])
     assert (fused.engine, reference.engine) == ("fused", "reference")
@@ -210,7 +231,7 @@ class Branching(Lion):
 
 class Crowded(Lion):
     def entries(self, shape: Any) -> dict[str, Entry]:
-        return {f"average_{i}": Moment() for i in range(4)}
+        return {f"average_{i}": Moment() for i in range(7)}
 
 
 class Largest(Lion):
@@ -222,7 +243,7 @@ class Largest(Lion):
     ("rule", "told"),
     [
         (Branching(), "branches on a value"),
-        (Crowded(), "keeps 4 entries .* room for 3"),
+        (Crowded(), "keeps 7 entries .* room for 6"),
         (Largest(), r"needs amax over axes \(0, 1\)"),
     ],
     ids=lambda value: type(value).__name__,

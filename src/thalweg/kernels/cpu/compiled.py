@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -157,12 +158,15 @@ class Registers:
     #: Of each sum: the pass that makes it.
     made_by: Mapping[Value, int]
     passes: int
+    #: The entries of the state that are one number for each tensor.
+    kept: Sequence[str]
     numbers: dict[Any, int] = field(default_factory=dict)
     results: dict[Value, int] = field(default_factory=dict)
+    #: Before the first pass, and after each.
     code: list[list[tuple[str, Any, list[Any]]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.code = [[] for _ in range(self.passes)]
+        self.code = [[] for _ in range(1 + self.passes)]
 
     def need(self, operand: Any) -> Any:
         """A handle of the register that will hold it: resolved by ``place`` when all are known."""
@@ -172,6 +176,8 @@ class Registers:
             return "number", self.numbers.setdefault(("literal", float(operand)), len(self.numbers))
         if operand.op == "input" and operand.name in FILLED:
             return "filled", FILLED[operand.name]
+        if operand.op == "input" and operand.name in self.kept:
+            return "kept", self.kept.index(operand.name)
         if operand.is_reduction and operand in self.made_by:
             if not operand.is_mean:
                 return "sum", index_of(self.sums, operand)
@@ -193,21 +199,21 @@ class Registers:
 
     def compute(self, value: Value, op: str, args: list[Any], after: int) -> None:
         self.results[value] = len(self.results)
-        self.code[after].append((op, ("result", self.results[value]), args))
+        self.code[1 + after].append((op, ("result", self.results[value]), args))
 
     def is_host(self, value: Value) -> bool:
         """Whether it follows from options and the step alone."""
         if value.op == "input":
-            return value.name not in FILLED
+            return value.name not in FILLED and value.name not in self.kept
         return (
             self.kinds.of(value) in (HOST, TENSOR) and not value.is_reduction and all(map(self.is_host, value.values))
         )
 
     def known_after(self, value: Value) -> int:
-        """The pass after which it can be computed."""
+        """The pass after which it can be computed; -1: before all of them."""
         if value.is_reduction:
             return self.made_by[value]
-        return max((self.known_after(arg) for arg in value.values), default=0)
+        return max((self.known_after(arg) for arg in value.values), default=-1)
 
     def place(self, handle: Any) -> int:
         what, index = handle
@@ -215,13 +221,14 @@ class Registers:
             "filled": 0,
             "number": FIRST_NUMBER,
             "sum": FIRST_NUMBER + len(self.numbers),
-            "result": FIRST_NUMBER + len(self.numbers) + len(self.sums),
+            "kept": FIRST_NUMBER + len(self.numbers) + len(self.sums),
+            "result": FIRST_NUMBER + len(self.numbers) + len(self.sums) + len(self.kept),
         }
         return int(first[what] + index)
 
     @property
     def count(self) -> int:
-        return FIRST_NUMBER + len(self.numbers) + len(self.sums) + len(self.results)
+        return self.place(("result", len(self.results)))
 
 
 class Compiled:
@@ -232,10 +239,14 @@ class Compiled:
         self.emitted, self.schedule, self.axes = found, found.found, kinds.axes
         sums = [value for each in found.passes for value in each.sums]
         made_by = {value: number for number, each in enumerate(found.passes) for value in each.sums}
-        registers = Registers(program, kinds, sums, made_by, len(found.passes))
+        registers = Registers(program, kinds, sums, made_by, len(found.passes), list(found.kept))
         numbers = [[registers.need(number) for number in each.numbers] for each in found.passes]
         between = [] if found.between is None else [registers.need(number) for number in found.between.numbers]
         stats = {name: registers.need(value) for name, value in program.stats.items()}
+        kept = [
+            (place, registers.need(program.inputs[key]), registers.need(program.state[key]))
+            for key, place in found.kept.items()
+        ]
         finite = None if program.finite is True else registers.need(program.finite)
         limit = bound_step(program, kinds)
         bound = None if limit is None else registers.need(limit)
@@ -278,7 +289,7 @@ class Compiled:
             own_between.row_state[: len(middle.row_state)] = middle.row_state
             own_between.column_state[: len(middle.column_state)] = middle.column_state
             own_between.registers = self.address(ctypes.c_int32, list(map(place, between)))
-        ends = [sum(map(len, registers.code[: number + 1])) for number in range(len(found.passes))]
+        begin, *ends = itertools.accumulate(map(len, registers.code))
         firsts = [place(("sum", sum(len(each.sums) for each in found.passes[:n]))) for n in range(len(found.passes))]
         self.code = (structs.Instruction * len(code))(*code)
         self.native = structs.Program(
@@ -286,7 +297,10 @@ class Compiled:
             between=ctypes.addressof(self.between),
             code=ctypes.addressof(self.code),
             is_mean=self.address(ctypes.c_uint8, [value.is_mean for value in sums] or [0]),
+            kept=self.address(ctypes.c_int32, [x for own, *handles in kept for x in (own, *map(place, handles))]),
             count=len(found.passes),
+            kept_count=len(kept),
+            code_begin=begin,
             finite=-1 if finite is None else place(finite),
             bounded=-1 if bound is None else place(bound),
         )

@@ -53,6 +53,8 @@ class Emitted:
     #: The slots of rows and columns that passes ask for.
     rows: list[Value]
     columns: list[Value]
+    #: Entries of the state that are one number for each tensor, by key: the operand.
+    kept: dict[str, int]
 
     @property
     def functions(self) -> list[Function]:
@@ -69,8 +71,13 @@ class Emission:
         #: Slots of rows and columns: those of the state come first, each under its new value.
         self.slots: dict[str, dict[Any, int]] = {ROW: {}, COLUMN: {}}
         self.state_slots: dict[str, list[str]] = {ROW: [], COLUMN: []}
+        #: Entries of the state that are one number for each tensor.
+        self.numbers: list[str] = []
         for key in found.small:
             kind = kinds.of_extent(self.program.memory[key])
+            if kind == TENSOR:
+                self.numbers.append(key)
+                continue
             self.slots[kind][self.program.state[key]] = len(self.state_slots[kind])
             self.state_slots[kind].append(key)
 
@@ -233,7 +240,8 @@ def emit(found: Schedule, kinds: MatrixKinds) -> Emitted:
         sums = {ROW: each.row_sums, COLUMN: each.column_sums}
         between = Between(kinds, sums, emission.slots, emission.state_slots).emit(number, emission.places)
     check_room(name, passes, emission)
-    return Emitted(found, kinds, passes, between, list(emission.slots[ROW]), list(emission.slots[COLUMN]))
+    kept = {key: emission.places[key] for key in emission.numbers}
+    return Emitted(found, kinds, passes, between, list(emission.slots[ROW]), list(emission.slots[COLUMN]), kept)
 
 
 def check_room(name: str, passes: list[EmittedPass], emission: Emission) -> None:

@@ -9,7 +9,7 @@ DTYPES = {"float32": 1, "float64": 2, "bfloat16": 3, "float16": 4, "int8": 5, "u
 #: As abi.h has them: what a tensor, a program and a pass have room for, elements that may lie behind a factored column,
 #: what marks an operand among those that sums of columns are of, and the registers that every program has (the scale
 #: of the gradient, the number of elements, the largest number of p), before its own.
-OPERANDS, MOST_PASSES, SLOTS, MOST_AFTER, OPERAND = 6, 6, 2, 128, 128
+OPERANDS, MOST_PASSES, SLOTS, MOST_AFTER, OPERAND = 8, 6, 2, 128, 128
 SCALE, COUNT, LARGEST, FIRST_NUMBER = 0, 1, 2, 3
 
 
@@ -61,8 +61,8 @@ class Instruction(ctypes.Structure):
 
 class Program(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("passes", "between", "code", "is_mean")),
-        ("count", c_int32),
+        *((name, c_void_p) for name in ("passes", "between", "code", "is_mean", "kept")),
+        *((name, c_int32) for name in ("count", "kept_count", "code_begin")),
         ("code_end", c_int32 * MOST_PASSES),
         ("first_sum", c_int32 * MOST_PASSES),
         *((name, c_int32) for name in ("finite", "bounded", "unused")),

@@ -93,9 +93,11 @@ class DerivedPasses(Passes):
         if self.handling.on_nonfinite == "raise":
             self.settle(step, counts=True)
         self.go(step, self.last, WRITE)
-        if self.emitted.sums[self.last] and observed:
-            self.add_up(self.last)
+        if self.emitted.late or (self.emitted.sums[self.last] and observed):
+            if self.emitted.sums[self.last]:
+                self.add_up(self.last)
             self.decide_after(step, self.last)
+        self.keep_numbers(step)
         if not self.last and not self.guarded:  # the only pass has read the number of the step
             self.settle(step, counts=True)
 

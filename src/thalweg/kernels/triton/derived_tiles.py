@@ -26,7 +26,7 @@ from thalweg.kernels.triton.statistics import COMPUTED, Statistics
 from thalweg.kernels.triton.tables import ALIGNMENT, add_up
 from thalweg.kernels.triton.tiles import Grid
 from thalweg.programs.extents import ELEMENT, TENSOR, Kinds, kinds_of
-from thalweg.programs.schedule import schedule
+from thalweg.programs.schedule import reductions_before, schedule
 from thalweg.programs.trace import example_of
 from thalweg.rules import Rule
 from thalweg.settings import Handling
@@ -72,7 +72,8 @@ def kernels_for(
         found = schedule(program, size, exact=exact, guarded=guarded, complete=whole)
         # sums of the last pass may be for people to look at, and then are such that all passes over tiles can make
         over = [(kinds.of(value.args[0]), kinds.of(value)) for value in found.passes[-1].sums]
-        if len(found.passes) > 1 and all(each == (ELEMENT, TENSOR) for each in over):
+        waited_for = reductions_before(program.state[key] for key in found.small) & set(found.passes[-1].sums)
+        if len(found.passes) > 1 and all(each == (ELEMENT, TENSOR) for each in over) and not waited_for:
             break
     emitted = emit_tiles(found, title_of(rule), kinds, stored, guarded=guarded, random=random)
     own = loaded(emitted.source, type(rule).__name__, named_in(of_tiles, of_statistics))
@@ -174,6 +175,7 @@ class TilePasses(Passes):
             self.settle(step, counts=True)
         self.go(step, self.last, WRITE)
         self.keep(step, WRITE)
+        self.keep_numbers(step)
         if observed:
             self.add_up(self.last)
             self.compute_after(step, self.last)

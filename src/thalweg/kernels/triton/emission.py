@@ -14,8 +14,10 @@ from thalweg.kernels.text import summand
 from thalweg.kernels.triton.lines import Statements
 from thalweg.kernels.triton.memory import Memory, Stored
 from thalweg.programs.graph import Value
+from thalweg.programs.operations import TRUTH
 from thalweg.programs.schedule import Schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER
+from thalweg.programs.verify import dtype_of
 
 #: Inputs that are one number for each tensor.
 SCALAR_INPUTS = {
@@ -48,6 +50,9 @@ class Emission:
         self.large = self.program.memory[PARAMETER]
         self.memory = Memory(self.program, self.stored, self.random, self.FIRST, self.INDEX)
         self.entries = self.program.entries
+        #: Of the state: what is one number for each tensor, and what else is smaller than a parameter.
+        self.scalars = self.program.scalars
+        self.small = [key for key in self.found.small if key not in self.scalars]
         every = [(number, value) for number, each in enumerate(self.found.passes) for value in each.sums]
         #: Of each reduction: its place among all, and the pass that makes it.
         self.sums = {value: (place, number) for place, (number, value) in enumerate(every)}
@@ -57,6 +62,20 @@ class Emission:
 
     def figure(self, value: Value) -> int:
         return OWN_FIGURES + self.figures.setdefault(value, len(self.figures))
+
+    def scalar(self, value: Value, mask: str = "") -> str:
+        """An input that is one number for each tensor. mask: ", mask" where many tensors are looked at together."""
+        if value.name in self.scalars:
+            return f"number_kept(rows, row, {self.entries.index(value.name)}{mask})"
+        return SCALAR_INPUTS[value.name].format(mask)
+
+    def kept_figures(self) -> list[tuple[int, int]]:
+        """The entries of the state that are one number for each tensor, each with the figure of its new value."""
+        return [(self.entries.index(key), self.figure(self.program.state[key])) for key in self.scalars]
+
+    def read_figure(self, value: Value) -> str:
+        number = f"tl.load(figures + {self.figure(value)} * count + row)"
+        return f"{number} != 0" if dtype_of(value) == TRUTH else number
 
     def stats(self) -> dict[str, int | float]:
         """What people may look at: the figures that show it, or the numbers that it always is."""
@@ -86,14 +105,25 @@ class Lines(Statements):
 class Decision(Lines):
     """What is computed for all tensors at once, after a round of sums."""
 
+    def __init__(self, emission: Emission, *, counted: bool = False) -> None:
+        """counted: the steps of parameters have been counted on."""
+        super().__init__(emission)
+        self.counted = counted
+
     def text(self, value: Value) -> str:
         if value.op == "input":
-            return SCALAR_INPUTS[value.name].format(", mask")
+            noted = self.counted and value.name == "t"
+            return "tl.load(figures + T * count + row, mask)" if noted else self.emission.scalar(value, ", mask")
         if value.is_reduction:
             index, _ = self.emission.sums[value]
             total = f"tl.load(totals + {len(self.emission.sums)} * row + {index}, mask, other=0.0)"
             return f"{total} / tl.load(counts + row, mask, other=1.0)" if value.is_mean else total
         return self.operation(value, sqrt="tl.sqrt_rn(nothing + {0})")
+
+    def write_figure(self, value: Value) -> str:
+        text = self.of(value)
+        number = f"tl.where({text}, 1.0, 0.0)" if dtype_of(value) == TRUTH else text
+        return f"tl.store(figures + {self.emission.figure(value)} * count + row, nothing + {number}, mask)"
 
     def finite_by(self, rounds: int) -> list[str]:
         """What tells whether steps are finite, if so many rounds of sums can tell."""
@@ -109,7 +139,7 @@ class Scalars(Lines):
 
     def text(self, value: Value) -> str:
         if value.op == "input":
-            return SCALAR_INPUTS[value.name].format("")
+            return self.emission.scalar(value)
         return self.operation(value)
 
 
@@ -134,7 +164,7 @@ class Elements(Lines):
         if self.pass_number == 0 or value.extent is None:
             return self.scalars.of(value)
         if value not in self.scalars.known:
-            self.scalars.let(value, f"tl.load(figures + {self.emission.figure(value)} * count + row)")
+            self.scalars.let(value, self.emission.read_figure(value))
         return self.scalars.known[value]
 
     def is_one(self, operand: Any) -> bool:

@@ -74,6 +74,10 @@ class Emitted:
     figures: int
     #: By name: the figure that shows it, or the number that it always is.
     stats: dict[str, int | float]
+    #: Of what the state has one number of for each tensor: the place of the entry, and the figure of its new value.
+    scalars: list[tuple[int, int]]
+    #: Whether some of these are known after the last pass alone.
+    late: bool = field(default=False, kw_only=True)
     #: How many blocks one program goes through in turn.
     blocks: int = field(default=1, kw_only=True)
 
@@ -83,12 +87,14 @@ def emit(found: Schedule, title: str, stored: tuple[Stored, ...], *, random: boo
     emission = Emission(found, stored, random)
     last = len(found.passes) - 1
     passes = [emit_pass(emission, number) for number in range(last + 1)]
-    stats = emission.stats()
-    decided = range(last + 1 if found.passes[last].sums else last)
+    stats, scalars = emission.stats(), emission.kept_figures()
+    late = any(max(1, emission.rounds_before(emission.program.state[key])) > last for key in emission.scalars)
+    decided = range(last + 1 if found.passes[last].sums or late else last)
     decisions = [emit_decision(emission, number, last) for number in decided]
     source = "\n\n".join([f'"""{title}\n\n{found}\n"""', *passes, *decisions])
     sums, blocks = [each.sums for each in found.passes], BLOCKS if emission.memory.has_codes else 1
-    return Emitted(source, list(emission.numbers), sums, len(emission.figures), stats, blocks=blocks)
+    figures = len(emission.figures)
+    return Emitted(source, list(emission.numbers), sums, figures, stats, scalars, late=late, blocks=blocks)
 
 
 def emit_pass(emission: Emission, number: int) -> str:
@@ -144,18 +150,18 @@ def otherwise(lines: Sequence[str]) -> list[str]:
 
 def emit_decision(emission: Emission, number: int, last: int) -> str:
     """What is known after a pass, and not before."""
-    lines = Decision(emission)
     final = number == last
+    lines = Decision(emission, counted=final and last > 0)
     stores = []
     for value in emission.figures:
         rounds = emission.rounds_before(value)
         if max(rounds, 1) == number + 1 or (final and rounds > number):
-            stores.append((emission.figure(value), lines.of(value)))
+            stores.append(lines.write_figure(value))
     if number == max(last - 1, 0):
         lines.lines += lines.finite_by(number + 1)
         if last:
             lines.lines.append("tl.store(figures + T * count + row, step_number(rows, row, mask), mask)")
-    body = [*lines.lines, *(f"tl.store(figures + {i} * count + row, nothing + {text}, mask)" for i, text in stores)]
+    body = [*lines.lines, *stores]
     return DECIDE.format(number=number, body=block(body, 4))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thalweg.kernels.text import block, indented, summand
-from thalweg.kernels.triton.emission import SCALAR_INPUTS, Lines, is_zero_where_nothing_is
+from thalweg.kernels.triton.emission import Lines, is_zero_where_nothing_is
 from thalweg.kernels.triton.tile_emission import TileEmission, base_of, filled
 from thalweg.programs.extents import COLUMN, ELEMENT, MATRIX, ROW, SMALL, TENSOR
 from thalweg.programs.graph import Value
@@ -105,8 +105,8 @@ class Tile(Lines):
         kind = self.emission.kinds.of(value)
         if kind == TENSOR:
             if self.number:
-                return f"tl.load(figures + {self.emission.use(value, self.number)} * count + row)"
-            return SCALAR_INPUTS[value.name].format("") if value.op == "input" else self.operation(value)
+                return self.emission.use(value, self.number)
+            return self.emission.scalar(value) if value.op == "input" else self.operation(value)
         if kind in SMALL:
             entry, mask = ENTRIES[kind]
             if self.number:

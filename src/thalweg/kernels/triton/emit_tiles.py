@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thalweg.kernels.text import block, indented
-from thalweg.kernels.triton.emission import SCALAR_INPUTS, Decision, Lines
+from thalweg.kernels.triton.emission import Decision, Lines
 from thalweg.kernels.triton.emit import Emitted
 from thalweg.kernels.triton.emit_tile_passes import emit_pass
 from thalweg.kernels.triton.memory import Stored
@@ -93,8 +93,8 @@ def emit_tiles(
     emission = TileEmission(found, stored, random, kinds=kinds, guarded=guarded)
     program, last = found.program, emission.last
     passes = [emit_pass(emission, number) for number in range(last + 1)]
-    stats = emission.stats()
-    small = {key: program.state[key] for key in found.small}
+    stats, scalars = emission.stats(), emission.kept_figures()
+    small = {key: program.state[key] for key in emission.small}
     emission.settled = max([0, *(emission.first_use[value] - 1 for value in emission.kept)])
     emission.settled = max([emission.settled, *(emission.rounds_before(value) - 1 for value in small.values())])
     if guarded:
@@ -131,6 +131,7 @@ def emit_tiles(
         [each.sums for each in found.passes],
         len(emission.figures),
         stats,
+        scalars,
         [emission.gathers(each) for each in found.passes],
         [sum(counts[:number]) for number in range(last + 2)],
         statistics,
@@ -163,7 +164,7 @@ class Between(Lines):
         emission = self.emission
         if emission.kinds.of(value) == TENSOR:
             if value.op == "input":
-                return SCALAR_INPUTS[value.name].format("")
+                return emission.scalar(value)
             if value in emission.totals:
                 total = f"tl.load(totals + {max(1, len(emission.totals))} * row + {emission.totals[value]})"
                 return emission.counted(value, total)
@@ -205,7 +206,7 @@ def emit_between(emission: TileEmission, number: int, kind: str) -> list[str]:
             stores.append(f"tl.store(sums + first_of(tensor, {statistic}) + entry, {lines.of(value)}, mask)")
     if number == emission.settled and not emission.guarded:
         kept = []
-        for key in emission.found.small:
+        for key in emission.small:
             if entry_kind(emission, key) == kind:
                 i = emission.entries.index(key)
                 text = f"as_stored(nothing + {lines.of(program.state[key])}, 0.0, S{i}_DTYPE, False)"
@@ -217,16 +218,15 @@ def emit_between(emission: TileEmission, number: int, kind: str) -> list[str]:
 
 def emit_decision(emission: TileEmission, number: int) -> list[str]:
     """What is computed for each tensor after a pass, for those that follow and for people to look at."""
-    lines, last = TileDecision(emission), emission.last
+    last = emission.last
+    lines = TileDecision(emission, counted=number == last)
     stores = []
     for value in emission.figures:
         stage = emission.first_use.get(value, last) - 1
         if emission.rounds_before(value) > last:
             stage = last
         if stage == number:
-            stores.append(
-                f"tl.store(figures + {emission.figure(value)} * count + row, nothing + {lines.of(value)}, mask)"
-            )
+            stores.append(lines.write_figure(value))
     if number == last - 1:
         stores += lines.finite_by(last)
         stores.append("tl.store(figures + T * count + row, step_number(rows, row, mask), mask)")
@@ -235,7 +235,7 @@ def emit_decision(emission: TileEmission, number: int) -> list[str]:
 
 def emit_keep(emission: TileEmission) -> str:
     body = []
-    for key in emission.found.small:
+    for key in emission.small:
         i, value = emission.entries.index(key), emission.program.state[key]
         place = len(emission.gathered) + emission.kept[value]
         new = f"tl.load(sums + first_of(tensor, {place}) + entry, mask, other=0.0)"

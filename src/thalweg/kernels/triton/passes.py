@@ -22,7 +22,7 @@ from thalweg.codecs import grouping
 from thalweg.kernels.triton.emission import OWN_FIGURES
 from thalweg.kernels.triton.emit import Emitted
 from thalweg.kernels.triton.rows import Operand, Tensor
-from thalweg.kernels.triton.stages import BLOCK, settle_kernel
+from thalweg.kernels.triton.stages import BLOCK, keep_kernel, settle_kernel
 from thalweg.kernels.triton.tables import Tables
 from thalweg.programs.host import function_of, options_of
 from thalweg.rules import Rule
@@ -106,6 +106,8 @@ class Passes:
         self.partials = uploads.empty((sums, self.tables.chunk_count))
         self.totals, self.failures = uploads.empty((rows, sums)), uploads.empty((rows, 1))
         self.figures = uploads.empty((OWN_FIGURES + emitted.figures, rows))
+        #: Of what the state has one number of for each tensor: (entry, figure).
+        self.scalars = uploads.table(array("i", itertools.chain(*emitted.scalars)), 2) if emitted.scalars else None
         self.finite = uploads.empty((len(operands),), "bool")
         self.operand_begins = uploads.table(array("i", itertools.accumulate(self.tables.slices, initial=0)))
 
@@ -166,6 +168,19 @@ class Passes:
             warps=1,
             key=(counts, kind_of(step.allowed)),
         )
+
+    def keep_numbers(self, step: Step) -> None:
+        """Write what the state has one number of for each tensor, when all have read what it was."""
+        if self.scalars is not None and self.tables.count:
+            allowed, kept = step.allowed is not None, len(self.scalars)
+            self.compiled.run(
+                keep_kernel,
+                (self.tables.count,),
+                (self.tables.rows, self.figures, self.scalars, step.allowed, self.tables.count),
+                lambda: dict(KEPT=kept, ALLOWED=allowed, GUARDED=self.guarded),
+                warps=1,
+                key=kind_of(step.allowed),
+            )
 
     def flags_of(self, step: Step, stage: int) -> dict[str, Any]:
         """What a pass is compiled for, beside where it goes."""

@@ -22,7 +22,7 @@ Tensor = Any
 
 # Columns of the table of rows. There are keys of random bits, and scales of codes, for the parameter and each entry.
 P, STATE, RECORD, SIZE, POSITION, WIDTH, WHOLE_WIDTH, STEP, KEYS, SCALES, COLUMNS = (
-    tl.constexpr(c) for c in (0, 1, 4, 5, 6, 7, 8, 9, 10, 14, 18)
+    tl.constexpr(c) for c in (0, 1, *range(1 + ROOM, 8 + ROOM), 8 + 2 * ROOM, 9 + 3 * ROOM)
 )
 
 
@@ -121,6 +121,17 @@ def step_number(rows, row, mask=None):
     """The number of this step, from 1, as float32: the state has that of the last one."""
     place = tl.load(rows + row * COLUMNS + STEP, mask).to(tl.pointer_type(tl.float32))
     return tl.load(place, mask) + 1.0
+
+
+@triton.jit
+def number_kept(rows, row, which, mask=None):
+    """An entry of the state that is one number for each tensor."""
+    return tl.load(place_of_number(rows, row, which, mask), mask)
+
+
+@triton.jit
+def place_of_number(rows, row, which, mask=None):
+    return tl.load(rows + row * COLUMNS + STATE + which, mask).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from thalweg.kernels.triton import READS
 from thalweg.programs.extents import kinds_of, spread_shapes
 from thalweg.programs.parts import own_key, reason_unparted
 from thalweg.programs.reasons import reason_underived
-from thalweg.programs.trace import example_of, trace
+from thalweg.programs.trace import Program, example_of, trace
 from thalweg.rules import Kron, Rule, WholeRule
 from thalweg.rules.entries import Count, Factor, PerSlice
 from thalweg.settings import Setting
@@ -41,7 +41,7 @@ def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[st
     elif isinstance(rule, WholeRule):
         unserved = reason_against_state(rule, shape) or reason_unparted(rule, shape) or reason_against_guards(setting)
     else:
-        unserved = reason_underived(rule, shape)
+        unserved = reason_underived(rule, shape) or reason_against_scalars(rule, shape, state)
     if unserved:
         return unserved
     if dtype not in DTYPES:
@@ -58,6 +58,17 @@ def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[st
         (factors, *_) = (state[key][1] for key in rule.keys(shape, Factor))
         return reason_unserved(rule, setting.handling, shape, factors)
     return ""
+
+
+def reason_against_scalars(rule: Rule, shape: Shape, state: Mapping[str, Kept]) -> str:
+    """Why kernels cannot keep what is one number for each tensor, "" if they can."""
+    narrow = [key for key in scalars_of(rule, shape) if state[key][1] != "float32"]
+    return f"fused kernels keep one number for each tensor in float32, and {narrow[0]!r} is not" if narrow else ""
+
+
+@functools.lru_cache(maxsize=1024)
+def scalars_of(rule: Rule, shape: Shape) -> list[str]:
+    return program_of(rule, shape).scalars
 
 
 def can_be_parted(setting: Setting, shape: Shape, dtype: str, state: Mapping[str, Kept]) -> bool:
@@ -96,12 +107,15 @@ def cuts_groups(rule: Rule, shape: Shape) -> bool:
     groups = grouping(shape, rule.stacked_axes)
     if isinstance(rule, Kron):
         return groups is not None and rule.sizes(shape)[-1] % groups.size != 0
-    example = example_of(rule, shape)
-    program = trace(rule, example, spread_shapes(rule.entries(example), example))
-    axes = kinds_of(program, rule.stacked_axes).axes
+    axes = kinds_of(program_of(rule, shape), rule.stacked_axes).axes
     if groups is None or axes is None:
         return False
     return math.prod(shape[axes[1] + 1 :]) != 1 or shape[axes[1]] % groups.size != 0
+
+
+def program_of(rule: Rule, shape: Shape) -> Program:
+    example = example_of(rule, shape)
+    return trace(rule, example, spread_shapes(rule.entries(example), example))
 
 
 def reason_against_guards(setting: Setting) -> str:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from thalweg.kernels.triton.rows import COLUMNS, SIZE, Operand, Tensor, rows_of, total_kernel
+from thalweg.kernels.triton.rows import COLUMNS, RECORD, SIZE, STATE, Operand, P, Tensor, rows_of, total_kernel
 
 #: Addresses from which the widest loads can be made are multiples of this.
 ALIGNMENT = 16
@@ -28,6 +28,13 @@ def enumerate_pieces(counts: Sequence[int]) -> array[int]:
         table[place + 1 : end : 2] = array("i", range(count))
         place = end
     return table
+
+
+def is_aligned(operand: Operand, row: Sequence[int]) -> bool:
+    """Whether all that is read in blocks begins where the widest loads can be made."""
+    small = [entry is not None and entry.numel() < operand.p.numel() for entry in operand.entries]
+    state = [place for place, own in zip(row[STATE.value :], small, strict=False) if not own]
+    return all(place % ALIGNMENT == 0 for place in (row[P.value], *state, row[RECORD.value]))
 
 
 class Tables:
@@ -57,7 +64,7 @@ class Tables:
         self.gradients = uploads.empty((self.count,), "int64")
         #: What copies the addresses of gradients to the device, with those of other tables; None: each by itself.
         self.moving: Any = None
-        self.aligned = all(address % ALIGNMENT == 0 for row in rows for address in row[: SIZE.value])
+        self.aligned = all(is_aligned(each, row) for each, own in zip(operands, by_operand, strict=True) for row in own)
         self.grads_aligned = True
         self.grad_places = array("Q")
         self.follow(grads)

@@ -62,10 +62,10 @@ class TileEmission(Emission):
         self.first_use[value] = min(number, self.first_use.get(value, number))
         return len(self.gathered) + self.kept.setdefault(value, len(self.kept))
 
-    def use(self, value: Value, number: int) -> int:
-        """The figure that keeps a value for a pass."""
+    def use(self, value: Value, number: int) -> str:
+        """A value in a pass, from the figure that keeps it."""
         self.first_use[value] = min(number, self.first_use.get(value, number))
-        return self.figure(value)
+        return self.read_figure(value)
 
     def counted(self, value: Value, total: str) -> str:
         if not value.is_mean:
@@ -76,7 +76,7 @@ class TileEmission(Emission):
 def inherited_by(emission: TileEmission) -> dict[Value, int]:
     """For what is kept between passes the sums whose memory it may have: nothing reads them afterwards."""
     stages = [(value, emission.first_use[value] - 1) for value in emission.kept]
-    readers = [*stages, *((emission.program.state[key], emission.settled) for key in emission.found.small)]
+    readers = [*stages, *((emission.program.state[key], emission.settled) for key in emission.small)]
     last_read: dict[Value, int] = {}
     for value, stage in readers:
         for read in sums_below(value):

@@ -11,7 +11,7 @@
 
 enum DType : uint8_t { NOTHING = 0, FLOAT32 = 1, FLOAT64 = 2, BFLOAT16 = 3, FLOAT16 = 4, INT8 = 5, UINT8 = 6 };
 
-constexpr int ROOM = 4;             // entries of the state that a tensor may have
+constexpr int ROOM = 6;             // entries of the state that a tensor may have
 constexpr int OPERANDS = 2 + ROOM;  // p, g and the state
 constexpr int MOST_PASSES = 6;
 constexpr int SLOTS = 2;            // rows, and columns, of a factored tensor that a pass may ask for, or sum
@@ -67,6 +67,12 @@ struct Instruction {
     int32_t op, to, a, b, c;
 };
 
+// An entry of the state that is one number for each tensor: an operand, and the registers it is read into and written
+// from.
+struct Kept {
+    int32_t operand, before, after;
+};
+
 constexpr int SCALE = 0, COUNT = 1, LARGEST = 2, NUMBERS = 3;  // registers; then numbers of the options, and the rest
 
 struct Program {
@@ -74,7 +80,10 @@ struct Program {
     const Between* between;
     const Instruction* code;
     const uint8_t* is_mean;       // by sum
+    const Kept* kept;
     int32_t count;                // passes
+    int32_t kept_count;
+    int32_t code_begin;           // of the instructions that follow passes: those before it come before all passes
     int32_t code_end[MOST_PASSES];  // of the instructions that follow each pass
     int32_t first_sum[MOST_PASSES];  // the register of a pass's first sum
     int32_t finite, bounded;      // registers; -1: always, and never

@@ -15,6 +15,13 @@ void fetch_numbers(T* to, const int32_t* registers, int32_t count, const double*
 
 constexpr int MOST_NUMBERS = 64;
 
+template <class T>
+bool storable(const T* x, int64_t n, uint8_t dtype) {
+    bool fine = true;
+    for (int64_t i = 0; i < n && dtype == FLOAT16; i++) fine &= std::fabs(x[i]) < T(65520);
+    return fine;
+}
+
 using Code = void (*)(const void*);
 
 // A pass over `n` elements from `at` on; what only factored tensors have is filled in already.
@@ -52,6 +59,30 @@ bool run_block(const Job& job, const Pass& pass, Code code, int64_t begin, int64
         finite &= run_tile(job, pass, code, at, tile, dry, buffers);
     }
     return finite;
+}
+
+// Entries of the state that are one number for the tensor, as registers.
+template <class T>
+void read_kept(const Job& job) {
+    const Program& program = job.program();
+    for (const Kept* own = program.kept; own < program.kept + program.kept_count; own++) {
+        T x;
+        widen(&x, job.tensor->operand[own->operand], job.tensor->dtype[own->operand], 1);
+        job.registers[own->before] = double(x);
+    }
+}
+
+template <class T>
+bool write_kept(const Job& job, bool dry) {
+    const Program& program = job.program();
+    bool fine = true;
+    for (const Kept* own = program.kept; own < program.kept + program.kept_count; own++) {
+        const T x = T(job.registers[own->after]);
+        const uint8_t dtype = job.tensor->dtype[own->operand];
+        if (dry) fine &= storable(&x, 1, dtype);
+        else narrow(job.tensor->operand[own->operand], dtype, &x, 1);
+    }
+    return fine;
 }
 
 // Squares of gradients alone, in float64 whatever they are.

@@ -94,11 +94,13 @@ struct Call {
     bool is_small(int64_t index) const { return tensors[index].size <= SMALL; }
 };
 
-void begin(const Job& job) {
+void begin(const Call& call, const Job& job) {
     std::memcpy(job.registers, job.options->numbers, size_t(job.options->count) * sizeof(double));
     const uint8_t dtype = job.tensor->dtype[0];
     job.registers[COUNT] = double(most(1, job.tensor->whole));
     job.registers[LARGEST] = dtype == FLOAT16 ? 6e4 : dtype == FLOAT64 ? 1e307 : 1e38;
+    call.passes->read_numbers(job);
+    compute(job.program(), 0, job.program().code_begin, job.registers);
     job.outcome->finite = 1;
 }
 
@@ -145,6 +147,7 @@ void conclude(const Call& call, const Job& job, const Cut& cut, int stage) {
         for (int64_t task = 0; task < cut.tasks; task++)
             if (partial[task * SUMS + SUMS - 1] != 0) job.outcome->finite = 0;
         if (between && !call.passes->keep_between(job, cut, true)) job.outcome->finite = 0;
+        if (!call.passes->keep_numbers(job, true)) job.outcome->finite = 0;
         return;
     }
     const int pass = stage == WRITE ? program.count - 1 : stage;
@@ -152,6 +155,7 @@ void conclude(const Call& call, const Job& job, const Cut& cut, int stage) {
     decide(program, pass, job.registers);
     if (between && program.between->after_pass == pass) call.passes->compute_between(job, cut);
     if (stage == WRITE && between) call.passes->keep_between(job, cut, false);
+    if (stage == WRITE) call.passes->keep_numbers(job, false);
     if (stage != WRITE && pass == program.count - 2 && program.finite >= 0)
         job.outcome->finite = job.registers[program.finite] != 0;
 }
@@ -398,7 +402,7 @@ EXPORTED void thalweg_run(const Options* options, const Tensor* tensors, double*
     Call call{chosen(), options, tensors, registers, register_count, outcomes, count, static_cast<char*>(scratch),
               static_cast<char*>(scratch) + areas.large, areas.small, first, last, {}};
     if (first == 0)
-        for (int64_t i = 0; i < count; i++) begin(call.job(i, nullptr));
+        for (int64_t i = 0; i < count; i++) begin(call, call.job(i, nullptr));
     // waking a thread takes about as long as stepping a small tensor
     Threads::instance().run(total <= SMALL ? 1 : threads, body, &call);
 }

@@ -208,13 +208,6 @@ void compute_rows_and_columns(const Job& job, const Cut& cut, Code code) {
 }
 
 template <class T>
-bool storable(const T* x, int64_t n, uint8_t dtype) {
-    bool fine = true;
-    for (int64_t i = 0; i < n && dtype == FLOAT16; i++) fine &= std::fabs(x[i]) < T(65520);
-    return fine;
-}
-
-template <class T>
 bool keep_rows_and_columns(const Job& job, const Cut& cut, bool dry) {
     const Between& between = *job.program().between;
     const Slots<T> slots(job, cut);

@@ -37,6 +37,12 @@ bool keep_between(const Job& job, const Cut& cut, bool dry) {
     return job.wide ? keep_rows_and_columns<double>(job, cut, dry) : keep_rows_and_columns<float>(job, cut, dry);
 }
 
+void read_numbers(const Job& job) { job.wide ? read_kept<double>(job) : read_kept<float>(job); }
+
+bool keep_numbers(const Job& job, bool dry) {
+    return job.wide ? write_kept<double>(job, dry) : write_kept<float>(job, dry);
+}
+
 void normal(const Noise& noise, int64_t begin, int64_t end) {
     noise.wide ? normal_as<double>(noise, begin, end) : normal_as<float>(noise, begin, end);
 }
@@ -48,4 +54,4 @@ void normal(const Noise& noise, int64_t begin, int64_t end) {
 
 extern const Passes NAMED(passes_, THALWEG_LEVEL);
 const Passes NAMED(passes_, THALWEG_LEVEL) = {QUOTED(THALWEG_LEVEL), normal, run, compute_between, keep_between,
-                                              squares_of};
+                                              read_numbers, keep_numbers, squares_of};

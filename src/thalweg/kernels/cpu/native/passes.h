@@ -44,6 +44,9 @@ struct Passes {
     void (*compute_between)(const Job&, const Cut&);
     // At the end: keep the state of rows and columns, or (dry) see whether it can be kept.
     bool (*keep_between)(const Job&, const Cut&, bool dry);
+    // Entries of the state that are one number: read them; at the end keep them, or (dry) see whether they can be kept.
+    void (*read_numbers)(const Job&);
+    bool (*keep_numbers)(const Job&, bool dry);
     void (*squares)(const Tensor&, int64_t begin, int64_t end, double* sum);
 };
 

@@ -42,13 +42,16 @@ inline double result_of(int32_t op, double a, double b, double c) {
     }
 }
 
-// What follows from the sums of a pass.
-inline void decide(const Program& program, int pass, double* registers) {
-    const int32_t begin = pass == 0 ? 0 : program.code_end[pass - 1];
-    for (int32_t i = begin; i < program.code_end[pass]; i++) {
+inline void compute(const Program& program, int32_t begin, int32_t end, double* registers) {
+    for (int32_t i = begin; i < end; i++) {
         const Instruction& step = program.code[i];
         registers[step.to] = result_of(step.op, registers[step.a], registers[step.b], registers[step.c]);
     }
+}
+
+// What follows from the sums of a pass.
+inline void decide(const Program& program, int pass, double* registers) {
+    compute(program, pass == 0 ? program.code_begin : program.code_end[pass - 1], program.code_end[pass], registers);
 }
 
 }  // namespace
