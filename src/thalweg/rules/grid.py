@@ -48,6 +48,15 @@ class Grid:
     def blocks(self) -> int:
         return math.prod(self.counts)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all blocks have the same size."""
+        return not any(n % side for n, side in zip(self.sizes, self.sides, strict=True))
+
+    def starts(self) -> list[int]:
+        """Where each block begins among the elements of a tensor."""
+        return starts(self.sizes, self.sides)
+
     def cut(self, xp: Space[A], x: A) -> list[A]:
         """The stacks of blocks, (b', s_1, ..., s_k), of (b, n_1, ..., n_k)."""
         return cut_runs(xp, x, self.runs)
@@ -62,6 +71,13 @@ class Grid:
         before, after = math.prod(self.counts[:axis]), math.prod(self.counts[axis + 1 :])
         rows = before * self.sizes[axis] * after
         return Factor((rows,) if diagonal else (rows, self.sides[axis]), scale, (before, after))
+
+    def factor_starts(self, axis: int, *, diagonal: bool = False) -> tuple[list[int], int]:
+        """Where each block's factor for an axis begins among all, and how far its rows are from one another."""
+        counts, after, width = list(self.counts), math.prod(self.counts[axis + 1 :]), 1 if diagonal else self.sides[axis]
+        sides = [1] * len(counts)
+        counts[axis], sides[axis] = self.sizes[axis], self.sides[axis]
+        return [row * width for row in starts(counts, sides)], after * width
 
     def norm(self) -> Norm:
         """A number for every block: a column of them, if there are several."""
@@ -100,6 +116,14 @@ class Grid:
     def along(self, axis: int | None) -> list[Runs]:
         """The blocks of an array that has rows along one axis, and one entry for each block along the others."""
         return [own if i == axis else tuple((count, 1) for count, _ in own) for i, own in enumerate(self.runs)]
+
+
+def starts(sizes: Sequence[int], sides: Sequence[int]) -> list[int]:
+    """The positions of the first elements of blocks of these sides, in an array of these sizes."""
+    found = [0]
+    for n, side in zip(sizes, sides, strict=True):
+        found = [place * n + i for place in found for i in range(0, n, side)]
+    return found
 
 
 def cut_runs(xp: Space[A], x: A, runs: Sequence[Runs]) -> list[A]:

@@ -19,6 +19,7 @@ def diagonal_kernel(
     count,
     first,
     n,
+    stride,
     axis,
     refreshes,
     operands,
@@ -34,7 +35,7 @@ def diagonal_kernel(
     if idle(figures, matrix, count, refreshes):
         return
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    old = place(places, Q + axis, matrix, count, Q_DTYPE) + i
+    old = place(places, Q + axis, matrix, count, Q_DTYPE) + i * stride
     renewed = figure(figures, GOOD, matrix, count) != 0
     if refreshes:
         q = tl.load(old, i < n, other=0.0).to(tl.float32) * figure(figures, START, matrix, count)
@@ -139,6 +140,7 @@ def diagonal_step_kernel(
     count,
     first,
     n,
+    stride,
     axis,
     Q_DTYPE: tl.constexpr,
     PACED: tl.constexpr,
@@ -155,7 +157,7 @@ def diagonal_step_kernel(
     if tl.program_id(0) == 0:
         tl.store(figures + (NORM + axis) * count + matrix, norm)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    state = place(places, Q + axis, matrix, count, Q_DTYPE) + i
+    state = place(places, Q + axis, matrix, count, Q_DTYPE) + i * stride
     q = tl.load(state, i < n, other=0.0).to(tl.float32) * figure(figures, START, matrix, count)
     own = tl.load(place(places, left, matrix, count, tl.float32) + i, i < n, other=0.0)
     q = MOVED(q, own, right, rate, figures, matrix, count)

@@ -27,11 +27,12 @@ from thalweg.kernels.triton.products import (
 
 
 @triton.jit
-def load_state(base, i, j, n, ALIGNED: tl.constexpr):
+def load_state(base, i, j, n, stride, ALIGNED: tl.constexpr):
     """A tile of a factor as it is stored, in float32."""
     if ALIGNED:
         n = n // 16 * 16
-    return tl.load(tile_place(base, i, j, n, ALIGNED), (i[:, None] < n) & (j[None, :] < n), other=0.0).to(tl.float32)
+    mask = (i[:, None] < n) & (j[None, :] < n)
+    return tl.load(tile_place(base, i, j, stride, ALIGNED), mask, other=0.0).to(tl.float32)
 
 
 @kernel
@@ -44,6 +45,7 @@ def turn_kernel(
     count,
     first,
     n,
+    stride,
     axis,
     refreshes,
     operands,
@@ -69,12 +71,12 @@ def turn_kernel(
     old = place(places, Q + axis, matrix, count, Q_DTYPE)
     renewed = figure(figures, GOOD, matrix, count) != 0
     if refreshes != 0:
-        q = load_state(old, i, j, n, ALIGNED) * figure(figures, START, matrix, count)
+        q = load_state(old, i, j, n, stride, ALIGNED) * figure(figures, START, matrix, count)
     elif renewed:
         new = place(places, source, matrix, count, tl.float32)
         q = load_panel(new, i, j, n, pitch) * figure(figures, SCALE + axis, matrix, count)
     else:
-        q = load_state(old, i, j, n, ALIGNED)
+        q = load_state(old, i, j, n, stride, ALIGNED)
     if operands != 0:
         store_panel(place(places, turned, matrix, count, DTYPE), j, i, tl.trans(q), n, n, pitch, DTYPE, CUTS)
         if STRAIGHT:
@@ -83,7 +85,7 @@ def turn_kernel(
         if ALIGNED:
             n = n // 16 * 16
         mask = (i[:, None] < n) & (j[None, :] < n)
-        tl.store(tile_place(old, i, j, n, ALIGNED), as_stored(q, 0.0, Q_DTYPE, False), mask)
+        tl.store(tile_place(old, i, j, stride, ALIGNED), as_stored(q, 0.0, Q_DTYPE, False), mask)
 
 
 @kernel

@@ -58,6 +58,20 @@ def sum_of(numbers, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def sum_over(places, which, matrix, several, each, count, BLOCK: tl.constexpr):
+    """The sum of panels of ``each`` numbers, of several matrices from one on, in an order that is always the same."""
+    total = tl.zeros((BLOCK,), tl.float32)
+    begin = 0
+    while begin < several * each:
+        index = begin + tl.arange(0, BLOCK)
+        mask = index < several * each
+        panels = tl.load(places + which * count + matrix + index // each, mask, other=0)
+        total += tl.load(panels.to(tl.pointer_type(tl.float32)) + index % each, mask, other=0.0)
+        begin += BLOCK
+    return tl.sum(total)
+
+
+@triton.jit
 def largest_of(numbers, count, BLOCK: tl.constexpr):
     found = tl.zeros((BLOCK,), tl.float32)
     begin = 0

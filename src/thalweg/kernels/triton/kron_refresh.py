@@ -8,7 +8,7 @@ from thalweg.kernels.triton.kron_begin import strength_kernel
 from thalweg.kernels.triton.kron_bounds import columns_kernel, image_kernel, norm_kernel
 from thalweg.kernels.triton.kron_diagonal import balance_kernel, diagonal_step_kernel, left_kernel
 from thalweg.kernels.triton.kron_elements import measure_kernel
-from thalweg.kernels.triton.kron_layout import DOTS, MEASURED, MEASURERS, TURNED, VECTOR, Factor, Panel
+from thalweg.kernels.triton.kron_layout import DOTS, ELEMENTS, MEASURERS, TURNED, VECTOR, Factor, Panel
 from thalweg.kernels.triton.kron_plan import Plan
 from thalweg.kernels.triton.kron_products import gather_kernel, symmetric_kernel
 from thalweg.kernels.triton.kron_rotation import (
@@ -43,9 +43,13 @@ class Refresh:
     def measure(self) -> None:
         """What y is like: its largest magnitude, and how strong noise has to be."""
         layout = self.layout
-        programs = min(MEASURERS, ceiling(layout.rows * layout.columns, MEASURED))
+        (rows, columns), (high, wide) = (layout.rows, layout.columns), layout.element_tile
+        if columns == layout.stride:  # its rows are one line
+            rows, columns, high, wide = 1, rows * columns, 1, ELEMENTS
+        programs = min(MEASURERS, ceiling(rows, high) * ceiling(columns, wide))
         measured: dict[str, Any] = dict(partials=layout.measured, programs=programs, pitch=layout.measured.pitch)
-        self.plan.add(measure_kernel, programs, **measured, BLOCK=MEASURED, num_warps=8)
+        seen = dict(rows=rows, columns=columns, HIGH=high, WIDE=wide)
+        self.plan.add(measure_kernel, programs, **measured, **seen, num_warps=8)
         self.plan.add(strength_kernel, None, **measured, BLOCK=MEASURERS, num_warps=1)
 
     def whiten(self) -> None:

@@ -22,6 +22,7 @@ def stepped_kernel(
     count,
     first,
     n,
+    stride,
     axis,
     pitch,
     Q_DTYPE: tl.constexpr,
@@ -51,7 +52,7 @@ def stepped_kernel(
         q = load_panel(new, i, j, n, pitch)
     else:
         i, j, x = square_product(a, b, n, pitch, DESCRIBED, BM, BN, BK)
-        q = load_state(place(places, Q + axis, matrix, count, Q_DTYPE), i, j, n, ALIGNED)
+        q = load_state(place(places, Q + axis, matrix, count, Q_DTYPE), i, j, n, stride, ALIGNED)
         q = q * figure(figures, START, matrix, count)
     q = q - rate * x
     store_panel(new, i, j, q, n, n, pitch, tl.float32, False)

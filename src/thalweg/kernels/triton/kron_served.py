@@ -25,8 +25,8 @@ def reason_unserved(rule: Kron, handling: Handling, shape: Shape, stored: str) -
     if stored not in FACTORS:
         return f"there is no fused kernel for factors stored in {stored}"
     grid = rule.grid(shape)
-    if grid.blocks > 1:
-        return f"there is no fused kernel for block_size={rule.block_size}, which cuts it into {grid.blocks} blocks"
+    if not grid.is_even:
+        return f"there is no fused kernel for block_size={rule.block_size}, which cuts it into blocks of unequal size"
     sizes = grid.sizes
     if len(sizes) > 2:
         return f"there is no fused kernel for {len(sizes)} factors"
