@@ -51,7 +51,7 @@ class Grid:
     @property
     def is_even(self) -> bool:
         """Whether all blocks have the same size."""
-        return not any(n % side for n, side in zip(self.sizes, self.sides, strict=True))
+        return all(len(own) == 1 for own in self.runs)
 
     def starts(self) -> list[int]:
         """Where each block begins among the elements of a tensor."""
@@ -74,7 +74,11 @@ class Grid:
 
     def factor_starts(self, axis: int, *, diagonal: bool = False) -> tuple[list[int], int]:
         """Where each block's factor for an axis begins among all, and how far its rows are from one another."""
-        counts, after, width = list(self.counts), math.prod(self.counts[axis + 1 :]), 1 if diagonal else self.sides[axis]
+        counts, after, width = (
+            list(self.counts),
+            math.prod(self.counts[axis + 1 :]),
+            1 if diagonal else self.sides[axis],
+        )
         sides = [1] * len(counts)
         counts[axis], sides[axis] = self.sizes[axis], self.sides[axis]
         return [row * width for row in starts(counts, sides)], after * width

@@ -76,9 +76,8 @@ class Batch:
         columns = PANELS + len(self.layout.scratch.regions)
         table = torch.zeros((columns, self.count), dtype=torch.int64)
         table[:PANELS] = torch.tensor(addresses, dtype=torch.int64).T
-        self.aligned = (
-            self.layout.columns % ALIGNMENT == self.layout.stride % ALIGNMENT == 0
-            and all(address % ALIGNMENT == 0 for row in addresses for address in (row[0], row[2]))
+        self.aligned = self.layout.columns % ALIGNMENT == self.layout.stride % ALIGNMENT == 0 and all(
+            address % ALIGNMENT == 0 for row in addresses for address in (row[0], row[2])
         )
         self.factors_aligned = all(
             row[column] % ALIGNMENT == 0 for row in addresses for column in (Q.value, Q.value + 1)
