@@ -48,14 +48,13 @@ class Grid:
     def blocks(self) -> int:
         return math.prod(self.counts)
 
-    @property
-    def is_even(self) -> bool:
-        """Whether all blocks have the same size."""
-        return all(len(own) == 1 for own in self.runs)
-
     def starts(self) -> list[int]:
         """Where each block begins among the elements of a tensor."""
         return starts(self.sizes, self.sides)
+
+    def extents(self) -> list[Shape]:
+        """The size of each block."""
+        return list(product(*[[size for count, size in own for _ in range(count)] for own in self.runs]))
 
     def cut(self, xp: Space[A], x: A) -> list[A]:
         """The stacks of blocks, (b', s_1, ..., s_k), of (b, n_1, ..., n_k)."""

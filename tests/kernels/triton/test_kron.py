@@ -175,22 +175,23 @@ def test_every_option(shape: tuple[int, ...], options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("shape", "side", "options"),
     [
-        ((8, 4), 2, dict(clip=0.3)),
+        ((8, 3), 2, dict(clip=0.3)),
         *(
             pytest.param(*row, marks=pytest.mark.nightly)
             for row in [
                 ((8, 8), 4, {}),
-                ((4, 8), 2, dict(clip=0.3)),
-                ((3, 2), 1, dict(max_skew=None)),
-                ((8, 6), 2, dict(max_skew=None, geometry="quad")),
+                ((5, 8), 2, dict(clip=0.3)),
+                ((3, 2), 1, dict(max_skew=None, steps=1)),  # of single numbers roundings add up
+                ((5, 4), 3, dict(max_skew=None, geometry="quad")),
+                ((5, 4), 3, dict(max_skew=None, momentum=0.0)),
                 ((6, 4), 2, dict(max_size_dense=0)),
                 ((2, 8, 8), 4, dict(stacked_axes=1, clip=0.3)),
                 ((8, 8), 4, dict(clip=0.3, clip_mode="value", momentum=0.0)),
                 ((8, 8), 4, dict(handling=Handling(precond_dtype="bfloat16"))),
                 ((8, 8), 4, dict(dtype="bfloat16", handling=Handling(rounding="stochastic", seed=5))),
                 ((8, 8), 4, dict(misplaced=1)),
-                ((8, 256), 128, dict(max_skew=None, handling=Handling(momentum_dtype="int8"))),
-                ((128, 64), 32, {}),
+                ((8, 192), 128, dict(max_skew=None, handling=Handling(momentum_dtype="int8"))),
+                ((128, 80), 32, {}),
                 ((128, 128), 64, dict(momentum=0.0)),
             ]
         ),
@@ -204,7 +205,7 @@ def test_blocks_have_factors_of_their_own(shape: tuple[int, ...], side: int, opt
 @pytest.mark.nightly
 def test_all_blocks_of_a_parameter_are_stepped_or_none() -> None:
     options: dict[str, Any] = dict(block_size=4, handling=Handling(on_nonfinite="skip"), counts_on_device=True)
-    both = Both((8, 4), count=2, max_skew=None, **options)
+    both = Both((5, 4), count=2, max_skew=None, **options)
     both.step()
     before = [both.params[1].clone(), *(entry.clone() for entry in both.states[1].values())]
     bad = [both.draw(), both.draw()]
@@ -417,7 +418,6 @@ def test_tensors_that_have_moved_are_found() -> None:
         ({}, dict(on_nonfinite="raise"), (4, 4), "on_nonfinite='raise'"),
         ({}, dict(precond_dtype="float16"), (4, 4), "factors stored in float16"),
         (dict(merge=None), {}, (4, 4, 4), "3 factors"),
-        (dict(block_size=3), {}, (4, 4), "block_size=3, which cuts it into blocks of unequal size"),
         ({}, {}, (0, 4), "no elements"),
         ({}, {}, (2**16, 2**15), "32-bit positions"),
     ],

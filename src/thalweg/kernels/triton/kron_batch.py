@@ -112,11 +112,11 @@ class Batch:
         counts = [s[key].data_ptr() if s[key].device == p.device else 0 for key in ("step", "refresh")]
         # a vector has only the second factor, that of columns
         absent = [0] * (2 - len(self.layout.factors))
-        rows = []
+        extents, rows = self.grid.extents(), []
         for piece, start in enumerate(self.starts):
             slice_, block = divmod(piece, self.blocks)
             own = [address(p, start), 0, address(momentum, start), address(scales, start // max(1, self.group))]
-            own += [*counts, start, *keys, index]
+            own += [*counts, start, *keys, index, *(1, *extents[block])[-2:]]
             assert len(own) == Q.value
             own += absent
             for key, factor in enumerate(self.layout.factors):

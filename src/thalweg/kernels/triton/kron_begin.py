@@ -22,7 +22,7 @@ from thalweg.kernels.triton.kron_layout import (
     UPDATE_RMS,
     L,
 )
-from thalweg.kernels.triton.kron_reads import figure, kernel, number, sum_over
+from thalweg.kernels.triton.kron_reads import extent, figure, kernel, number, sum_over
 from thalweg.kernels.triton.products import place
 
 
@@ -64,7 +64,6 @@ def strength_kernel(
     partials,
     count,
     first,
-    size,
     programs,
     pitch,
     axis,
@@ -77,6 +76,7 @@ def strength_kernel(
     matrix = first + tl.program_id(0)
     if (figure(figures, DUE, matrix, count) == 0) | (figure(figures, GO, matrix, count) == 0):
         return
+    size = extent(places, 0, matrix, count) * extent(places, 1, matrix, count)
     own = place(places, partials, matrix, count, tl.float32)
     index = tl.arange(0, BLOCK)
     mask = index < programs
@@ -99,10 +99,10 @@ def strength_kernel(
 def squares_kernel(
     places, figures, partials, count, first, size, tiles, blocks, UPDATE_RMS_OF: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The mean of the squares of h over all blocks, from sums over their tiles, and what is shown of it."""
+    """The mean of the squares of h over all blocks, of this size together, and what is shown of it."""
     matrix = first + tl.program_id(0)
     total = sum_over(places, partials, matrix // blocks * blocks, blocks, tiles, count, BLOCK)
-    h_square = total / (size * blocks)
+    h_square = total / size
     tl.store(figures + H_SQUARE * count + matrix, h_square)
     tl.store(figures + UPDATE_RMS * count + matrix, UPDATE_RMS_OF(h_square, figures, matrix, count))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from thalweg.kernels.triton.kron_layout import GOOD, LARGEST, NORM, SCALE, START, L, Q
-from thalweg.kernels.triton.kron_reads import figure, idle, kernel, largest_of, sum_of
+from thalweg.kernels.triton.kron_reads import extent, figure, idle, kernel, largest_of, sum_of
 from thalweg.kernels.triton.numbers import as_stored, is_finite
 from thalweg.kernels.triton.products import load_panel, place, store_panel
 
@@ -136,7 +136,6 @@ def diagonal_step_kernel(
     stepped,
     largest,
     sums,
-    right,
     count,
     first,
     n,
@@ -153,6 +152,7 @@ def diagonal_step_kernel(
         return
     bound = largest_of(place(places, left_largest, matrix, count, tl.float32), tl.cdiv(n, BLOCK), 64)
     old = tl.load(place(places, L + axis, matrix, count, tl.float32))
+    right = extent(places, 1 - axis, matrix, count).to(tl.float32)
     norm, rate = PACED(old, bound + right, figures, matrix, count)
     if tl.program_id(0) == 0:
         tl.store(figures + (NORM + axis) * count + matrix, norm)

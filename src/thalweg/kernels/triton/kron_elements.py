@@ -26,16 +26,38 @@ from thalweg.kernels.triton.kron_layout import (
     P,
     T,
 )
-from thalweg.kernels.triton.kron_reads import figure, kernel, number
+from thalweg.kernels.triton.kron_reads import extent, figure, kernel, number
 from thalweg.kernels.triton.numbers import as_stored, half_of, is_finite, mix, normal, random_bits
 from thalweg.kernels.triton.products import place, store_panel, tile_place
 
 
 @triton.jit
+def element_tile(places, tile, columns, matrix, count, ALIGNED: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
+    """Which rows and columns are in a tile, and a mask of those that there are. columns: of the largest block."""
+    across = tl.cdiv(columns, WIDE)
+    i = tile // across * HIGH + tl.arange(0, HIGH)
+    j = tile % across * WIDE + tl.arange(0, WIDE)
+    own = extent(places, 1, matrix, count)
+    if ALIGNED:
+        own = own // 16 * 16  # as it is: so the compiler sees that masks hold for whole vectors
+    return i, j, (i[:, None] < extent(places, 0, matrix, count)) & (j[None, :] < own)
+
+
+@triton.jit
 def scales_of_tile(
-    base, tile, rows, columns, stride, mask, HIGH: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr
+    places,
+    tile,
+    columns,
+    stride,
+    mask,
+    matrix,
+    count,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """Places of the scales of a tile's groups, row by row, and a mask of those that there are. GROUP: 0 if none are."""
+    base = place(places, M_SCALES, matrix, count, tl.float32)
     if GROUP == 0:
         return base, mask
     else:
@@ -43,7 +65,8 @@ def scales_of_tile(
         index = tl.arange(0, HIGH * WIDE // GROUP)
         i = tile // across * HIGH + index // (WIDE // GROUP)
         j = tile % across * (WIDE // GROUP) + index % (WIDE // GROUP)
-        return base + i * (stride // GROUP) + j, (i < rows) & (j < columns // GROUP)
+        inside = (i < extent(places, 0, matrix, count)) & (j < extent(places, 1, matrix, count) // GROUP)
+        return base + i * (stride // GROUP) + j, inside
 
 
 @kernel
@@ -74,14 +97,14 @@ def measure_kernel(
         return
     factor = figure(figures, FACTOR, matrix, count)
     p, m = place(places, P, matrix, count, P_DTYPE), place(places, M, matrix, count, M_DTYPE)
-    g, scales = place(places, G, matrix, count, G_DTYPE), place(places, M_SCALES, matrix, count, tl.float32)
+    g = place(places, G, matrix, count, G_DTYPE)
     largest, total, fourth = 0.0, 0.0, 0.0
     tile, tiles = tl.program_id(0), tl.cdiv(rows, HIGH) * tl.cdiv(columns, WIDE)
     while tile < tiles:
-        columns, i, j, mask = element_tile(tile, rows, columns, ALIGNED, HIGH, WIDE)
+        i, j, mask = element_tile(places, tile, columns, matrix, count, ALIGNED, HIGH, WIDE)
         g_places = tile_place(g, i, j, stride, ALIGNED)
         p_places, m_places = tile_place(p, i, j, stride, ALIGNED), tile_place(m, i, j, stride, ALIGNED)
-        s_places, groups = scales_of_tile(scales, tile, rows, columns, stride, mask, HIGH, WIDE, GROUP)
+        s_places, groups = scales_of_tile(places, tile, columns, stride, mask, matrix, count, HIGH, WIDE, GROUP)
         y = LEARNED(g_places, p_places, m_places, s_places, mask, groups, factor, GROUP, figures, matrix, count)
         size_of = tl.abs(tl.where(mask, y, 0.0))
         here = tl.max(size_of)
@@ -98,17 +121,6 @@ def measure_kernel(
     tl.store(out, largest)
     tl.store(out + pitch, total)
     tl.store(out + 2 * pitch, fourth)
-
-
-@triton.jit
-def element_tile(tile, rows, columns, ALIGNED: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
-    """The columns of a matrix, which of its rows and columns are in a tile, and a mask of those that there are."""
-    if ALIGNED:
-        columns = columns // 16 * 16  # as it is: so the compiler sees that masks hold for whole vectors
-    across = tl.cdiv(columns, WIDE)
-    i = tile // across * HIGH + tl.arange(0, HIGH)
-    j = tile % across * WIDE + tl.arange(0, WIDE)
-    return columns, i, j, (i[:, None] < rows) & (j[None, :] < columns)
 
 
 @triton.jit
@@ -159,13 +171,13 @@ def operand_kernel(
     if NOISY:
         if figure(figures, DUE, matrix, count) == 0:
             return
-    columns, i, j, mask = element_tile(tl.program_id(0), rows, columns, ALIGNED, HIGH, WIDE)
+    tile = tl.program_id(0)
+    i, j, mask = element_tile(places, tile, columns, matrix, count, ALIGNED, HIGH, WIDE)
     p_places = tile_place(place(places, P, matrix, count, P_DTYPE), i, j, stride, ALIGNED)
     m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, stride, ALIGNED)
     g_places = tile_place(place(places, G, matrix, count, G_DTYPE), i, j, stride, ALIGNED)
     factor = figure(figures, FACTOR, matrix, count)
-    scales = place(places, M_SCALES, matrix, count, tl.float32)
-    s_places, groups = scales_of_tile(scales, tl.program_id(0), rows, columns, stride, mask, HIGH, WIDE, GROUP)
+    s_places, groups = scales_of_tile(places, tile, columns, stride, mask, matrix, count, HIGH, WIDE, GROUP)
     x = SHOWN(g_places, p_places, m_places, s_places, mask, groups, factor, GROUP, figures, matrix, count)
     if NOISY:
         t = figure(figures, T, matrix, count).to(tl.uint32)
@@ -212,14 +224,14 @@ def step_kernel(
     matrix = first + tl.program_id(1)
     if figure(figures, GO, matrix, count) == 0:
         return
-    columns, i, j, mask = element_tile(tl.program_id(0), rows, columns, ALIGNED, HIGH, WIDE)
+    tile = tl.program_id(0)
+    i, j, mask = element_tile(places, tile, columns, matrix, count, ALIGNED, HIGH, WIDE)
     p_places = tile_place(place(places, P, matrix, count, P_DTYPE), i, j, stride, ALIGNED)
     m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, stride, ALIGNED)
     h = tl.load(tile_place(place(places, h_panel, matrix, count, tl.float32), i, j, pitch, True), mask, other=0.0)
     g_places = tile_place(place(places, G, matrix, count, G_DTYPE), i, j, stride, ALIGNED)
     factor = figure(figures, FACTOR, matrix, count)
-    scales = place(places, M_SCALES, matrix, count, tl.float32)
-    s_places, groups = scales_of_tile(scales, tl.program_id(0), rows, columns, stride, mask, HIGH, WIDE, GROUP)
+    s_places, groups = scales_of_tile(places, tile, columns, stride, mask, matrix, count, HIGH, WIDE, GROUP)
     new, m = STEPPED(h, g_places, p_places, m_places, s_places, mask, groups, factor, GROUP, figures, matrix, count)
     chance = 0.0
     if STOCHASTIC:

@@ -17,12 +17,15 @@ from thalweg.kernels.triton.products import Blocks, Device, blocks_for, ceiling,
 from thalweg.rules import Kron
 from thalweg.rules.grid import Grid
 
-# Columns of the table of addresses; those of panels follow. Of POSITION and the keys it holds the numbers themselves.
-# M_SCALES: of the codes of M, if it is kept so. POSITION: of its first element within the parameter.
-P, G, M, M_SCALES, STEP, REFRESH, POSITION, KEY_U, KEY_V, KEY_ROUNDING, OWNER = (tl.constexpr(c) for c in range(11))
+# Columns of the table of addresses; those of panels follow. From POSITION to COLUMNS it holds the numbers themselves.
+# M_SCALES: of the codes of M, if it is kept so. POSITION: of its first element within the parameter. ROWS, COLUMNS: of a
+# block at the end of an axis fewer than of others, and panels are filled with zeros.
+P, G, M, M_SCALES, STEP, REFRESH, POSITION, KEY_U, KEY_V, KEY_ROUNDING, OWNER, ROWS, COLUMNS = (
+    tl.constexpr(c) for c in range(13)
+)
 #: Of the factor of rows; that of columns follows.
-Q, L = tl.constexpr(11), tl.constexpr(13)
-PANELS = 15
+Q, L = tl.constexpr(13), tl.constexpr(15)
+PANELS = 17
 
 # Figures of a matrix. GO: whether it is stepped. FACTOR: of its gradient. DUE: whether its factors are refreshed.
 GO, T, FACTOR, DUE, ACCUMULATED, STRENGTH, LARGEST, START, GOOD, H_SQUARE, UPDATE_RMS = (
@@ -102,7 +105,9 @@ class Factor:
     #: Where each block has its own in the state, and elements from one of its rows there to the next.
     starts: list[int]
     stride: int
-    #: What its gram matrix should be, times the identity.
+    #: Whether rows of all blocks have a multiple of 16 elements.
+    aligned: bool
+    #: What its gram matrix should be, times the identity, but for smaller blocks.
     right: float
     #: Whether Q is applied twice, which is fewer operations than making P.
     direct: bool
@@ -111,11 +116,12 @@ class Factor:
 def factors_of(rule: Kron, grid: Grid) -> list[Factor]:
     """The factors of a block: (rows, columns), or (columns,)."""
     found = []
-    for key, (size, diagonal) in enumerate(zip(grid.sides, rule.diagonals(grid.sizes), strict=True)):
+    for key, (n, size, diagonal) in enumerate(zip(grid.sizes, grid.sides, rule.diagonals(grid.sizes), strict=True)):
         axis = key + 2 - len(grid.sides)
         right = math.prod(grid.sides) / max(1, size)
         places = grid.factor_starts(key, diagonal=diagonal)
-        found.append(Factor(axis, size, not diagonal, *places, right, direct=2 * right < size))
+        aligned = n % 16 == size % 16 == 0
+        found.append(Factor(axis, size, not diagonal, *places, aligned, right, direct=2 * right < size))
     return found
 
 

@@ -8,6 +8,7 @@ step            clip, decay, momentum, parameter
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Plan:
             **formulas.constants(),
             rows=self.layout.rows,
             columns=self.layout.columns,
-            size=self.layout.rows * self.layout.columns,
+            size=math.prod(batch.grid.sizes),
             stride=self.layout.stride,
             pieces=batch.pieces,
             blocks=batch.blocks,
@@ -75,7 +76,8 @@ class Plan:
             and formulas.shows_gradient
             and aligned
             and batch.g_dtype == batch.operand == torch.float32
-            and self.layout.stride == self.layout.gradient.pitch
+            and batch.blocks == 1
+            and self.layout.columns == self.layout.gradient.pitch
         )
 
     def add(self, kernel: Any, tiles: int | None, /, **given: Any) -> None:
@@ -170,6 +172,6 @@ class Plan:
 
     def of_factor(self, factor: Factor) -> dict[str, Any]:
         """What kernels take of a factor; the pitch is that of its panels if it is dense."""
-        aligned = self.batch.factors_aligned and factor.size % 16 == 0
-        own: dict[str, Any] = dict(n=factor.size, axis=factor.axis, stride=factor.stride, right=factor.right)
+        aligned = self.batch.factors_aligned and factor.aligned
+        own: dict[str, Any] = dict(n=factor.size, axis=factor.axis, stride=factor.stride)
         return dict(**own, pitch=padded(factor.size), ALIGNED=aligned)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.coded import decoded, read_codes
-from thalweg.kernels.triton.kron_layout import DUE, GO
+from thalweg.kernels.triton.kron_layout import DUE, GO, ROWS
 from thalweg.kernels.triton.rows import loaded
 
 #: What kernels are given in memory; all else that is no constant is a number.
@@ -33,6 +33,12 @@ def figure(figures, which, matrix, count):
 def number(places, which: tl.constexpr, matrix, count):
     """A number that stands in the table of addresses itself."""
     return tl.load(places + which * count + matrix)
+
+
+@triton.jit
+def extent(places, axis, matrix, count):
+    """Rows or columns of a matrix."""
+    return tl.load(places + (ROWS + axis) * count + matrix).to(tl.int32)
 
 
 @triton.jit

@@ -24,10 +24,7 @@ def reason_unserved(rule: Kron, handling: Handling, shape: Shape, stored: str) -
         return "there is no fused kernel of Kron for on_nonfinite='raise'"
     if stored not in FACTORS:
         return f"there is no fused kernel for factors stored in {stored}"
-    grid = rule.grid(shape)
-    if not grid.is_even:
-        return f"there is no fused kernel for block_size={rule.block_size}, which cuts it into blocks of unequal size"
-    sizes = grid.sizes
+    sizes = rule.sizes(shape)
     if len(sizes) > 2:
         return f"there is no fused kernel for {len(sizes)} factors"
     if math.prod(shape) == 0:
