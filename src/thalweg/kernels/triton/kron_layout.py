@@ -18,8 +18,8 @@ from thalweg.rules import Kron
 from thalweg.rules.grid import Grid
 
 # Columns of the table of addresses; those of panels follow. From POSITION to COLUMNS it holds the numbers themselves.
-# M_SCALES: of the codes of M, if it is kept so. POSITION: of its first element within the parameter. ROWS, COLUMNS: of a
-# block at the end of an axis fewer than of others, and panels are filled with zeros.
+# M_SCALES: of the codes of M, if it is kept so. POSITION: of its first element within the parameter. ROWS, COLUMNS: a
+# block at the end of an axis may have fewer than others, and zeros in the rest of its panels.
 P, G, M, M_SCALES, STEP, REFRESH, POSITION, KEY_U, KEY_V, KEY_ROUNDING, OWNER, ROWS, COLUMNS = (
     tl.constexpr(c) for c in range(13)
 )
