@@ -73,14 +73,10 @@ class Grid:
 
     def factor_starts(self, axis: int, *, diagonal: bool = False) -> tuple[list[int], int]:
         """Where each block's factor for an axis begins among all, and how far its rows are from one another."""
-        counts, after, width = (
-            list(self.counts),
-            math.prod(self.counts[axis + 1 :]),
-            1 if diagonal else self.sides[axis],
-        )
-        sides = [1] * len(counts)
-        counts[axis], sides[axis] = self.sizes[axis], self.sides[axis]
-        return [row * width for row in starts(counts, sides)], after * width
+        seen, steps = list(self.counts), [1] * len(self.sizes)
+        seen[axis], steps[axis] = self.sizes[axis], self.sides[axis]
+        width = 1 if diagonal else self.sides[axis]
+        return [row * width for row in starts(seen, steps)], math.prod(seen[axis + 1 :]) * width
 
     def norm(self) -> Norm:
         """A number for every block: a column of them, if there are several."""

@@ -420,6 +420,7 @@ def test_tensors_that_have_moved_are_found() -> None:
         (dict(merge=None), {}, (4, 4, 4), "3 factors"),
         ({}, {}, (0, 4), "no elements"),
         ({}, {}, (2**16, 2**15), "32-bit positions"),
+        (dict(block_size=4), {}, (1024, 1024), "it is 65536 matrices"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from thalweg.boundary import ROUNDING_STREAM
 from thalweg.codecs import scale_key
 from thalweg.kernels.triton.kron_layout import FIGURES, OWN_FIGURES, PANELS, G, Layout, Panel, Q
+from thalweg.kernels.triton.kron_served import MOST_MATRICES
 from thalweg.kernels.triton.products import Device, ceiling, device_of
 from thalweg.kernels.triton.tables import ALIGNMENT, are_aligned
 from thalweg.kernels.triton.uploads import Uploads
@@ -61,7 +62,7 @@ class Batch:
         width = self.operand.itemsize
         share = Layout(rule, self.grid, device, width, self.count).scratch.size * self.pieces
         limit = max(device.least_scratch, int(SCRATCH * device.memory))
-        chunks = ceiling(len(names), max(1, limit // share))
+        chunks = ceiling(len(names), max(1, min(limit // share, MOST_MATRICES // self.pieces)))
         #: Matrices that share scratch memory at a time, of whole parameters.
         self.chunk = ceiling(len(names), chunks) * self.pieces
         self.layout = Layout(rule, self.grid, device, width, self.chunk)

@@ -132,7 +132,7 @@ def settle_kernel(
     begin = matrix // pieces * pieces
     stepped = figure(figures, GO, begin, count)
     if GUARDED:
-        if stepped != 0:  # else another program has found the same
+        if stepped != 0:  # what another program has written since is what this one would find
             total, piece = 0.0, 0
             while piece < pieces:
                 total += figure(figures, H_SQUARE, begin + piece, count)
