@@ -154,6 +154,7 @@ def test_a_list_is_stepped_in_little_extra_memory(name: str, options: dict) -> N
         ("Adafactor", {}, dict(clip_threshold=0.5)),
         ("Kron", dict(precond_update_probability=0.5), dict(precond_lr=0.1)),
         ("Kron", dict(precond_update_probability=0.5, block_size=16), dict(precond_lr=0.1)),
+        ("Kron", dict(precond_update_probability=0.5, damping_mode="expected"), dict(precond_lr=0.1)),
         ("Muon", {}, dict(eps=0.1)),
         ("Muon", dict(normalize="rows"), dict(normalize_beta=0.5)),
         ("AdamW", dict(max_grad_norm=0.5), dict(max_grad_norm=0.1)),

@@ -40,6 +40,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("Adafactor", {"factored": False}),
     ("Kron", {}),
     ("Kron", {"max_size_dense": 64, "precond_dtype": "bfloat16"}),
+    ("Kron", {"block_size": 10}),
     ("Kron", IN_PART),
 ]
 #: What kernels for GPUs do not step.
@@ -47,7 +48,6 @@ UNSERVED: list[tuple[str, dict[str, Any], str]] = [
     ("LAMB", {"state_dtype": "float64"}, "there is no fused kernel for state of float64 on GPUs"),
     ("Kron", {"geometry": "eq", "whiten": "gradient"}, "there is no fused kernel for geometry='eq'"),
     ("Kron", {"normalize_grads": True}, "there is no fused kernel for normalize_grads=True"),
-    ("Kron", {"block_size": 2, "whiten": "gradient"}, "there is no fused kernel for block_size=2, which cuts it into"),
     ("Kron", {"on_nonfinite": "raise"}, "there is no fused kernel of Kron for on_nonfinite='raise'"),
     ("Kron", {"precond_dtype": "float16"}, "there is no fused kernel for factors stored in float16"),
     ("Kron", {"merge": None, "whiten": "gradient"}, "there is no fused kernel for 3 factors"),

@@ -48,6 +48,14 @@ class Grid:
     def blocks(self) -> int:
         return math.prod(self.counts)
 
+    def starts(self) -> list[int]:
+        """Where each block begins among the elements of a tensor."""
+        return starts(self.sizes, self.sides)
+
+    def extents(self) -> list[Shape]:
+        """The size of each block."""
+        return list(product(*[[size for count, size in own for _ in range(count)] for own in self.runs]))
+
     def cut(self, xp: Space[A], x: A) -> list[A]:
         """The stacks of blocks, (b', s_1, ..., s_k), of (b, n_1, ..., n_k)."""
         return cut_runs(xp, x, self.runs)
@@ -62,6 +70,13 @@ class Grid:
         before, after = math.prod(self.counts[:axis]), math.prod(self.counts[axis + 1 :])
         rows = before * self.sizes[axis] * after
         return Factor((rows,) if diagonal else (rows, self.sides[axis]), scale, (before, after))
+
+    def factor_starts(self, axis: int, *, diagonal: bool = False) -> tuple[list[int], int]:
+        """Where each block's factor for an axis begins among all, and how far its rows are from one another."""
+        seen, steps = list(self.counts), [1] * len(self.sizes)
+        seen[axis], steps[axis] = self.sizes[axis], self.sides[axis]
+        width = 1 if diagonal else self.sides[axis]
+        return [row * width for row in starts(seen, steps)], math.prod(seen[axis + 1 :]) * width
 
     def norm(self) -> Norm:
         """A number for every block: a column of them, if there are several."""
@@ -100,6 +115,14 @@ class Grid:
     def along(self, axis: int | None) -> list[Runs]:
         """The blocks of an array that has rows along one axis, and one entry for each block along the others."""
         return [own if i == axis else tuple((count, 1) for count, _ in own) for i, own in enumerate(self.runs)]
+
+
+def starts(sizes: Sequence[int], sides: Sequence[int]) -> list[int]:
+    """The positions of the first elements of blocks of these sides, in an array of these sizes."""
+    found = [0]
+    for n, side in zip(sizes, sides, strict=True):
+        found = [place * n + i for place in found for i in range(0, n, side)]
+    return found
 
 
 def cut_runs(xp: Space[A], x: A, runs: Sequence[Runs]) -> list[A]:

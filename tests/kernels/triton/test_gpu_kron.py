@@ -29,6 +29,7 @@ def kron(named: Any, engine: str, **options: Any) -> Any:
         pytest.param({}, marks=pytest.mark.nightly),  # as below, where tables follow what moves
         pytest.param(dict(capturable=True, precond_update_probability=0.4), marks=pytest.mark.nightly),
         pytest.param(dict(on_nonfinite="skip", max_grad_norm=1.0), marks=pytest.mark.nightly),
+        pytest.param(dict(block_size=5, precond_update_probability=0.6), marks=pytest.mark.nightly),
         pytest.param(
             dict(overrides=[("b", dict(weight_decay=0.1))], precond_update_probability=0.4), marks=pytest.mark.nightly
         ),

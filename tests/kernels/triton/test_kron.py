@@ -172,6 +172,51 @@ def test_every_option(shape: tuple[int, ...], options: dict[str, Any]) -> None:
     agree_after(shape, steps=2, **options)
 
 
+@pytest.mark.parametrize(
+    ("shape", "side", "options"),
+    [
+        ((8, 3), 2, dict(clip=0.3)),
+        *(
+            pytest.param(*row, marks=pytest.mark.nightly)
+            for row in [
+                ((8, 8), 4, {}),
+                ((5, 8), 2, dict(clip=0.3)),
+                ((3, 2), 1, dict(max_skew=None, steps=1)),  # roundings of single numbers do not cancel
+                ((5, 4), 3, dict(max_skew=None, geometry="quad")),
+                ((20, 18), 12, dict(max_skew=None, momentum=0.0)),
+                ((6, 4), 2, dict(max_size_dense=0)),
+                ((2, 8, 8), 4, dict(stacked_axes=1, clip=0.3)),
+                ((8, 8), 4, dict(clip=0.3, clip_mode="value", momentum=0.0)),
+                ((8, 8), 4, dict(handling=Handling(precond_dtype="bfloat16"))),
+                ((8, 8), 4, dict(dtype="bfloat16", handling=Handling(rounding="stochastic", seed=5))),
+                ((8, 8), 4, dict(misplaced=1)),
+                ((8, 192), 128, dict(max_skew=None, handling=Handling(momentum_dtype="int8"))),
+                ((128, 80), 32, {}),
+                ((128, 128), 64, dict(momentum=0.0)),
+            ]
+        ),
+    ],
+    ids=str,
+)
+def test_blocks_have_factors_of_their_own(shape: tuple[int, ...], side: int, options: dict[str, Any]) -> None:
+    agree_after(shape, block_size=side, **options)
+
+
+@pytest.mark.nightly
+def test_all_blocks_of_a_parameter_are_stepped_or_none() -> None:
+    options: dict[str, Any] = dict(block_size=4, handling=Handling(on_nonfinite="skip"), counts_on_device=True)
+    both = Both((5, 4), count=2, max_skew=None, **options)
+    both.step()
+    before = [both.params[1].clone(), *(entry.clone() for entry in both.states[1].values())]
+    bad = [both.draw(), both.draw()]
+    bad[1].view(-1)[-1] = float("nan")
+    assert both.step(bad).finite.tolist() == [True, False]
+    after = [both.params[1], *both.states[1].values()]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    both.step()
+    both.check()
+
+
 @pytest.mark.nightly
 @by_turns()
 @pytest.mark.parametrize("counts_on_device", [False, True], ids=["host", "device"])
@@ -375,6 +420,7 @@ def test_tensors_that_have_moved_are_found() -> None:
         (dict(merge=None), {}, (4, 4, 4), "3 factors"),
         ({}, {}, (0, 4), "no elements"),
         ({}, {}, (2**16, 2**15), "32-bit positions"),
+        (dict(block_size=4), {}, (1024, 1024), "it is 65536 matrices"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

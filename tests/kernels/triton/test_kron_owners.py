@@ -73,6 +73,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
         ((20, 24), {}, ([True, True], [False, True], [False, False])),
         ((9,), dict(clip=0.5), ([True, True], [False, True], [False, False])),
         ((2, 5, 7), dict(stacked_axes=1, clip_mode="rms"), ([False, True],)),
+        ((8, 3), dict(block_size=2, clip=0.5), ([True, True], [False, True])),
     ],
 )
 def test_numbers_are_the_rules(shape: tuple[int, ...], options: dict[str, Any], due: tuple[list[bool], ...]) -> None:

@@ -90,8 +90,9 @@ class Prepared(NamedTuple):
 
     def outcome(self) -> Outcome:
         """What comes of it, on the device."""
-        shape = (-1, self.batch.slices) if self.stacked else (-1,)
-        rms, refreshed = (self.batch.figures[which.value].reshape(shape) for which in (UPDATE_RMS, DUE))
+        rms, refreshed = (self.batch.by_slice(which) for which in (UPDATE_RMS, DUE))
+        if not self.stacked:
+            rms, refreshed = rms[:, 0], refreshed[:, 0]
         return Outcome(self.batch.finite if self.guarded else None, {"update_rms": rms, "refreshed": refreshed})
 
 
@@ -214,7 +215,7 @@ def scratch_bytes(batches: Sequence[Batch]) -> int:
 
 def layout_facts(rule: Kron, seed: int) -> tuple[Any, ...]:
     """What tables and scratch memory depend on, beside shapes, dtypes and memory."""
-    return rule.stacked_axes, rule.max_size_dense, rule.max_skew, rule.merge, rule.geometry, seed
+    return rule.stacked_axes, rule.max_size_dense, rule.max_skew, rule.block_size, rule.merge, rule.geometry, seed
 
 
 def formulas_of(
@@ -225,7 +226,7 @@ def formulas_of(
     known: tuple[Kron, Formulas] | None = batch.formulas.get(key)
     if known is None:
         given = dict(averages=batch.has_momentum, knows_t=knows_t, knows_lr=knows_lr, bare=bare)
-        known = rule, formulas_for(rule, len(batch.sizes), **given)
+        known = rule, formulas_for(rule, len(batch.grid.sizes), **given)
         while len(batch.formulas) >= KEPT:
             del batch.formulas[next(iter(batch.formulas))]
         batch.formulas[key] = known  # with the rule, so that its id remains its own

@@ -14,6 +14,7 @@ from torch import Tensor
 from thalweg.boundary import ROUNDING_STREAM
 from thalweg.codecs import scale_key
 from thalweg.kernels.triton.kron_layout import FIGURES, OWN_FIGURES, PANELS, G, Layout, Panel, Q
+from thalweg.kernels.triton.kron_served import MOST_MATRICES
 from thalweg.kernels.triton.products import Device, ceiling, device_of
 from thalweg.kernels.triton.tables import ALIGNMENT, are_aligned
 from thalweg.kernels.triton.uploads import Uploads
@@ -42,27 +43,29 @@ class Batch:
     ) -> None:
         p, state = params[0], states[0]
         self.device, self.shape, self.size = p.device, tuple(p.shape), p.numel()
-        self.sizes = rule.sizes(self.shape)
-        self.slices = math.prod(self.shape[: rule.stacked_axes])
-        self.names, self.count = names, len(names) * self.slices
+        self.grid, slices = rule.grid(self.shape), math.prod(self.shape[: rule.stacked_axes])
+        #: Where each matrix of a parameter begins: blocks of its first slice, of the second, ...
+        self.starts = [i * (self.size // slices) + start for i in range(slices) for start in self.grid.starts()]
+        self.pieces, self.blocks = len(self.starts), self.grid.blocks
+        self.names, self.count = names, len(names) * self.pieces
         self.p_dtype, self.g_dtype, self.q_dtype = p.dtype, g_dtype, state["Q_0"].dtype
         self.has_momentum = "momentum_buffer" in state
         self.m_dtype = state["momentum_buffer"].dtype if self.has_momentum else torch.float32
         #: Elements of the momentum that share a scale; 0: it has none.
         self.group = self.size // state[M_SCALE].numel() if M_SCALE in state else 0
 
-        dense = not all(rule.diagonals(self.sizes))
+        dense = not all(rule.diagonals(self.grid.sizes))
         #: What products take. Without any, nothing is gained by fewer digits.
         self.operand = torch.bfloat16 if dense and self.q_dtype == torch.bfloat16 else torch.float32
         device = device or device_of(self.device)
         self.cuts = device.cuts and dense
         width = self.operand.itemsize
-        share = Layout(rule, self.sizes, device, width, self.count).scratch.size * self.slices
+        share = Layout(rule, self.grid, device, width, self.count).scratch.size * self.pieces
         limit = max(device.least_scratch, int(SCRATCH * device.memory))
-        chunks = ceiling(len(names), max(1, limit // share))
+        chunks = ceiling(len(names), max(1, min(limit // share, MOST_MATRICES // self.pieces)))
         #: Matrices that share scratch memory at a time, of whole parameters.
-        self.chunk = ceiling(len(names), chunks) * self.slices
-        self.layout = Layout(rule, self.sizes, device, width, self.chunk)
+        self.chunk = ceiling(len(names), chunks) * self.pieces
+        self.layout = Layout(rule, self.grid, device, width, self.chunk)
         self.scratch_size = self.layout.scratch.size * self.chunk
 
         self.uploads, self.gradient_uploads = Uploads(self.device), Uploads(self.device)
@@ -74,15 +77,15 @@ class Batch:
         columns = PANELS + len(self.layout.scratch.regions)
         table = torch.zeros((columns, self.count), dtype=torch.int64)
         table[:PANELS] = torch.tensor(addresses, dtype=torch.int64).T
-        self.aligned = self.layout.columns % ALIGNMENT == 0 and all(
+        self.aligned = self.layout.columns % ALIGNMENT == self.layout.stride % ALIGNMENT == 0 and all(
             address % ALIGNMENT == 0 for row in addresses for address in (row[0], row[2])
         )
         self.factors_aligned = all(
             row[column] % ALIGNMENT == 0 for row in addresses for column in (Q.value, Q.value + 1)
         )
         self.places = self.uploads.table(table)
-        #: Its row of the addresses of gradients.
-        self.gradient_places = self.places[G.value]
+        #: Bytes from the beginning of a gradient to each of its matrices.
+        self.gradient_offsets = self.uploads.table(torch.tensor(self.starts) * g_dtype.itemsize)
         keep = self.uploads.keep
         self.figures = keep(torch.zeros((FIGURES + OWN_FIGURES, self.count), dtype=torch.float32, device=self.device))
         self.due_flags = keep(torch.zeros(self.count, dtype=torch.int64, device=self.device))
@@ -100,26 +103,28 @@ class Batch:
         self.programs: dict[Any, Any] = {}
 
     def rows_of(self, index: int, name: str, p: Tensor, s: Mapping[str, Tensor], seed: int) -> list[list[int]]:
-        """The columns of the table for the slices of one parameter."""
+        """The columns of the table for the matrices of one parameter."""
         keys = [stream_key(seed, tensor_id(name), stream) for stream in (*NORMAL_STREAMS, ROUNDING_STREAM)]
-        size = self.size // self.slices
 
-        def address(tensor: Tensor | None, slice_: int) -> int:
-            if tensor is None:
-                return 0
-            return tensor.data_ptr() + slice_ * (tensor.numel() // self.slices) * tensor.element_size()
+        def address(tensor: Tensor | None, start: int) -> int:
+            return 0 if tensor is None else tensor.data_ptr() + start * tensor.element_size()
 
-        # a vector has only the second factor, that of columns
-        order = (0, 1) if len(self.sizes) == 2 else (None, 0)
-        factors = [s[f"Q_{key}"] if key is not None else None for key in order]
-        norms = [s[f"L_{key}"] if key is not None else None for key in order]
+        momentum, scales = s.get("momentum_buffer"), s.get(M_SCALE)
         counts = [s[key].data_ptr() if s[key].device == p.device else 0 for key in ("step", "refresh")]
-        rows = []
-        for i in range(self.slices):
-            momentum = address(s.get("momentum_buffer"), i)
-            own = [address(p, i), 0, momentum, address(s.get(M_SCALE), i), *counts, i * size, *keys, index]
-            rows.append([*own, *(address(q, i) for q in factors), *(address(norm, i) for norm in norms)])
-            assert (len(own), len(rows[-1])) == (Q.value, PANELS)
+        # a vector has only the second factor, that of columns
+        absent = [0] * (2 - len(self.layout.factors))
+        extents, rows = self.grid.extents(), []
+        for piece, start in enumerate(self.starts):
+            slice_, block = divmod(piece, self.blocks)
+            own = [address(p, start), 0, address(momentum, start), address(scales, start // max(1, self.group))]
+            own += [*counts, start, *keys, index, *(1, *extents[block])[-2:]]
+            assert len(own) == Q.value
+            own += absent
+            for key, factor in enumerate(self.layout.factors):
+                q = s[f"Q_{key}"]
+                own.append(address(q, slice_ * (q.numel() * self.blocks // self.pieces) + factor.starts[block]))
+            rows.append([*own, *absent, *(address(s[f"L_{key}"], piece) for key in range(len(self.layout.factors)))])
+            assert len(rows[-1]) == PANELS
         return rows
 
     # ---- what moves
@@ -136,14 +141,20 @@ class Batch:
         if moving is None and places == self.grad_places and not copies.captured and not copies.is_capturing():
             return
         self.grad_places = places
-        if self.slices != 1:
-            step = self.size // self.slices * grads[0].element_size()
-            places = array("Q", [place + i * step for place in places for i in range(self.slices)])
         self.grads_aligned = are_aligned(places)
         if moving is not None:
             moving.note(self, places)
         else:
-            copies.refill(self.places[G.value], places.tolist())
+            copies.refill(self.places[G.value], self.spread(places, self.g_dtype))
+
+    def spread(self, places: Sequence[int], dtype: torch.dtype) -> list[int]:
+        """The addresses of all matrices, from those of some tensors that they are pieces of."""
+        offsets = [start * dtype.itemsize for start in self.starts]
+        return [place + offset for place in places for offset in offsets]
+
+    def take_gradients(self, places: Tensor) -> None:
+        """On the device: note where gradients are."""
+        torch.add(places[:, None], self.gradient_offsets, out=self.places[G.value].view(-1, self.pieces))
 
     def look_at_refreshes(self, count: Callable[[float], tuple[bool, float]], states: States) -> bool:
         """Whether factors are due, by the host's counts. count: from one before whether they are, and the one after."""
@@ -175,7 +186,11 @@ class Batch:
     def follow_due(self, due: list[bool]) -> None:
         if due != self.due:
             self.due = due
-            self.uploads.refill(self.due_flags, [int(one) for one in due for _ in range(self.slices)])
+            self.uploads.refill(self.due_flags, [int(one) for one in due for _ in range(self.pieces)])
+
+    def by_slice(self, figure: Any) -> Tensor:
+        """A figure of every parameter and slice, whose blocks have the same."""
+        return self.figures[figure.value].view(len(self.names), self.pieces)[:, :: self.blocks]
 
     # ---- what kernels take
 

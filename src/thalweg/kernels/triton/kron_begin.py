@@ -22,7 +22,7 @@ from thalweg.kernels.triton.kron_layout import (
     UPDATE_RMS,
     L,
 )
-from thalweg.kernels.triton.kron_reads import figure, kernel, number, sum_of
+from thalweg.kernels.triton.kron_reads import extent, figure, kernel, number, sum_over
 from thalweg.kernels.triton.products import place
 
 
@@ -64,7 +64,6 @@ def strength_kernel(
     partials,
     count,
     first,
-    size,
     programs,
     pitch,
     axis,
@@ -77,6 +76,7 @@ def strength_kernel(
     matrix = first + tl.program_id(0)
     if (figure(figures, DUE, matrix, count) == 0) | (figure(figures, GO, matrix, count) == 0):
         return
+    size = extent(places, 0, matrix, count) * extent(places, 1, matrix, count)
     own = place(places, partials, matrix, count, tl.float32)
     index = tl.arange(0, BLOCK)
     mask = index < programs
@@ -97,11 +97,12 @@ def strength_kernel(
 
 @kernel
 def squares_kernel(
-    places, figures, partials, count, first, size, tiles, UPDATE_RMS_OF: tl.constexpr, BLOCK: tl.constexpr
+    places, figures, partials, count, first, size, tiles, blocks, UPDATE_RMS_OF: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The mean of the squares of h, from sums over its tiles, and what is shown of it."""
+    """The mean of the squares of h over all blocks, of this size together, and what is shown of it."""
     matrix = first + tl.program_id(0)
-    h_square = sum_of(place(places, partials, matrix, count, tl.float32), tiles, BLOCK) / size
+    total = sum_over(places, partials, matrix // blocks * blocks, blocks, tiles, count, BLOCK)
+    h_square = total / size
     tl.store(figures + H_SQUARE * count + matrix, h_square)
     tl.store(figures + UPDATE_RMS * count + matrix, UPDATE_RMS_OF(h_square, figures, matrix, count))
 
@@ -115,42 +116,40 @@ def settle_kernel(
     count,
     first,
     tiles,
-    slices,
+    pieces,
+    blocks,
     axis,
     IS_FINE: tl.constexpr,
     GUARDED: tl.constexpr,
     COUNTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Whether one parameter is stepped, in all its slices or in none; norms and, if the device COUNTS, its counts.
+    """Whether one parameter is stepped, in all its pieces or in none; norms and, if the device COUNTS, its counts.
 
     axis: that of its first factor.
     """
-    begin = first + tl.program_id(0) * slices
+    matrix = first + tl.program_id(0)
+    begin = matrix // pieces * pieces
     stepped = figure(figures, GO, begin, count)
     if GUARDED:
-        if stepped != 0:
-            matrix = begin
-            failed, total = 0.0, 0.0
-            while matrix < begin + slices:
-                failed += sum_of(place(places, partials, matrix, count, tl.float32), tiles, BLOCK)
-                total += figure(figures, H_SQUARE, matrix, count)
-                matrix += 1
+        if stepped != 0:  # what another program has written since is what this one would find
+            total, piece = 0.0, 0
+            while piece < pieces:
+                total += figure(figures, H_SQUARE, begin + piece, count)
+                piece += blocks
+            failed = sum_over(places, partials, begin, pieces, tiles, count, BLOCK)
             stepped = tl.where(IS_FINE(total, figures, begin, count) & (failed == 0), stepped, 0.0)
-    matrix = begin
-    while matrix < begin + slices:
-        if GUARDED:
-            tl.store(figures + GO * count + matrix, stepped)
-        if (stepped != 0) & (figure(figures, GOOD, matrix, count) != 0):
-            which = axis
-            while which < 2:
-                norm = figure(figures, NORM + which, matrix, count)
-                tl.store(place(places, L + which, matrix, count, tl.float32), norm)
-                which += 1
-        matrix += 1
-    tl.store(finite + number(places, OWNER, begin, count), stepped != 0)
-    if COUNTED:
-        step = place(places, STEP, begin, count, tl.float32)
-        tl.store(step, tl.load(step) + stepped)
-        if stepped != 0:
-            tl.store(place(places, REFRESH, begin, count, tl.float32), figure(figures, ACCUMULATED, begin, count))
+        tl.store(figures + GO * count + matrix, stepped)
+    if (stepped != 0) & (figure(figures, GOOD, matrix, count) != 0):
+        which = axis
+        while which < 2:
+            norm = figure(figures, NORM + which, matrix, count)
+            tl.store(place(places, L + which, matrix, count, tl.float32), norm)
+            which += 1
+    if matrix == begin:
+        tl.store(finite + number(places, OWNER, begin, count), stepped != 0)
+        if COUNTED:
+            step = place(places, STEP, begin, count, tl.float32)
+            tl.store(step, tl.load(step) + stepped)
+            if stepped != 0:
+                tl.store(place(places, REFRESH, begin, count, tl.float32), figure(figures, ACCUMULATED, begin, count))

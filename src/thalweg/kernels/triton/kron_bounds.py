@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.kron_layout import LARGEST_ENTRY, NORM, PACE, TWIST, L
-from thalweg.kernels.triton.kron_reads import figure, idle, kernel, largest_of, sum_of
+from thalweg.kernels.triton.kron_reads import extent, figure, idle, kernel, largest_of, sum_of
 from thalweg.kernels.triton.products import load_panel, place
 
 
@@ -88,12 +88,12 @@ def image_kernel(
     vector,
     vector_squares,
     image_squares,
-    right,
     count,
     first,
     n,
     axis,
     side,
+    turns,
     pitch,
     DTYPE: tl.constexpr,
     FIRST: tl.constexpr,
@@ -102,7 +102,7 @@ def image_kernel(
     BM: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """One power step from the largest column, in two halves. The matrix is e + right, symmetric, or e, skew.
+    """One power step from the largest column, in two halves. The matrix is e + right, symmetric, or e, if it turns.
 
     FIRST: x^T times that column, in which both signs of a skew matrix cancel. Then: x times what that gave.
     """
@@ -114,6 +114,7 @@ def image_kernel(
     base = place(places, e, matrix, count, DTYPE)
     squares = place(places, vector_squares, matrix, count, tl.float32)
     own = place(places, vector, matrix, count, tl.float32)
+    right = tl.where(turns != 0, 0, extent(places, 1 - axis, matrix, count)).to(tl.float32)
     programs = tl.cdiv(n, BM)
     scale, chosen = 1.0 / largest, 0
     if FIRST:
@@ -152,7 +153,6 @@ def norm_kernel(
     figures,
     image_squares,
     image_count,
-    right,
     count,
     first,
     axis,
@@ -170,6 +170,6 @@ def norm_kernel(
         tl.store(figures + (TWIST + axis) * count + matrix, tl.where(bound > 0, bound, 1.0))
     else:
         old = tl.load(place(places, L + axis, matrix, count, tl.float32))
-        norm, rate = PACED(old, bound + right, figures, matrix, count)
+        norm, rate = PACED(old, bound + extent(places, 1 - axis, matrix, count), figures, matrix, count)
         tl.store(figures + (NORM + axis) * count + matrix, norm)
         tl.store(figures + (PACE + axis) * count + matrix, rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from thalweg.kernels.triton.kron_layout import GOOD, LARGEST, NORM, SCALE, START, L, Q
-from thalweg.kernels.triton.kron_reads import figure, idle, kernel, largest_of, sum_of
+from thalweg.kernels.triton.kron_reads import extent, figure, idle, kernel, largest_of, sum_of
 from thalweg.kernels.triton.numbers import as_stored, is_finite
 from thalweg.kernels.triton.products import load_panel, place, store_panel
 
@@ -19,6 +19,7 @@ def diagonal_kernel(
     count,
     first,
     n,
+    stride,
     axis,
     refreshes,
     operands,
@@ -34,7 +35,7 @@ def diagonal_kernel(
     if idle(figures, matrix, count, refreshes):
         return
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    old = place(places, Q + axis, matrix, count, Q_DTYPE) + i
+    old = place(places, Q + axis, matrix, count, Q_DTYPE) + i * stride
     renewed = figure(figures, GOOD, matrix, count) != 0
     if refreshes:
         q = tl.load(old, i < n, other=0.0).to(tl.float32) * figure(figures, START, matrix, count)
@@ -135,10 +136,10 @@ def diagonal_step_kernel(
     stepped,
     largest,
     sums,
-    right,
     count,
     first,
     n,
+    stride,
     axis,
     Q_DTYPE: tl.constexpr,
     PACED: tl.constexpr,
@@ -151,11 +152,12 @@ def diagonal_step_kernel(
         return
     bound = largest_of(place(places, left_largest, matrix, count, tl.float32), tl.cdiv(n, BLOCK), 64)
     old = tl.load(place(places, L + axis, matrix, count, tl.float32))
+    right = extent(places, 1 - axis, matrix, count).to(tl.float32)
     norm, rate = PACED(old, bound + right, figures, matrix, count)
     if tl.program_id(0) == 0:
         tl.store(figures + (NORM + axis) * count + matrix, norm)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    state = place(places, Q + axis, matrix, count, Q_DTYPE) + i
+    state = place(places, Q + axis, matrix, count, Q_DTYPE) + i * stride
     q = tl.load(state, i < n, other=0.0).to(tl.float32) * figure(figures, START, matrix, count)
     own = tl.load(place(places, left, matrix, count, tl.float32) + i, i < n, other=0.0)
     q = MOVED(q, own, right, rate, figures, matrix, count)

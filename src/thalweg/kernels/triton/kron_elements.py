@@ -26,22 +26,47 @@ from thalweg.kernels.triton.kron_layout import (
     P,
     T,
 )
-from thalweg.kernels.triton.kron_reads import figure, kernel, number
+from thalweg.kernels.triton.kron_reads import extent, figure, kernel, number
 from thalweg.kernels.triton.numbers import as_stored, half_of, is_finite, mix, normal, random_bits
 from thalweg.kernels.triton.products import place, store_panel, tile_place
 
 
 @triton.jit
-def scales_of_tile(base, rows, columns, mask, HIGH: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr):
+def element_tile(places, tile, columns, matrix, count, ALIGNED: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
+    """Which rows and columns are in a tile, and a mask of those that there are. columns: of the largest block."""
+    across = tl.cdiv(columns, WIDE)
+    i = tile // across * HIGH + tl.arange(0, HIGH)
+    j = tile % across * WIDE + tl.arange(0, WIDE)
+    own = extent(places, 1, matrix, count)
+    if ALIGNED:
+        own = own // 16 * 16  # as it is: so the compiler sees that masks hold for whole vectors
+    return i, j, (i[:, None] < extent(places, 0, matrix, count)) & (j[None, :] < own)
+
+
+@triton.jit
+def scales_of_tile(
+    places,
+    tile,
+    columns,
+    stride,
+    mask,
+    matrix,
+    count,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     """Places of the scales of a tile's groups, row by row, and a mask of those that there are. GROUP: 0 if none are."""
+    base = place(places, M_SCALES, matrix, count, tl.float32)
     if GROUP == 0:
         return base, mask
     else:
-        across, groups = tl.cdiv(columns, WIDE), columns // GROUP
+        across = tl.cdiv(columns, WIDE)
         index = tl.arange(0, HIGH * WIDE // GROUP)
-        i = tl.program_id(0) // across * HIGH + index // (WIDE // GROUP)
-        j = tl.program_id(0) % across * (WIDE // GROUP) + index % (WIDE // GROUP)
-        return base + i * groups + j, (i < rows) & (j < groups)
+        i = tile // across * HIGH + index // (WIDE // GROUP)
+        j = tile % across * (WIDE // GROUP) + index % (WIDE // GROUP)
+        inside = (i < extent(places, 0, matrix, count)) & (j < extent(places, 1, matrix, count) // GROUP)
+        return base + i * (stride // GROUP) + j, inside
 
 
 @kernel
@@ -51,7 +76,9 @@ def measure_kernel(
     partials,
     count,
     first,
-    size,
+    rows,
+    columns,
+    stride,
     programs,
     pitch,
     P_DTYPE: tl.constexpr,
@@ -61,7 +88,8 @@ def measure_kernel(
     LEARNED: tl.constexpr,
     SCALES_FIRST: tl.constexpr,
     ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """The largest magnitude of y, their sum, and the sum of fourth powers in units of the largest."""
     matrix = first + tl.program_id(1)
@@ -69,23 +97,15 @@ def measure_kernel(
         return
     factor = figure(figures, FACTOR, matrix, count)
     p, m = place(places, P, matrix, count, P_DTYPE), place(places, M, matrix, count, M_DTYPE)
-    g_base, scales = place(places, G, matrix, count, G_DTYPE), place(places, M_SCALES, matrix, count, tl.float32)
+    g = place(places, G, matrix, count, G_DTYPE)
     largest, total, fourth = 0.0, 0.0, 0.0
-    if ALIGNED:
-        size = size // 16 * 16
-    begin = tl.program_id(0) * BLOCK
-    while begin < size:
-        index = begin + tl.arange(0, BLOCK)
-        mask = index < size
-        g_places = g_base + index
-        if ALIGNED:
-            g_places = tl.multiple_of(g_places, 16)
-        if GROUP == 0:
-            s_places, groups = scales, mask
-        else:
-            which = begin // GROUP + tl.arange(0, BLOCK // GROUP)
-            s_places, groups = scales + which, which < size // GROUP
-        y = LEARNED(g_places, p + index, m + index, s_places, mask, groups, factor, GROUP, figures, matrix, count)
+    tile, tiles = tl.program_id(0), tl.cdiv(rows, HIGH) * tl.cdiv(columns, WIDE)
+    while tile < tiles:
+        i, j, mask = element_tile(places, tile, columns, matrix, count, ALIGNED, HIGH, WIDE)
+        g_places = tile_place(g, i, j, stride, ALIGNED)
+        p_places, m_places = tile_place(p, i, j, stride, ALIGNED), tile_place(m, i, j, stride, ALIGNED)
+        s_places, groups = scales_of_tile(places, tile, columns, stride, mask, matrix, count, HIGH, WIDE, GROUP)
+        y = LEARNED(g_places, p_places, m_places, s_places, mask, groups, factor, GROUP, figures, matrix, count)
         size_of = tl.abs(tl.where(mask, y, 0.0))
         here = tl.max(size_of)
         total += tl.sum(size_of)
@@ -96,22 +116,11 @@ def measure_kernel(
             before = largest / unit
             fourth = fourth * (before * before * before * before) + tl.sum(small * small * small * small)
         largest = tl.maximum(largest, here)
-        begin += programs * BLOCK
+        tile += programs
     out = place(places, partials, matrix, count, tl.float32) + tl.program_id(0)
     tl.store(out, largest)
     tl.store(out + pitch, total)
     tl.store(out + 2 * pitch, fourth)
-
-
-@triton.jit
-def element_tile(rows, columns, ALIGNED: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
-    """The columns of a matrix, which of its rows and columns are a program's, and a mask of those that there are."""
-    if ALIGNED:
-        columns = columns // 16 * 16  # as it is: so the compiler sees that masks hold for whole vectors
-    across = tl.cdiv(columns, WIDE)
-    i = tl.program_id(0) // across * HIGH + tl.arange(0, HIGH)
-    j = tl.program_id(0) % across * WIDE + tl.arange(0, WIDE)
-    return columns, i, j, (i[:, None] < rows) & (j[None, :] < columns)
 
 
 @triton.jit
@@ -136,6 +145,7 @@ def operand_kernel(
     first,
     rows,
     columns,
+    stride,
     pitch,
     P_DTYPE: tl.constexpr,
     G_DTYPE: tl.constexpr,
@@ -161,22 +171,22 @@ def operand_kernel(
     if NOISY:
         if figure(figures, DUE, matrix, count) == 0:
             return
-    columns, i, j, mask = element_tile(rows, columns, ALIGNED, HIGH, WIDE)
-    p_places = tile_place(place(places, P, matrix, count, P_DTYPE), i, j, columns, ALIGNED)
-    m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, columns, ALIGNED)
-    g_places = tile_place(place(places, G, matrix, count, G_DTYPE), i, j, columns, ALIGNED)
+    tile = tl.program_id(0)
+    i, j, mask = element_tile(places, tile, columns, matrix, count, ALIGNED, HIGH, WIDE)
+    p_places = tile_place(place(places, P, matrix, count, P_DTYPE), i, j, stride, ALIGNED)
+    m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, stride, ALIGNED)
+    g_places = tile_place(place(places, G, matrix, count, G_DTYPE), i, j, stride, ALIGNED)
     factor = figure(figures, FACTOR, matrix, count)
-    scales = place(places, M_SCALES, matrix, count, tl.float32)
-    s_places, groups = scales_of_tile(scales, rows, columns, mask, HIGH, WIDE, GROUP)
+    s_places, groups = scales_of_tile(places, tile, columns, stride, mask, matrix, count, HIGH, WIDE, GROUP)
     x = SHOWN(g_places, p_places, m_places, s_places, mask, groups, factor, GROUP, figures, matrix, count)
     if NOISY:
         t = figure(figures, T, matrix, count).to(tl.uint32)
         u, v = number(places, KEY_U, matrix, count).to(tl.uint32), number(places, KEY_V, matrix, count).to(tl.uint32)
         begin = number(places, POSITION, matrix, count)
         if FAR:
-            noise = normal(u, v, t, begin + i[:, None].to(tl.int64) * columns + j[None, :])
+            noise = normal(u, v, t, begin + i[:, None].to(tl.int64) * stride + j[None, :])
         else:
-            noise = normal_nearby(u, v, t, (begin.to(tl.int32) + i[:, None] * columns + j[None, :]).to(tl.uint32))
+            noise = normal_nearby(u, v, t, (begin.to(tl.int32) + i[:, None] * stride + j[None, :]).to(tl.uint32))
         x = x + figure(figures, STRENGTH, matrix, count) * noise
     x = tl.where(mask, x, 0.0)
     panel = place(places, out, matrix, count, OUT_DTYPE)
@@ -196,6 +206,7 @@ def step_kernel(
     first,
     rows,
     columns,
+    stride,
     pitch,
     P_DTYPE: tl.constexpr,
     G_DTYPE: tl.constexpr,
@@ -213,18 +224,18 @@ def step_kernel(
     matrix = first + tl.program_id(1)
     if figure(figures, GO, matrix, count) == 0:
         return
-    columns, i, j, mask = element_tile(rows, columns, ALIGNED, HIGH, WIDE)
-    p_places = tile_place(place(places, P, matrix, count, P_DTYPE), i, j, columns, ALIGNED)
-    m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, columns, ALIGNED)
+    tile = tl.program_id(0)
+    i, j, mask = element_tile(places, tile, columns, matrix, count, ALIGNED, HIGH, WIDE)
+    p_places = tile_place(place(places, P, matrix, count, P_DTYPE), i, j, stride, ALIGNED)
+    m_places = tile_place(place(places, M, matrix, count, M_DTYPE), i, j, stride, ALIGNED)
     h = tl.load(tile_place(place(places, h_panel, matrix, count, tl.float32), i, j, pitch, True), mask, other=0.0)
-    g_places = tile_place(place(places, G, matrix, count, G_DTYPE), i, j, columns, ALIGNED)
+    g_places = tile_place(place(places, G, matrix, count, G_DTYPE), i, j, stride, ALIGNED)
     factor = figure(figures, FACTOR, matrix, count)
-    scales = place(places, M_SCALES, matrix, count, tl.float32)
-    s_places, groups = scales_of_tile(scales, rows, columns, mask, HIGH, WIDE, GROUP)
+    s_places, groups = scales_of_tile(places, tile, columns, stride, mask, matrix, count, HIGH, WIDE, GROUP)
     new, m = STEPPED(h, g_places, p_places, m_places, s_places, mask, groups, factor, GROUP, figures, matrix, count)
     chance = 0.0
     if STOCHASTIC:
-        position = number(places, POSITION, matrix, count) + i[:, None].to(tl.int64) * columns + j[None, :]
+        position = number(places, POSITION, matrix, count) + i[:, None].to(tl.int64) * stride + j[None, :]
         key = number(places, KEY_ROUNDING, matrix, count).to(tl.uint32)
         chance = half_of(random_bits(key, figure(figures, T, matrix, count).to(tl.uint32), position), False)
     new = as_stored(new, chance, P_DTYPE, STOCHASTIC)

@@ -1,7 +1,7 @@
 """Where everything is that belongs to one matrix of a batch: its parameter and state, its share of scratch memory.
 
-A *matrix* is a parameter, or one slice of a stack, seen as rows and columns; a vector is one row. Its *figures* are
-single numbers that the kernels of a step leave for each other.
+A *matrix* is a parameter, one slice of a stack, or a block of either, seen as rows and columns; a vector is one row.
+Its *figures* are single numbers that the kernels of a step leave for each other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ import triton.language as tl
 
 from thalweg.kernels.triton.products import Blocks, Device, blocks_for, ceiling, padded
 from thalweg.rules import Kron
+from thalweg.rules.grid import Grid
 
-# Columns of the table of addresses; those of panels follow. Of POSITION and the keys it holds the numbers themselves.
-# M_SCALES: of the codes of M, if it is kept so.
-P, G, M, M_SCALES, STEP, REFRESH, POSITION, KEY_U, KEY_V, KEY_ROUNDING, OWNER = (tl.constexpr(c) for c in range(11))
+# Columns of the table of addresses; those of panels follow. From POSITION to COLUMNS it holds the numbers themselves.
+# M_SCALES: of the codes of M, if it is kept so. POSITION: of its first element within the parameter. ROWS, COLUMNS: a
+# block at the end of an axis may have fewer than others, and zeros in the rest of its panels.
+P, G, M, M_SCALES, STEP, REFRESH, POSITION, KEY_U, KEY_V, KEY_ROUNDING, OWNER, ROWS, COLUMNS = (
+    tl.constexpr(c) for c in range(13)
+)
 #: Of the factor of rows; that of columns follows.
-Q, L = tl.constexpr(11), tl.constexpr(13)
-PANELS = 15
+Q, L = tl.constexpr(13), tl.constexpr(15)
+PANELS = 17
 
 # Figures of a matrix. GO: whether it is stepped. FACTOR: of its gradient. DUE: whether its factors are refreshed.
 GO, T, FACTOR, DUE, ACCUMULATED, STRENGTH, LARGEST, START, GOOD, H_SQUARE, UPDATE_RMS = (
@@ -34,8 +38,8 @@ FIGURES = 23
 #: Behind them: figures that a rule's own formulas leave for each other, at most so many.
 OWN_FIGURES = 16
 
-#: Programs that measure one matrix, at most, and elements of a block of theirs.
-MEASURERS, MEASURED = 128, 4096
+#: Programs that measure one matrix, at most.
+MEASURERS = 128
 #: Elements that an elementwise program works on.
 ELEMENTS = 4096
 #: Tiles that are transposed on their way.
@@ -96,23 +100,28 @@ class Factor:
 
     #: 0: of rows, 1: of columns.
     axis: int
-    #: Its number in the state.
-    key: int
     size: int
     dense: bool
-    #: What its gram matrix should be, times the identity.
+    #: Where each block has its own in the state, and elements from one of its rows there to the next.
+    starts: list[int]
+    stride: int
+    #: Whether rows of all blocks have a multiple of 16 elements.
+    aligned: bool
+    #: What its gram matrix should be, times the identity, but for smaller blocks.
     right: float
     #: Whether Q is applied twice, which is fewer operations than making P.
     direct: bool
 
 
-def factors_of(rule: Kron, sizes: tuple[int, ...]) -> list[Factor]:
-    """The factors of a matrix of these sizes: (rows, columns), or (columns,)."""
+def factors_of(rule: Kron, grid: Grid) -> list[Factor]:
+    """The factors of a block: (rows, columns), or (columns,)."""
     found = []
-    for key, (size, diagonal) in enumerate(zip(sizes, rule.diagonals(sizes), strict=True)):
-        axis = key + 2 - len(sizes)
-        right = math.prod(sizes) / max(1, size)
-        found.append(Factor(axis, key, size, not diagonal, right, direct=2 * right < size))
+    for key, (n, size, diagonal) in enumerate(zip(grid.sizes, grid.sides, rule.diagonals(grid.sizes), strict=True)):
+        axis = key + 2 - len(grid.sides)
+        right = math.prod(grid.sides) / max(1, size)
+        places = grid.factor_starts(key, diagonal=diagonal)
+        aligned = n % 16 == size % 16 == 0
+        found.append(Factor(axis, size, not diagonal, *places, aligned, right, direct=2 * right < size))
     return found
 
 
@@ -185,9 +194,11 @@ class DiagonalPanels:
 class Layout:
     """What one matrix of a batch needs, and how its products are tiled."""
 
-    def __init__(self, rule: Kron, sizes: tuple[int, ...], device: Device, width: int, batch: int) -> None:
-        self.factors = factors_of(rule, sizes)
-        self.rows, self.columns = (1, *sizes)[-2:]
+    def __init__(self, rule: Kron, grid: Grid, device: Device, width: int, batch: int) -> None:
+        self.factors = factors_of(rule, grid)
+        self.rows, self.columns = (1, *grid.sides)[-2:]
+        #: Elements from one row of it in the parameter to the next.
+        self.stride = grid.sizes[-1]
         rows, columns = self.rows, self.columns
         dense = [factor for factor in self.factors if factor.dense]
         self.scratch = scratch = Scratch()

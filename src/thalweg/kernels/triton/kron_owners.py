@@ -129,7 +129,7 @@ class OwnerKernels(KronKernels):
                 moving = self.numbers_for(job, batch)
                 begin(batch, job.rule, Handling(), job.t, 0.0, 1.0, None, None, bare=True, moving=moving)()
                 self.launches(job, batch, refreshing=any(job.due))()
-        return [(h, batch.figures[H_SQUARE.value].reshape(len(job.names), batch.slices)) for job, h, batch in laid_out]
+        return [(h, batch.by_slice(H_SQUARE)) for _, h, batch in laid_out]
 
     def launches(self, job: Job, batch: Batch, *, refreshing: bool) -> Any:
         return launches_of(batch, job.rule, Handling(), refreshing=refreshing, counted=False, bare=True)
@@ -156,8 +156,6 @@ class OwnerKernels(KronKernels):
             places = [tensor.data_ptr() for tensor in tensors]
             if known.places.get(column) != places:
                 known.places[column] = places
-                step = 4 * batch.size // batch.slices
-                own = [place + i * step for place in places for i in range(batch.slices)]
-                batch.uploads.refill(batch.places[column], own)
+                batch.uploads.refill(batch.places[column], batch.spread(places, torch.float32))
         batch.follow_gradients(job.learned)
         return batch, is_new

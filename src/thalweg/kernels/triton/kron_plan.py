@@ -8,6 +8,7 @@ step            clip, decay, momentum, parameter
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -45,8 +46,10 @@ class Plan:
             **formulas.constants(),
             rows=self.layout.rows,
             columns=self.layout.columns,
-            size=self.layout.rows * self.layout.columns,
-            slices=batch.slices,
+            size=math.prod(batch.grid.sizes),
+            stride=self.layout.stride,
+            pieces=batch.pieces,
+            blocks=batch.blocks,
             finite=batch.finite,
             axis=self.layout.factors[0].axis,
             P_DTYPE=dtype_of(batch.p_dtype),
@@ -73,16 +76,17 @@ class Plan:
             and formulas.shows_gradient
             and aligned
             and batch.g_dtype == batch.operand == torch.float32
+            and batch.blocks == 1
             and self.layout.columns == self.layout.gradient.pitch
         )
 
     def add(self, kernel: Any, tiles: int | None, /, **given: Any) -> None:
-        """A launch over the tiles of each matrix; None: one program a matrix, or for each ``of`` several.
+        """A launch over the tiles of each matrix; None: one program a matrix.
 
         given: what is this launch's own; of it and of the scope a kernel gets what it takes. A panel goes by its
         column, and one that there is not by 0.
         """
-        grid = (self.matrices // given.pop("of", 1),) if tiles is None else (tiles, self.matrices)
+        grid = (self.matrices,) if tiles is None else (tiles, self.matrices)
         names = {*kernel.arg_names, "num_warps", "num_stages"}
         known = {name: value for name, value in {**self.scope, **given}.items() if name in names}
         columns = {name: value.column for name, value in known.items() if isinstance(value, Panel)}
@@ -121,7 +125,7 @@ class Plan:
         if self.guarded:
             self.step(rehearsal=True)
         failures, tiles = self.layout.failures, self.layout.tiles_of_elements
-        self.add(settle_kernel, None, of=self.batch.slices, partials=failures, tiles=tiles, COUNTED=counted)
+        self.add(settle_kernel, None, partials=failures, tiles=tiles, COUNTED=counted)
 
     def step(self, *, rehearsal: bool) -> None:
         own: dict[str, Any] = dict(h_panel=self.layout.h, pitch=self.layout.h.pitch, partials=self.layout.failures)
@@ -168,5 +172,6 @@ class Plan:
 
     def of_factor(self, factor: Factor) -> dict[str, Any]:
         """What kernels take of a factor; the pitch is that of its panels if it is dense."""
-        aligned = self.batch.factors_aligned and factor.size % 16 == 0
-        return dict(n=factor.size, axis=factor.axis, right=factor.right, pitch=padded(factor.size), ALIGNED=aligned)
+        aligned = self.batch.factors_aligned and factor.aligned
+        own: dict[str, Any] = dict(n=factor.size, axis=factor.axis, stride=factor.stride)
+        return dict(**own, pitch=padded(factor.size), ALIGNED=aligned)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from thalweg.kernels.triton.kron_bounds import note_tile
 from thalweg.kernels.triton.kron_layout import FACTOR, GOOD, SCALE, START, Q
-from thalweg.kernels.triton.kron_reads import figure, idle, kernel
+from thalweg.kernels.triton.kron_reads import extent, figure, idle, kernel
 from thalweg.kernels.triton.numbers import as_stored
 from thalweg.kernels.triton.products import (
     load_panel,
@@ -27,11 +27,12 @@ from thalweg.kernels.triton.products import (
 
 
 @triton.jit
-def load_state(base, i, j, n, ALIGNED: tl.constexpr):
+def load_state(base, i, j, n, stride, ALIGNED: tl.constexpr):
     """A tile of a factor as it is stored, in float32."""
     if ALIGNED:
         n = n // 16 * 16
-    return tl.load(tile_place(base, i, j, n, ALIGNED), (i[:, None] < n) & (j[None, :] < n), other=0.0).to(tl.float32)
+    mask = (i[:, None] < n) & (j[None, :] < n)
+    return tl.load(tile_place(base, i, j, stride, ALIGNED), mask, other=0.0).to(tl.float32)
 
 
 @kernel
@@ -44,6 +45,7 @@ def turn_kernel(
     count,
     first,
     n,
+    stride,
     axis,
     refreshes,
     operands,
@@ -66,24 +68,24 @@ def turn_kernel(
     across = tl.cdiv(n, BLOCK)
     i = tl.program_id(0) // across * BLOCK + tl.arange(0, BLOCK)
     j = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)
-    old = place(places, Q + axis, matrix, count, Q_DTYPE)
+    old, own = place(places, Q + axis, matrix, count, Q_DTYPE), extent(places, axis, matrix, count)
     renewed = figure(figures, GOOD, matrix, count) != 0
     if refreshes != 0:
-        q = load_state(old, i, j, n, ALIGNED) * figure(figures, START, matrix, count)
+        q = load_state(old, i, j, own, stride, ALIGNED) * figure(figures, START, matrix, count)
     elif renewed:
         new = place(places, source, matrix, count, tl.float32)
         q = load_panel(new, i, j, n, pitch) * figure(figures, SCALE + axis, matrix, count)
     else:
-        q = load_state(old, i, j, n, ALIGNED)
+        q = load_state(old, i, j, own, stride, ALIGNED)
     if operands != 0:
         store_panel(place(places, turned, matrix, count, DTYPE), j, i, tl.trans(q), n, n, pitch, DTYPE, CUTS)
         if STRAIGHT:
             store_panel(place(places, straight, matrix, count, DTYPE), i, j, q, n, n, pitch, DTYPE, CUTS)
     if (state != 0) & renewed:
         if ALIGNED:
-            n = n // 16 * 16
-        mask = (i[:, None] < n) & (j[None, :] < n)
-        tl.store(tile_place(old, i, j, n, ALIGNED), as_stored(q, 0.0, Q_DTYPE, False), mask)
+            own = own // 16 * 16
+        mask = (i[:, None] < own) & (j[None, :] < own)
+        tl.store(tile_place(old, i, j, stride, ALIGNED), as_stored(q, 0.0, Q_DTYPE, False), mask)
 
 
 @kernel
@@ -171,10 +173,10 @@ def symmetric_kernel(
     out,
     largest,
     squares,
-    right,
     count,
     first,
     n,
+    axis,
     depth,
     refreshes,
     parts,
@@ -211,6 +213,7 @@ def symmetric_kernel(
     elif GRAM:
         note_tile(places, largest, squares, matrix, count, x, i, j, row, column, n, columns_pitch, BM)
         panel = place(places, out, matrix, count, DTYPE)
+        right = extent(places, 1 - axis, matrix, count).to(tl.float32)
         store_error(panel, x, i, j, row, column, n, pitch, right, DTYPE, CUTS)
     else:
         store_both(place(places, out, matrix, count, DTYPE), x, x, i, j, row, column, n, pitch, DTYPE, CUTS)
@@ -224,10 +227,10 @@ def gather_kernel(
     out,
     largest,
     squares,
-    right,
     count,
     first,
     n,
+    axis,
     parts,
     sums_pitch,
     pitch,
@@ -250,5 +253,5 @@ def gather_kernel(
         panel += n.to(tl.int64) * sums_pitch
         part += 1
     note_tile(places, largest, squares, matrix, count, x, i, j, row, column, n, columns_pitch, BM)
-    panel = place(places, out, matrix, count, DTYPE)
+    panel, right = place(places, out, matrix, count, DTYPE), extent(places, 1 - axis, matrix, count).to(tl.float32)
     store_error(panel, x, i, j, row, column, n, pitch, right, DTYPE, CUTS)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.coded import decoded, read_codes
-from thalweg.kernels.triton.kron_layout import DUE, GO
+from thalweg.kernels.triton.kron_layout import DUE, GO, ROWS
 from thalweg.kernels.triton.rows import loaded
 
 #: What kernels are given in memory; all else that is no constant is a number.
@@ -36,6 +36,12 @@ def number(places, which: tl.constexpr, matrix, count):
 
 
 @triton.jit
+def extent(places, axis, matrix, count):
+    """Rows or columns of a matrix."""
+    return tl.load(places + (ROWS + axis) * count + matrix).to(tl.int32)
+
+
+@triton.jit
 def momentum(m_places, s_places, mask, groups, GROUP: tl.constexpr):
     """The momentum of some elements. GROUP: how many share a scale; 0: it is no codes. groups: the mask of scales."""
     if GROUP == 0:
@@ -53,6 +59,20 @@ def sum_of(numbers, count, BLOCK: tl.constexpr):
     while begin < count:
         index = begin + tl.arange(0, BLOCK)
         total += tl.load(numbers + index, index < count, other=0.0)
+        begin += BLOCK
+    return tl.sum(total)
+
+
+@triton.jit
+def sum_over(places, which, matrix, several, each, count, BLOCK: tl.constexpr):
+    """The sum of panels of ``each`` numbers, of several matrices from one on, in an order that is always the same."""
+    total = tl.zeros((BLOCK,), tl.float32)
+    begin = 0
+    while begin < several * each:
+        index = begin + tl.arange(0, BLOCK)
+        mask = index < several * each
+        panels = tl.load(places + which * count + matrix + index // each, mask, other=0)
+        total += tl.load(panels.to(tl.pointer_type(tl.float32)) + index % each, mask, other=0.0)
         begin += BLOCK
     return tl.sum(total)
 

@@ -8,7 +8,7 @@ from thalweg.kernels.triton.kron_begin import strength_kernel
 from thalweg.kernels.triton.kron_bounds import columns_kernel, image_kernel, norm_kernel
 from thalweg.kernels.triton.kron_diagonal import balance_kernel, diagonal_step_kernel, left_kernel
 from thalweg.kernels.triton.kron_elements import measure_kernel
-from thalweg.kernels.triton.kron_layout import DOTS, MEASURED, MEASURERS, TURNED, VECTOR, Factor, Panel
+from thalweg.kernels.triton.kron_layout import DOTS, MEASURERS, TURNED, VECTOR, Factor, Panel
 from thalweg.kernels.triton.kron_plan import Plan
 from thalweg.kernels.triton.kron_products import gather_kernel, symmetric_kernel
 from thalweg.kernels.triton.kron_rotation import (
@@ -43,9 +43,9 @@ class Refresh:
     def measure(self) -> None:
         """What y is like: its largest magnitude, and how strong noise has to be."""
         layout = self.layout
-        programs = min(MEASURERS, ceiling(layout.rows * layout.columns, MEASURED))
+        programs = min(MEASURERS, layout.tiles_of_elements)
         measured: dict[str, Any] = dict(partials=layout.measured, programs=programs, pitch=layout.measured.pitch)
-        self.plan.add(measure_kernel, programs, **measured, BLOCK=MEASURED, num_warps=8)
+        self.plan.add(measure_kernel, programs, **measured, num_warps=8)
         self.plan.add(strength_kernel, None, **measured, BLOCK=MEASURERS, num_warps=1)
 
     def whiten(self) -> None:
@@ -125,7 +125,7 @@ class DenseStep:
         noted: dict[str, Any] = dict(largest=own.tile_largest, squares=own.column_squares)
         final: dict[str, Any] = dict(largest=own.largest, sums=own.sums)
         self.gram(white, noted)
-        self.bound(own.error, factor.right, own.gram.rows, noted)
+        self.bound(own.error, own.gram.rows, noted)
         triangle, blocks = own.tiles_above(TURNED), own.blocks.options()
         if self.plan.rule.geometry == "quad":
             out = own.stepped_straight
@@ -135,7 +135,7 @@ class DenseStep:
             return
         self.add(stepped_kernel, self.tiles, **blocks, turned=own.turned, out=None, HALF="")
         self.add(skew_kernel, triangle, **noted, turned=own.stepped_turned, BM=TURNED)
-        self.bound(own.skew, 0.0, TURNED, noted)
+        self.bound(own.skew, TURNED, noted)
         self.add(turning_kernel, self.tiles, **blocks, b=own.stepped_turned, turned=own.product_turned)
         self.add(angle_kernel, None, first_count=triangle, second_count=self.tiles)
         self.add(rotated_kernel, self.tiles, **blocks, **final, b=own.product_turned)
@@ -163,11 +163,11 @@ class DenseStep:
             sums: dict[str, Any] = dict(sums=out, sums_pitch=out.pitch, parts=own.parts)
             self.add(gather_kernel, tiles, **noted, **sums, out=own.error, BM=own.gram.rows, num_warps=8)
 
-    def bound(self, x: Panel, right: float, block: int, noted: dict[str, Any]) -> None:
-        """A bound of the norm of x + right, of which tiles of this size were noted, and what follows from it."""
+    def bound(self, x: Panel, block: int, noted: dict[str, Any]) -> None:
+        """A bound of the norm of a gram matrix or a skew one, noted in tiles of this size, and what follows from it."""
         side, dots = ceiling(self.factor.size, block), ceiling(self.factor.size, DOTS)
-        asked: dict[str, Any] = dict(e=x, right=right, side=side)
+        asked: dict[str, Any] = dict(e=x, side=side, turns=int(x is self.own.skew))
         self.add(columns_kernel, side, **asked, **noted, BM=block, SIDE=16)
         for half in (True, False):
             self.add(image_kernel, dots, **asked, FIRST=half, SIDE=128, SUMS=512, BM=DOTS, BK=256)
-        self.add(norm_kernel, None, **asked, image_count=dots, turns=int(x is self.own.skew), BLOCK=512)
+        self.add(norm_kernel, None, **asked, image_count=dots, BLOCK=512)

@@ -7,7 +7,7 @@ import triton.language as tl
 from thalweg.kernels.triton.kron_bounds import note_tile
 from thalweg.kernels.triton.kron_layout import ANGLE, PACE, START, TWIST, Q
 from thalweg.kernels.triton.kron_products import load_state
-from thalweg.kernels.triton.kron_reads import figure, idle, kernel, sum_of
+from thalweg.kernels.triton.kron_reads import extent, figure, idle, kernel, sum_of
 from thalweg.kernels.triton.products import load_panel, place, square_product, store_both, store_panel, triangle_tile_of
 
 
@@ -22,6 +22,7 @@ def stepped_kernel(
     count,
     first,
     n,
+    stride,
     axis,
     pitch,
     Q_DTYPE: tl.constexpr,
@@ -51,7 +52,8 @@ def stepped_kernel(
         q = load_panel(new, i, j, n, pitch)
     else:
         i, j, x = square_product(a, b, n, pitch, DESCRIBED, BM, BN, BK)
-        q = load_state(place(places, Q + axis, matrix, count, Q_DTYPE), i, j, n, ALIGNED)
+        own = extent(places, axis, matrix, count)
+        q = load_state(place(places, Q + axis, matrix, count, Q_DTYPE), i, j, own, stride, ALIGNED)
         q = q * figure(figures, START, matrix, count)
     q = q - rate * x
     store_panel(new, i, j, q, n, n, pitch, tl.float32, False)

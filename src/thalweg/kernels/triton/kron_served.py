@@ -10,6 +10,8 @@ from thalweg.settings import Handling
 
 #: The dtypes of factors that kernels read and write.
 FACTORS = ("float32", "bfloat16")
+#: Slices and blocks of a parameter, at most: one launch has no more.
+MOST_MATRICES = 65535
 
 
 def reason_unserved(rule: Kron, handling: Handling, shape: Shape, stored: str) -> str:
@@ -25,14 +27,14 @@ def reason_unserved(rule: Kron, handling: Handling, shape: Shape, stored: str) -
     if stored not in FACTORS:
         return f"there is no fused kernel for factors stored in {stored}"
     grid = rule.grid(shape)
-    if grid.blocks > 1:
-        return f"there is no fused kernel for block_size={rule.block_size}, which cuts it into {grid.blocks} blocks"
     sizes = grid.sizes
     if len(sizes) > 2:
         return f"there is no fused kernel for {len(sizes)} factors"
     if math.prod(shape) == 0:
         return "it has no elements"
-    dense = [size for size, diagonal in zip(sizes, rule.diagonals(sizes), strict=True) if not diagonal]
+    if (matrices := math.prod(shape[: rule.stacked_axes]) * grid.blocks) > MOST_MATRICES:
+        return f"it is {matrices} matrices, and there is no fused kernel for more than {MOST_MATRICES}"
+    dense = [side for side, diagonal in zip(grid.sides, rule.diagonals(sizes), strict=True) if not diagonal]
     if max(math.prod(size + 64 for size in sizes), *((size + 64) ** 2 for size in dense), 0) >= 2**31:
         return "it has too many elements for 32-bit positions"
     return ""

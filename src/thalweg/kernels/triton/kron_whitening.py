@@ -89,7 +89,7 @@ class Products:
     def square(self, a: Panel, out: Panel, factor: Factor, *, refreshes: bool) -> None:
         """out = a a^T."""
         own = self.plan.layout.dense[factor.axis]
-        unused = dict(largest=0, squares=0, right=0.0, columns_pitch=0, parts=1, length=0)
+        unused = dict(largest=0, squares=0, columns_pitch=0, parts=1, length=0)
         self.plan.add(
             symmetric_kernel,
             own.tiles_above(own.triangle.rows),

@@ -106,7 +106,8 @@ def cuts_groups(rule: Rule, shape: Shape) -> bool:
     """Whether a tensor is stepped tile by tile, and its lines do not end with a group, or are not of columns alone."""
     groups = grouping(shape, rule.stacked_axes)
     if isinstance(rule, Kron):
-        return groups is not None and rule.sizes(shape)[-1] % groups.size != 0
+        grid = rule.grid(shape)
+        return groups is not None and any(n % groups.size for n in (grid.sizes[-1], grid.sides[-1]))
     axes = kinds_of(program_of(rule, shape), rule.stacked_axes).axes
     if groups is None or axes is None:
         return False

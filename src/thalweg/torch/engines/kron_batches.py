@@ -32,10 +32,9 @@ class KronBatches:
         states = [s for bucket in buckets for s in bucket.states]
         keys = *buckets[0].setting.rule.keys(buckets[0].shape, Count), "step"
         counts = [s[key] for key in keys for s in states]
-        #: Whether it is possible at all: slices have addresses of their own, and the device may count.
+        #: Whether it is possible at all: the device may count.
         self.works = (
             reason_missing() is None
-            and all(batch.slices == 1 for batch in self.batches)
             and all(bucket.t is not None for bucket in buckets)
             and all(count.is_cpu and count.dtype == torch.float32 for count in counts)
         )

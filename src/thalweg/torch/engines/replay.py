@@ -35,9 +35,10 @@ class Moving:
         from thalweg.kernels.triton.uploads import Uploads
 
         self.places, first = {}, 0
-        for table in (*tables, *batches):
-            self.places[id(table)] = slice(first, first + table.count)
-            first += table.count
+        counts = [*(table.count for table in tables), *(len(batch.names) for batch in batches)]
+        for table, count in zip((*tables, *batches), counts, strict=True):
+            self.places[id(table)] = slice(first, first + count)
+            first += count
         #: Where each batch has its numbers.
         self.numbered = {id(batch): first + rates + i * NUMBERS for i, batch in enumerate(batches)}
         rates += len(batches) * NUMBERS
@@ -99,7 +100,7 @@ class Moving:
 
     def copy_addresses(self, batch: Any) -> None:
         """On the device: those of a batch's gradients, to where it has them."""
-        batch.gradient_places.copy_(self.device[self.places[id(batch)]])
+        batch.take_gradients(self.device[self.places[id(batch)]])
 
     def upload(self) -> None:
         """Copy what has moved, if anything has; always where a user records a graph, whose replays copy it again."""

@@ -50,7 +50,7 @@ def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
 
             names, params, states = made_of(ghosts)
             batches.append(Batch(names, params, states, params[0].dtype, rule, setting.handling.seed))
-            moving += batches[-1].count + NUMBERS
+            moving += len(names) + NUMBERS
         elif isinstance(rule, WholeRule):
             shape, most = first.shape, FACTORS_CHUNK if rule.has_factors else WHOLE_CHUNK
             kept = [entry for entry in rule.entries(shape).values() if isinstance(entry, PerSlice)]
