@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from thalweg.kernels.cpu.library import reason_missing
 from thalweg.plan.items import Cut, Item, Place, shard
 from thalweg.plan.models import Tensor
 from thalweg.plan.optimizers import setting_of
-from thalweg.plan.ranks import is_launched, messages, ring
+from thalweg.plan.ranks import find_kernels, messages, ring
 from thalweg.plan.shares import Share, share_of, unlike_shares
 from thalweg.programs.budget import entry_bytes
 from thalweg.show.arguments import Given
@@ -261,8 +260,7 @@ def test_kernels_keep_and_send_what_is_planned(launched: Any) -> None:
             planned = planned_share(case, place, rank)
             assert (planned.parameter_bytes, planned.state_bytes) == (found.parameter_bytes, found.state_bytes)
             assert [sent_bytes(step, 2) for step in found.sent] == [planned.sent_bytes] * 2
-            parts = parts_of(case, 2, rank)
-            parts = [replace(part, by_kernels=is_launched(part, place)) for part in parts]
+            parts = [find_kernels(part, place) for part in parts_of(case, 2, rank)]
             wanted = sorted(messages(parts).values())
             assert [sorted(sent.payload for sent in step) for step in found.sent] == [wanted] * 2
             assert len(wanted) == planned.collectives
