@@ -198,7 +198,8 @@ class TritonRun:
                     continue
             whole = yield Question(summed, between)
             for (figures, _), total in zip(between, whole, strict=True):
-                figures.copy_(total)
+                if total is not figures:
+                    figures.copy_(total)
 
     def nonfinite(self) -> list[str]:
         launches = [launch for launch in self.launches if isinstance(launch, Launch)]
