@@ -354,9 +354,12 @@ class OwnerPeak(NamedTuple):
 
 
 def owner_peak(items: Sequence[Item], world: int, rank: int) -> OwnerPeak:
-    """Of several slots, those one after the other have stages together."""
+    """Of several slots, those one after the other have stages together. A step that is recorded keeps all of it."""
+    # kernels write parts where they are, and keep what they show
+    parted, in_lists = ([item for item in items if item.parted is chosen] for chosen in (True, False))
+    shown = sum(word([item]) * item.tensor.elements for item in parted)
     on_parts = {
-        id(i): footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True) for i in items
+        id(i): footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True) for i in in_lists
     }
     slots, turns, sent = [], [0], [0]
     for team in teams_of(items):
@@ -383,7 +386,7 @@ def owner_peak(items: Sequence[Item], world: int, rank: int) -> OwnerPeak:
     scratch = sum(gpu_scratch(bare_buckets(some)) for some in (launched, everyone))
     on_their_way = [max(own.arriving for own in slots), max(own.returning for own in slots)] if slots else [0]
     sent.append(sum(on_their_way) if len(slots) > 1 else max(on_their_way))
-    return OwnerPeak(max(waiting, after, *turns) + scratch, max(sent))
+    return OwnerPeak(max(waiting, after, *turns) + shown + scratch, max(sent))
 
 
 def stages_of(items: Sequence[Item], world: int, rank: int) -> Stages:
