@@ -3,7 +3,7 @@
     python -m benchmarks.sharded_host --device cuda
 
 One process of torch's fake process group, whose messages return at once and carry nothing, steps its half of the
-tensors of a GPT in float32; gradients lie elsewhere at every step, as after ``zero_grad()``. Muon has the matrices
+tensors of GPT-2 in float32; gradients lie elsewhere at every step, as after ``zero_grad()``. Muon has the matrices
 alone. Sharded and unsharded steps take turns. The figures are ms from the call of step() to its return, the GPU being
 idle before: medians of unsharded steps, of sharded ones, and of what these take more. ``--calls`` tells what functions
 take most of a sharded step.
@@ -25,15 +25,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import thalweg.torch
+from thalweg.plan.models import builtin
 
 OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9}}
 WARM = 8
-
-
-def shapes_of(layers: int, width: int) -> list[tuple[int, ...]]:
-    block: list[tuple[int, ...]] = [(width,), (width,), (3 * width, width), (3 * width,), (width, width), (width,)]
-    block += [(width,), (width,), (4 * width, width), (4 * width,), (width, 4 * width), (width,)]
-    return [(50304 // 768 * width, width), (1024, width), *block * layers, (width,), (width,)]
 
 
 def params_of(shapes: list[tuple[int, ...]], device: str, mesh: Any) -> tuple[list[Any], list[list[Tensor]]]:
@@ -58,9 +53,9 @@ class Contestant:
     """An optimizer with parameters of its own, sharded over a mesh if there is one."""
 
     def __init__(self, rule: str, given: argparse.Namespace, mesh: Any) -> None:
-        shapes = shapes_of(given.layers, given.width)
+        shapes = [tensor.shape for tensor in builtin(given.model).tensors]
         if rule == "Muon":
-            shapes = [shape for shape in shapes[2:] if len(shape) == 2]
+            shapes = [shape for shape in shapes[2:] if len(shape) == 2]  # the first two are embeddings
         self.params, self.grads = params_of(shapes, given.device, mesh)
         named = [(f"p{i}", p) for i, p in enumerate(self.params)]
         self.optimizer = getattr(thalweg.torch, rule)(named, lr=1e-3, **OPTIONS.get(rule, {}))
@@ -88,8 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rules", default="AdamW,LAMB,Adafactor,Muon,Kron")
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--model", default="gpt2", help="one that thalweg plan knows (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--calls", type=int, default=0, help="how many functions to tell")
     given = parser.parse_args()

@@ -48,3 +48,12 @@ def test_slots() -> None:
     assert slots_of(tensors, 10) == [[0, 1, 2, 4], [3, 5], [6]]
     assert slots_of(tensors, 1) == [[0, 1], [2, 4], [3], [5], [6]]
     assert slots_of([], 10) == []
+
+
+def test_ranks_tell_their_layouts_once() -> None:
+    """Tensors that have gradients by turns stay known."""
+    absent: dict[int, tuple[str, ...]] = {0: ("even",), 1: ("matrix",), 2: ("even",), 3: ("matrix",)}
+    run = in_slots("Muon", 10**6, names=("matrix", "even"), rates=(1.0,) * 4, absent=absent)
+    for first, second, *others in world(2).run(messages, run, "first axis"):
+        assert all(set(step) > {"alltoall_base"} for step in (first, second))
+        assert others == [{"alltoall_base": 2}] * 2

@@ -109,6 +109,19 @@ def allocator_kept(optimizer: Any, step: Callable[[], None]) -> int:
     return sum(-(-size // 512) * 512 for size in blocks.values())
 
 
+def interpreted_peak(case: Any) -> int:
+    """What a rank has beside state at the peak of its third step, whole factors included. Every rank has to call it."""
+    from interpreter import serving
+    from sharded_costs import LAYOUTS, distribute, mesh_of, options_of
+
+    import thalweg.torch
+
+    with serving():
+        named = distribute(case, mesh_of(*LAYOUTS[case.layout][0][2]))
+        optimizer = getattr(thalweg.torch, case.optimizer)(named, **rate(case.optimizer), **options_of(case))
+        return allocator_kept(optimizer, optimizer.step) + allocator_peak(optimizer.step, warm_up=1)
+
+
 def interpreted_measure(case: Any) -> Any:
     """What ranks keep and send where kernels for GPUs are interpreted on CPUs. Every rank has to call it."""
     from interpreter import serving

@@ -95,7 +95,15 @@ def mesh_of(*sizes: int) -> Any:
 def measure(case: Case) -> Measured:
     """Three steps; the first makes the state. Every rank has to call it."""
     mesh = mesh_of(*LAYOUTS[case.layout][0][dist.get_world_size()])
-    rule, own = case.optimizer, USUAL.get(case.optimizer, {})
+    return measure_steps(case.optimizer, distribute(case, mesh), mesh, **options_of(case))
+
+
+def options_of(case: Case) -> dict[str, Any]:
+    return {"engine": case.engine, **USUAL.get(case.optimizer, {}), **case.options}
+
+
+def distribute(case: Case, mesh: Any) -> list[tuple[str, Any]]:
+    """Parameters with gradients."""
     random = torch.Generator().manual_seed(0)
     named = []
     for i, (shape, dtype) in enumerate(case.tensors()):
@@ -103,7 +111,7 @@ def measure(case: Case) -> Measured:
         p = torch.nn.Parameter(distribute_tensor(p, mesh, placements(case, len(shape))))
         p.grad = distribute_tensor(g, mesh, placements(case, len(shape)))
         named.append((f"p{i}", p))
-    return measure_steps(rule, named, mesh, engine=case.engine, **own, **case.options)
+    return named
 
 
 def measure_parallel(rule: str, options: dict[str, Any]) -> Measured:

@@ -84,6 +84,8 @@ class Item:
     replicas: int = 1
     #: Whether kernels for GPUs step this shard, or transform the whole for its owner.
     by_kernels: bool = False
+    #: Whether kernels for GPUs step this shard before and after its owner.
+    parted: bool = False
 
     @property
     def shape(self) -> Shape:

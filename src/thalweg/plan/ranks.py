@@ -29,7 +29,7 @@ from thalweg.programs.footprint import footprint, middle_peak
 from thalweg.programs.graph import Value
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Entry, Factor, PerSlice
-from thalweg.rules.whole import coded_bytes, is_worth_sending, owners_of, slots_of
+from thalweg.rules.whole import coded_bytes, is_worth_sending, no_loads, owners_of, slots_of
 from thalweg.spaces.shapes import BYTES, ORDER
 from thalweg.storage import Kept, arithmetic
 
@@ -43,21 +43,14 @@ def reason_against_part(item: Item, device: str) -> str:
     return reason_against(item.setting, item.shape, tuple(dict.fromkeys(cut.axis for cut in item.cuts)) or DIVIDED)
 
 
-def has_kernels(item: Item, place: Place) -> bool:
-    """Whether kernels for GPUs serve a part of a parameter, or the whole for its owner."""
+def find_kernels(item: Item, place: Place) -> Item:
+    """An item that tells which kernels serve it."""
     if place.device != "cuda" or place.engine not in ("auto", "fused"):
-        return False
-    return not (why_unfused(item.whole_item(), place.device) or reason_against_part(item, place.device))
-
-
-def is_launched(item: Item, place: Place) -> bool:
-    """Whether kernels for GPUs step a part by themselves, or whiten the whole for its owner."""
-    return not is_stack(item) and has_kernels(item, place)
-
-
-def is_parted(item: Item, place: Place) -> bool:
-    """Whether kernels for GPUs step a part before and after its owner."""
-    return item.is_sharded and is_stack(item) and has_kernels(item, place)
+        return item
+    if why_unfused(item.whole_item(), place.device) or reason_against_part(item, place.device):
+        return item
+    parted = item.is_sharded and kernels.is_parted(item.setting, item.shape)
+    return replace(item, by_kernels=not is_stack(item), parted=parted)
 
 
 def is_stack(item: Item) -> bool:
@@ -176,23 +169,27 @@ def whole_rule(item: Item) -> WholeRule:
 
 
 def choose_owners(items: Sequence[Item], place: Place, rank: int) -> list[Item]:
-    """Items with the owners of those that have to be seen whole: one of all ranks, or else one in this rank's replica.
+    """Items with the kernels that serve them, and the owners of those that have to be seen whole.
 
+    An owner is one of all ranks, or else one in this rank's replica.
     What has no axes every rank has, and none owns.
     """
-    found, here = list(items), rank - rank % place.shards
+    found, here = [find_kernels(item, place) for item in items], rank - rank % place.shards
     teams: dict[tuple[int, tuple[str, ...]], list[int]] = {}
     for index, item in enumerate(items):
         if item.rule.needs_whole and item.shape and (item.is_sharded or place.shards == 1):
             teams.setdefault((place.replicas if is_divided(item, place) else 1, item.team), []).append(index)
     for (replicas, _), members in teams.items():
-        costs = [(items[i].tensor.name, whole_rule(items[i]).cost(items[i].shape)) for i in members]
         shards = items[members[0]].shards
         # what tensor parallelism does not divide is owned among the ranks that have the same part of the rest
         step, among = (1, 0) if shards == place.shards else (place.shards // shards, rank % (place.shards // shards))
-        for i, (replica, owner) in zip(members, owners_of(costs, shards, replicas), strict=True):
-            first = replica * place.shards if replicas > 1 else here
-            found[i] = replace(items[i], owner=first + owner * step + among, replicas=replicas)
+        loads = no_loads(shards, replicas)
+        for parted in (True, False):  # kernels ask before lists do
+            own = [i for i in members if found[i].parted is parted]
+            costs = [(found[i].tensor.name, whole_rule(found[i]).cost(found[i].shape)) for i in own]
+            for i, (replica, owner) in zip(own, owners_of(costs, loads), strict=True):
+                first = replica * place.shards if replicas > 1 else here
+                found[i] = replace(found[i], owner=first + owner * step + among, replicas=replicas)
     return found
 
 
@@ -252,8 +249,9 @@ class Traffic(NamedTuple):
 
 
 def teams_of(items: Iterable[Item]) -> list[list[Item]]:
-    """Tensors that travel together."""
-    return sort_items((item for item in items if item.owner is not None), lambda item: (item.replicas, item.team))
+    """Tensors that travel together: those of one engine."""
+    owned = (item for item in items if item.owner is not None)
+    return sort_items(owned, lambda item: (item.replicas, item.team, item.parted))
 
 
 def is_owned_here(item: Item, world: int, rank: int) -> bool:
@@ -356,9 +354,12 @@ class OwnerPeak(NamedTuple):
 
 
 def owner_peak(items: Sequence[Item], world: int, rank: int) -> OwnerPeak:
-    """Of several slots, those one after the other have stages together."""
+    """Of several slots, those one after the other have stages together. A step that is recorded keeps all of it."""
+    # kernels write parts where they are, and keep what they show
+    parted, in_lists = ([item for item in items if item.parted is chosen] for chosen in (True, False))
+    shown = sum(word([item]) * item.tensor.elements for item in parted)
     on_parts = {
-        id(i): footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True) for i in items
+        id(i): footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True) for i in in_lists
     }
     slots, turns, sent = [], [0], [0]
     for team in teams_of(items):
@@ -385,7 +386,7 @@ def owner_peak(items: Sequence[Item], world: int, rank: int) -> OwnerPeak:
     scratch = sum(gpu_scratch(bare_buckets(some)) for some in (launched, everyone))
     on_their_way = [max(own.arriving for own in slots), max(own.returning for own in slots)] if slots else [0]
     sent.append(sum(on_their_way) if len(slots) > 1 else max(on_their_way))
-    return OwnerPeak(max(waiting, after, *turns) + scratch, max(sent))
+    return OwnerPeak(max(waiting, after, *turns) + shown + scratch, max(sent))
 
 
 def stages_of(items: Sequence[Item], world: int, rank: int) -> Stages:

@@ -23,8 +23,6 @@ from thalweg.plan.ranks import (
     choose_owners,
     collectives_of,
     entries_held,
-    is_launched,
-    is_parted,
     kernel_peak,
     messages,
     owner_peak,
@@ -108,9 +106,7 @@ def share_of(
     world = place.shards
     items = [item_of(tensor, own, place, rank) for tensor, own in zip(tensors, settings, strict=True)]
     items = [
-        replace(item, by_kernels=is_launched(item, place))
-        if world > 1 or item.replicas > 1
-        else replace(item, owner=None)
+        item if world > 1 or item.replicas > 1 else replace(item, owner=None)
         for item in choose_owners(items, place, rank)
     ]
     are_whole = [item.rule.needs_whole and (item.owner is not None or (world > 1 and not item.shape)) for item in items]
@@ -183,18 +179,18 @@ def peak_of_parts(
         return peak_of(in_lists, place)  # native code steps parts only where it is asked for
     if place.shards == 1:  # beside tensors whose work is divided, steps of one process
         beside = peak_of(elementwise, place) if elementwise else Peak(0, "")
-        used = " + ".join(sorted({*beside.engine.split(" + "), *engines_of(whole, place)} - {""}))
+        used = " + ".join(sorted({*beside.engine.split(" + "), *engines_of(whole)} - {""}))
         own = owner_peak(whole, 1, rank)
         return Peak((beside.bytes or 0) + own.bytes, used, is_bound=True, slots=own.slots)
     # where lists are sharded, they are not cut, and all of them wait for sums in the middle of their arithmetic
     peak = (kernel_peak(launched, sums.values()) if launched else 0) + sum(measure_item(item).peak for item in in_lists)
-    used = " + ".join(sorted(engines_of((*elementwise, *whole), place)))
+    used = " + ".join(sorted(engines_of((*elementwise, *whole))))
     own = owner_peak(whole, place.shards, rank)
     return Peak(peak + own.bytes, used, bool(in_lists or whole), own.slots)
 
 
-def engines_of(items: Iterable[Item], place: Place) -> set[str]:
-    return {"fused" if item.by_kernels or is_parted(item, place) else "foreach" for item in items}
+def engines_of(items: Iterable[Item]) -> set[str]:
+    return {"fused" if item.by_kernels or item.parted else "foreach" for item in items}
 
 
 def sizes_on_host(items: Sequence[Item]) -> list[int]:

@@ -12,7 +12,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from thalweg.arrays import A, Scalar, Shape, Space, State, Truth
 from thalweg.dtypes import DTYPES
@@ -136,12 +136,19 @@ class WholeRule(Rule):
 # ---- which rank owns which tensor
 
 
-def owners_of(tensors: Sequence[tuple[str, int]], ranks: int, replicas: int = 1) -> list[tuple[int, int]]:
+#: The work of each rank of each replica: the cost, the rank, the replica.
+Loads: TypeAlias = list[tuple[int, int, int]]
+
+
+def no_loads(ranks: int, replicas: int = 1) -> Loads:
+    return [(0, rank, replica) for rank in range(ranks) for replica in range(replicas)]
+
+
+def owners_of(tensors: Sequence[tuple[str, int]], loads: Loads) -> list[tuple[int, int]]:
     """The replica that owns each tensor, and the rank in it: the most work first, to the one with the least.
 
-    tensors: names and costs. ranks: of a replica.
+    tensors: names and costs. loads: those of other tensors, to which these are added.
     """
-    loads = [(0, rank, replica) for rank in range(ranks) for replica in range(replicas)]
     found = [(0, 0)] * len(tensors)
     for index in sorted(range(len(tensors)), key=lambda i: (-tensors[i][1], tensors[i][0])):
         load, rank, replica = loads[0]

@@ -37,28 +37,26 @@ class Choice(NamedTuple):
 
 def chosen(
     wanted: EngineName,
-    rule: Rule,
+    setting: Setting,
     p: Tensor,
     name: str,
+    part: Part | None,
     *,
     unserved: str,
     counted: bool,
-    sharded: bool,
-    parted: bool,
     alone: bool,
 ) -> Choice:
     """The engine of a bucket; raise if one that was asked for cannot step it.
 
-    p: its first parameter. unserved: why fused code cannot step it. counted: whether the host knows the step count.
-    parted: whether kernels step a shard before and after its owner. alone: whether tensors are better stepped one by
-    one.
+    p: its first parameter. part: which shard it is, or which replica. unserved: why fused code cannot step it. counted:
+    whether the host knows the step count. alone: whether tensors are better stepped one by one.
     """
     if wanted in ("reference", "foreach"):
         return Choice(wanted, "lists")
     on_gpu, missing = is_on_gpu(p), reason_missing_for(p)
     reason = "the host does not know the step count" if not counted and not on_gpu else unserved or missing
     if not reason:
-        return Choice("fused", fused_engine(rule, on_gpu=on_gpu, sharded=sharded and not parted))
+        return Choice("fused", fused_engine(setting, part, on_gpu=on_gpu, counted=counted))
     if wanted == "fused":
         raise OptionError(
             f"engine='fused' cannot run for parameter {name!r}: {reason}; "
@@ -66,14 +64,19 @@ def chosen(
         )
     if not unserved and missing is not None:
         (kernels if on_gpu else library).warn_once(missing)
-    return Choice("reference" if alone and not sharded else "foreach", "lists")
+    return Choice("reference" if alone and part is None else "foreach", "lists")
 
 
-def fused_engine(rule: Rule, *, on_gpu: bool, sharded: bool) -> EngineKind:
-    """Which engine has fused code for a rule. Of Kron's, torch does the products: on CPUs, and where owners do them."""
-    if on_gpu:
-        return "lists" if sharded and rule.needs_whole else "triton"
-    return "lists" if rule.needs_whole else "native"
+def fused_engine(setting: Setting, part: Part | None, *, on_gpu: bool, counted: bool) -> EngineKind:
+    """Which engine has fused code. Products are for lists on CPUs, and for owners unless kernels step their shards."""
+    rule = setting.rule
+    if not rule.needs_whole:
+        return "triton" if on_gpu else "native"
+    if not on_gpu or part is None:
+        return "triton" if on_gpu else "lists"
+    is_known = counted or (isinstance(rule, WholeRule) and rule.IN_PARTS)
+    parted = is_known and any(part.groups) and by_kernels.is_parted(setting, part.shape)
+    return "triton" if parted else "lists"
 
 
 # ---- devices
@@ -165,16 +168,6 @@ def reason_against_shard(setting: Setting, p: Tensor, part: Part, reason: str) -
     sharded = [axis for axis, groups in enumerate(part.groups) if groups]
     served = by_kernels if is_on_gpu(p) else by_native
     return served.reason_against_shard(setting, part.shape, sharded) or reason
-
-
-def is_parted(setting: Setting, p: Tensor, part: Part, *, counted: bool) -> bool:
-    """Whether kernels step a shard before and after an owner has transformed the whole tensor.
-
-    counted: whether the host knows the step count.
-    """
-    rule: Any = setting.rule
-    is_known = counted or (isinstance(rule, WholeRule) and rule.IN_PARTS)
-    return is_known and is_on_gpu(p) and any(part.groups) and by_kernels.is_parted(setting, part.shape)
 
 
 def reason_against_kind(rule: Rule, p: Tensor) -> str:

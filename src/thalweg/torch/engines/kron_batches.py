@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
-from ctypes import c_float
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from thalweg.kernels.cpu.library import reason_missing
-from thalweg.kernels.cpu.tables import Counts
 from thalweg.rules.entries import Count
+from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.replay import NUMBERS, Moving
@@ -31,17 +28,13 @@ class KronBatches:
         self.numbers = slice(moving.numbered[id(first)], moving.numbered[id(last)] + NUMBERS)
         states = [s for bucket in buckets for s in bucket.states]
         keys = *buckets[0].setting.rule.keys(buckets[0].shape, Count), "step"
-        counts = [s[key] for key in keys for s in states]
+        self.refreshes, self.steps = (HostCounts([s[key] for s in states]) for key in keys)
         #: Whether it is possible at all: the device may count.
         self.works = (
-            reason_missing() is None
+            self.refreshes.native is not None
+            and self.steps.native is not None
             and all(bucket.t is not None for bucket in buckets)
-            and all(count.is_cpu and count.dtype == torch.float32 for count in counts)
         )
-        if self.works:
-            refreshes, steps = ([s[key].data_ptr() for s in states] for key in keys)
-            self.refreshes, self.steps = Counts(refreshes), Counts(steps)
-            self.left = [c_float.from_address(address) for address in refreshes]
         self.after = 0.0
         self.forget()
 
@@ -130,8 +123,7 @@ class KronBatches:
                 launch.count_step()
             return
         self.steps.advance()
-        for left in self.left:
-            left.value = self.after
+        self.refreshes.write(self.after)
 
 
 UNKNOWN: array[int] = array("Q")

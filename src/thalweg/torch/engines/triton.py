@@ -16,6 +16,7 @@ from torch import Tensor
 from thalweg.codecs import scale_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import WholeRule
+from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.choice import steps_by_hand
@@ -198,7 +199,8 @@ class TritonRun:
                     continue
             whole = yield Question(summed, between)
             for (figures, _), total in zip(between, whole, strict=True):
-                figures.copy_(total)
+                if total is not figures:
+                    figures.copy_(total)
 
     def nonfinite(self) -> list[str]:
         launches = [launch for launch in self.launches if isinstance(launch, Launch)]
@@ -227,10 +229,10 @@ class TritonRun:
     def key(self) -> Hashable:
         """What all launches depend on beside tables."""
         others = [launch.key() for launch in self.launches if not isinstance(launch, KronLaunch)]
-        decided = None
+        decided, age = None, self.engine.owners.age
         if self.decision is not None and self.squares is not None:
             decided = self.decision.key(), self.squares.key()
-        return tuple(others), None if self.batches is None else self.batches.key(), decided
+        return tuple(others), None if self.batches is None else self.batches.key(), decided, age
 
     def launch_all(self) -> Launches:
         sharded = [launch for launch in self.launches if isinstance(launch, Launch) and launch.bucket.parts]
@@ -355,24 +357,37 @@ class Launch:
         self.staged = staged
         #: Gradients are kept until all has been launched: some are copies, whose memory must not be given to others.
         self.grads: Sequence[Tensor] = ()
-        self.bucket, self.is_new = bucket, True
+        self.is_new = True
         #: The bucket between steps.
-        self.idle = bucket.renewed(grads=(), grad_scale=None, allowed=None)
+        self.bucket = self.idle = bucket.renewed(grads=(), grad_scale=None, allowed=None)
 
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor] | None, places: array[int] | None = None) -> None:
-        """Take a step's gradients and numbers.
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None = None) -> None:
+        """Take a step's gradients and numbers."""
+        for tensor, copy in self.staged:
+            copy.copy_(tensor)
+        self.bucket, self.rate = bucket, bucket.rate
+        self.follow(bucket.setting, grads, places, **bucket.given)
+
+    def follow(
+        self,
+        setting: Setting,
+        grads: Sequence[Tensor] | None,
+        places: array[int] | None = None,
+        *,
+        lr: Any,
+        lr_scale: float = 1.0,
+        grad_scale: Tensor | None = None,
+        allowed: Tensor | None = None,
+    ) -> None:
+        """Note what kernels are to read.
 
         grads: None if they come when it is time to write. places: where they are, if that is known.
         """
-        for tensor, copy in self.staged:
-            copy.copy_(tensor)
-        self.bucket = bucket
         if grads is not None:
             self.grads = grads
             self.passes.tables.follow(grads, places)
-        self.passes.follow(bucket.setting.stored_rule)
-        lr: Any = bucket.lr
-        scale: Any = bucket.lr_scale
+        self.passes.follow(setting.stored_rule)
+        scale: Any = lr_scale
         is_own = isinstance(lr, Tensor) and lr.device == self.passes.device
         if lr is not None and not is_own:
             lr = float(lr)
@@ -380,14 +395,13 @@ class Launch:
             moving, place = self.moving
             rate, scale = moving.rate(place, None if is_own else lr, scale)
             lr = lr if is_own else rate
-        step = self.new_step(lr, scale, bucket.grad_scale, bucket.allowed)
+        step = self.new_step(lr, scale, grad_scale, allowed)
         if is_own or self.step is None or not are_the_same(step, self.step):
             self.step, self.step_places = step, tuple(map(address_of, step))
         if self.is_new:
             self.is_new = False
             with on_device(self.device):
                 self.passes.prepare(self.step)
-        self.rate = bucket.rate
 
     def parts(self) -> list[Launch]:
         return [self]

@@ -12,7 +12,6 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
-from ctypes import c_float
 from dataclasses import fields, replace
 from typing import Any, TypeAlias, cast
 
@@ -21,8 +20,6 @@ from torch import Tensor
 
 from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
-from thalweg.kernels.cpu.library import reason_missing
-from thalweg.kernels.cpu.tables import Counts
 from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Direction, WholeRule
@@ -33,6 +30,7 @@ from thalweg.settings import Handling, Setting
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD
+from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import stage_shards
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.results import request_of
@@ -92,10 +90,8 @@ class Stack:
         self.host_counts = {key: HostCounts([s[key] for s in bucket.states]) for key in kept}
         self.figures: dict[str, Tensor] = {}
         self.settle(setting)
-        self.first_bucket, self.last_bucket = self.for_first(bucket), self.for_last(bucket)
-        self.first, self.last = by_elements(self.first_bucket), by_elements(self.last_bucket)
+        self.first, self.last = by_elements(self.for_first(bucket)), by_elements(self.for_last(bucket))
         self.last.moves = False  # it reads what the middle part has left
-        self.first_bucket = self.first_bucket.renewed(grads=())  # which must not be kept alive after the step
 
     def settle(self, setting: Setting) -> None:
         """Take the options of a step."""
@@ -138,10 +134,9 @@ class Stack:
             if self.counted + 1 != bucket.t:  # else the last step has counted it
                 self.steps.fill_(cast(int, bucket.t) - 1)
             self.counted = cast(int, bucket.t)
-        now: dict[str, Any] = dict(grad_scale=bucket.grad_scale, allowed=bucket.allowed)
-        self.first.prepare(self.first_bucket.renewed(setting=self.first_setting, **now), grads, places)
-        now = dict(lr=bucket.lr, lr_scale=bucket.lr_scale, allowed=bucket.allowed)
-        self.last.prepare(self.last_bucket.renewed(setting=self.last_setting, **now), None)
+        allowed = bucket.allowed
+        self.first.follow(self.first_setting, grads, places, lr=1.0, grad_scale=bucket.grad_scale, allowed=allowed)
+        self.last.follow(self.last_setting, None, lr=bucket.lr, lr_scale=bucket.lr_scale, allowed=allowed)
 
     def identify(self) -> Hashable:
         """What its launches depend on beside tables."""
@@ -156,7 +151,7 @@ class Stack:
     def count_step(self) -> None:
         """The step is taken: count it where the host does."""
         if self.steps is not None:
-            self.host_counts["step"].count_on()
+            self.host_counts["step"].advance()
         for key, count in self.after.items():
             self.host_counts[key].write(count)
 
@@ -203,36 +198,6 @@ class Stack:
         self.last.release()
 
 
-class HostCounts:
-    """A count of each of some parameters, on the host."""
-
-    def __init__(self, counts: Sequence[Tensor]) -> None:
-        self.counts = counts
-        is_plain = reason_missing() is None and all(each.is_cpu and each.dtype == torch.float32 for each in counts)
-        self.native = Counts(map(Tensor.data_ptr, counts)) if is_plain else None
-        self.numbers = [c_float.from_address(each.data_ptr()) for each in counts] if is_plain else []
-
-    def read(self) -> float | None:
-        """What all of them are; None if they differ."""
-        if self.native is not None:
-            return self.native.read()
-        found = set(map(float, self.counts))
-        return found.pop() if len(found) == 1 else None
-
-    def write(self, count: float) -> None:
-        for number in self.numbers:
-            number.value = count
-        if self.native is None:
-            for each in self.counts:
-                each.fill_(count)
-
-    def count_on(self) -> None:
-        if self.native is not None:
-            self.native.advance()
-        else:
-            torch._foreach_add_(list(self.counts), 1)
-
-
 @functools.lru_cache(maxsize=64)
 def decide_by(rule: WholeRule, own: str, counts: tuple[tuple[str, Any, Any], ...], t: Any) -> tuple[bool, Any]:
     """What is due, and the counts after the step. own: the key of what the rule keeps beside counts."""
@@ -262,7 +227,9 @@ class WholeLaunch:
     def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
         self.room, self.by_elements = room, by_elements
         self.stacks: list[Stack] = []
-        self.bucket, self.grads = bucket, cast(Sequence[Tensor], ())
+        self.grads: Sequence[Tensor] = ()
+        #: The bucket between steps.
+        self.bucket = self.idle = bucket.renewed(grads=(), grad_scale=None, allowed=None)
         self.lay_out(bucket)
 
     def lay_out(self, bucket: Bucket) -> None:
@@ -308,7 +275,7 @@ class WholeLaunch:
         self.grads = ()
         for stack in self.stacks:
             stack.release()
-        self.bucket = self.bucket.renewed(grads=(), grad_scale=None, allowed=None)
+        self.bucket = self.idle
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""
@@ -358,7 +325,7 @@ class OwnedLaunch(WholeLaunch):
         return False
 
     def key(self) -> Hashable:
-        return self.bucket.setting.stored_rule, self.owners.age, super().key()
+        return self.bucket.setting.stored_rule, super().key()
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
         super().prepare(bucket, grads, places)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import operator
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -48,7 +49,8 @@ class Agreement:
             return not self.distributed
         now, then = list(chain.from_iterable(map(dict.values, groups))), self.values
         pairs = zip(now, then, strict=False)
-        return len(now) == len(then) and all(one is other or kind_of(one) == kind_of(other) for one, other in pairs)
+        same = all(map(operator.is_, now, then)) or all(kind_of(one) == kind_of(other) for one, other in pairs)
+        return same and len(now) == len(then)
 
     def forget(self) -> None:
         """Ask again before the next step."""

@@ -31,19 +31,23 @@ def is_sent(asked: Sequence[Asked]) -> bool:
 
 
 def reduce(operation: Any, asked: Sequence[Asked]) -> list[Tensor]:
-    """Every figure reduced over its groups: one flat message for each group, whatever the number of figures."""
+    """Every figure reduced over its groups: one flat message for each group, whatever the number of figures.
+
+    One that is alone in its message is reduced where it is.
+    """
     figures = [tensor for tensor, _ in asked]
     for group in dict.fromkeys(group for _, groups in asked for group in groups):
         members = [i for i, (_, groups) in enumerate(asked) if group in groups]
+        first = figures[members[0]]
+        if len(members) == 1 and first.device.type == group.device and first.is_contiguous():
+            torch.distributed.all_reduce(first, operation, group=group.process_group)
+            continue
         dtype = widest([figures[i].dtype for i in members])
         each = [figures[i].reshape(-1).to(dtype) for i in members]
-        flat = torch.cat(each) if len(each) > 1 else each[0].clone()
-        message = flat.to(group.device)
+        message = torch.cat(each).to(group.device)
         torch.distributed.all_reduce(message, operation, group=group.process_group)
-        whole = message.to(flat.device)
-        parts = torch.split(whole, [x.numel() for x in each]) if len(each) > 1 else (whole,)
-        for i, part in zip(members, parts, strict=True):
-            figures[i] = part.reshape(figures[i].shape).to(figures[i].dtype)
+        for i, part in zip(members, torch.split(message, [x.numel() for x in each]), strict=True):
+            figures[i] = part.reshape(figures[i].shape).to(figures[i])
     return figures
 
 
@@ -151,7 +155,6 @@ class Question(NamedTuple):
 Computation: TypeAlias = Generator[Question, Sequence[Any], None]
 
 
-@torch.compiler.disable
 def in_lockstep(computations: Iterable[Computation]) -> None:
     """Run every computation until it asks; when all have asked, or have ended, answer them and go on.
 
@@ -175,6 +178,9 @@ def answer_together(waiting: Mapping[Computation, Question]) -> list[tuple[Compu
 
     Guards ask for maxima when all else is done: they wait for one another, so that one message serves all of them.
     """
+    if len(waiting) == 1:
+        ((each, question),) = waiting.items()
+        return [(each, question.answer(question.asked))]
     answer = min((question.answer for question in waiting.values()), key=lambda answer: answer is largest)
     asking = {each: question.asked for each, question in waiting.items() if question.answer == answer}
     answers = iter(answer([figure for asked in asking.values() for figure in asked]))

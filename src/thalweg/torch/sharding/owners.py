@@ -20,7 +20,7 @@ from torch import Tensor
 from thalweg.arrays import Shape, State
 from thalweg.kernels.chunks import SMALL
 from thalweg.rules import Direction, Kron
-from thalweg.rules.whole import SLOT, owners_of, slots_of
+from thalweg.rules.whole import SLOT, no_loads, owners_of, slots_of
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding import collectives
 from thalweg.torch.sharding.collectives import Message
@@ -147,6 +147,7 @@ class Team:
         self.blocks: dict[str, list[dict[str, Block]]] = {}
         #: The replica, and the rank in it, that transforms a parameter.
         self.owners: dict[str, tuple[int, int]] = {}
+        self.loads = no_loads(shards.size, replicas.size)
         #: The whole factors of what this rank owns; for kernels as they are stored, with their norms.
         self.whole: dict[str, State[Tensor]] = {}
         #: Parameters whose owners have their whole factors, and whether for kernels; the same on every rank.
@@ -162,16 +163,15 @@ class Team:
         self.age += 1
 
     def meet(self, requests: Sequence[Request]) -> None:
-        """Exchange layouts between ranks, and choose owners, if there are parameters that are not known."""
-        if all(name in self.blocks for request in requests for name in request.names):
+        """Exchange the layouts of parameters that are not known, if there are any, and choose their owners."""
+        given = {name: (request, i) for request in requests for i, name in enumerate(request.names)}
+        fresh = {name: place for name, place in given.items() if name not in self.blocks}
+        if not fresh:
             return
-        places = [(request, i) for request in requests for i in range(len(request.names))]
-        everyone = self.shards.gather({request.names[i]: request.blocks(i) for request, i in places})
-        self.blocks = {name: [theirs[name] for theirs in everyone] for name in everyone[0]}
-        costs = [(request.names[i], request.rule.cost(request.parts[i].shape)) for request, i in places]
-        self.owners = dict(zip(self.blocks, owners_of(costs, self.shards.size, self.replicas.size), strict=True))
-        self.forget()
-        self.slots.clear()
+        everyone = self.shards.gather({name: request.blocks(i) for name, (request, i) in fresh.items()})
+        self.blocks.update({name: [theirs[name] for theirs in everyone] for name in fresh})
+        costs = [(name, request.rule.cost(request.parts[i].shape)) for name, (request, i) in fresh.items()]
+        self.owners.update(zip(fresh, owners_of(costs, self.loads), strict=True))
 
     def divide(self, requests: Sequence[Request]) -> list[list[tuple[int, int]]]:
         """What travels together: in each slot the places of requests, and of parameters in them.

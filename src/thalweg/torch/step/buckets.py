@@ -16,7 +16,6 @@ from thalweg.storage import kind
 from thalweg.torch.engines.choice import (
     chosen,
     is_on_gpu,
-    is_parted,
     is_served_dtype,
     reason_against,
     reason_against_shard,
@@ -90,13 +89,12 @@ class Sorter:
             name, first = own[0]
             way, engine = chosen(
                 self.wanted,
-                setting.rule,
+                setting,
                 first,
                 name,
+                parts[name] if sharded else None,
                 unserved=unserved,
                 counted=t is not None,
-                sharded=sharded,
-                parted=sharded and is_parted(setting, first, parts[name], counted=t is not None),
                 # a compiler fuses what it can see, and it sees through single tensors
                 alone=compiling or len(own) == 1,
             )

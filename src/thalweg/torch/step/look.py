@@ -19,7 +19,7 @@ from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.sharding.shards import is_distributed, local
 
 DEVICE, DTYPE, GRAD, LAYOUT, SHAPE = map(operator.attrgetter, ("device", "dtype", "grad", "layout", "shape"))
-LOCAL, SPEC, GRAD_SPEC = map(operator.attrgetter, ("_local_tensor", "_spec", "grad._spec"))
+LOCAL, SPEC = map(operator.attrgetter, ("_local_tensor", "_spec"))
 States: TypeAlias = Mapping[Tensor, Any]
 Given: TypeAlias = list[list[Tensor]]
 #: Gives what parameters are stepped by, in the place of their gradients.
@@ -115,18 +115,10 @@ def read_gradients(params: Sequence[Tensor]) -> list[Any]:
     return list(map(GRAD, params))
 
 
-@functools.cache
-def stand_in(path: str) -> type[Tensor]:
-    """A tensor that has another one in the place of its gradient: what a path of attributes leads to."""
-    return type("StandIn", (Tensor,), {"grad": property(operator.attrgetter(path))})
+class StandIn(Tensor):
+    """A tensor with room for another one in the place of its gradient: what this rank has of a parameter's."""
 
-
-def stand_for(p: Tensor, *, has_gradient: bool) -> Tensor:
-    """What native code finds this rank's part of a parameter's gradient in."""
-    path = "of.grad._local_tensor" if is_distributed(p) and has_gradient else "of.grad"
-    own: Any = torch.zeros(()).as_subclass(stand_in(path))
-    own.of = p
-    return own  # type: ignore[no-any-return]
+    __slots__ = ("grad",)
 
 
 class DividedLook:
@@ -136,14 +128,17 @@ class DividedLook:
         self.sizes, self.params = list(map(len, given)), list(chain.from_iterable(given))
         stepped, self.objects = [self.params[i] for i in order], objects_of(states)
         kept = [*stepped, *entries_of(states)]
-        self.sharded = list(filter(is_distributed, stepped))
+        #: The places of DTensors with gradients among all parameters, and they themselves.
+        self.places = [i for i in order if is_distributed(self.params[i])]
+        self.sharded = [self.params[i] for i in self.places]
         self.dtensors = list(filter(is_distributed, kept))
         self.parts = list(map(LOCAL, self.dtensors))
         self.held = {0: dict(enumerate(map(local_part, kept)))}
-        present = set(order)
-        self.stand_ins = [[stand_for(p, has_gradient=i in present) for i, p in enumerate(self.params)]]
+        self.stand_ins = [[torch.zeros(()).as_subclass(StandIn) for _ in self.params]]
+        self.put_gradients()
         lines = [line for x in (*self.stand_ins[0], *self.held[0].values()) for line in memory_of(x)]
         self.native = Look(python, self.stand_ins, order, self.held, lines)
+        self.remove_gradients()
 
     def find_gradients(self, given: Given, states: States) -> tuple[list[Any], array[int], bool] | None:
         if list(map(len, given)) != self.sizes or not are_the_same(list(chain.from_iterable(given)), self.params):
@@ -152,11 +147,29 @@ class DividedLook:
         if not same or not are_the_same(list(map(LOCAL, self.dtensors)), self.parts):
             return None
         try:
-            found = self.native.find_gradients(self.stand_ins, self.held)
-            specs = list(map(GRAD_SPEC, self.sharded))
+            specs = self.put_gradients()
+            if are_placed_alike(list(map(SPEC, self.sharded)), specs):
+                return self.native.find_gradients(self.stand_ins, self.held)
         except AttributeError:  # a gradient is gone, or no DTensor
-            return None
-        return found if are_placed_alike(list(map(SPEC, self.sharded)), specs) else None
+            pass
+        finally:
+            self.remove_gradients()
+        return None
+
+    def put_gradients(self) -> list[Any]:
+        """Show native code what this rank has of them; how those of DTensors are placed."""
+        grads = read_gradients(self.params)
+        own = [grads[i] for i in self.places]
+        for i, part in zip(self.places, map(LOCAL, own), strict=True):
+            grads[i] = part
+        for stand_in, g in zip(self.stand_ins[0], grads, strict=True):
+            stand_in.grad = g
+        return list(map(SPEC, own))
+
+    def remove_gradients(self) -> None:
+        """Keep none of them alive."""
+        for stand_in in self.stand_ins[0]:
+            stand_in.grad = None
 
 
 def entries_of(states: States) -> list[Any]:

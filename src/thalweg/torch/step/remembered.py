@@ -12,12 +12,11 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.tables import Counts
 from thalweg.settings import Settings
+from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.step.look import Given, Read, look_at
 from thalweg.torch.step.runs import Runs
@@ -61,9 +60,9 @@ class RememberedStep:
         self.sort_gradients: Callable[[Sequence[Any]], Sequence[Any]] = (
             operator.itemgetter(*order) if len(order) > 1 else lambda grads: [grads[i] for i in order]
         )
-        self.counts = [counts_of(bucket) for bucket in buckets]
+        self.counts = [HostCounts([s["step"] for s in bucket.states]) for bucket in buckets]
         #: All that native code can read, at once: most are equal.
-        readable = [counts.addresses for counts in self.counts if isinstance(counts, Counts)]
+        readable = [counts.native.addresses for counts in self.counts if counts.native is not None]
         self.readable = Counts(chain.from_iterable(readable)) if readable else None
         #: Of each bucket: a parameter for each way in which options can reach one of its parameters.
         self.examples: list[list[tuple[str, Tensor]]] = []
@@ -113,10 +112,7 @@ class RememberedStep:
             first = own.stop
             t = bucket.t
             if t is not None:  # the host counts
-                if isinstance(counts, Counts):
-                    count = counts.read() if all_equal is None else all_equal
-                else:
-                    count = equal_counts(counts)
+                count = counts.read() if all_equal is None or counts.native is None else all_equal
                 if count is None:
                     return None
                 t = int(count) + 1
@@ -139,16 +135,3 @@ class RememberedStep:
             followed.append(replace(bucket, setting=setting))
         self.buckets, self.settings = followed, settings
         return True
-
-
-def counts_of(bucket: Bucket) -> Counts | list[Tensor]:
-    """The counts of steps of a bucket's parameters, where native code can read them, or else as they are."""
-    steps = [s["step"] for s in bucket.states]
-    if reason_missing() is None and all(step.is_cpu and step.dtype == torch.float32 for step in steps):
-        return Counts(map(Tensor.data_ptr, steps))
-    return steps
-
-
-def equal_counts(steps: Sequence[Tensor]) -> float | None:
-    counts = {step.item() for step in steps}
-    return counts.pop() if len(counts) == 1 else None

@@ -30,6 +30,8 @@ class Runs:
             if own:
                 run = engine.lay_out([buckets[i] for i in own], check_state)
                 self.runs.append((Uncompiled(run) if compiling and kind != "lists" else run, own))
+        disable: Any = torch.compiler.disable
+        self.run_computations = disable(in_lockstep) if compiling else in_lockstep
         #: Whether all gradients are measured when it is time to write, and what they then decide.
         self.measures_gradients = len(self.runs) == 1 and self.runs[0][0].measures_gradients
         self.decision: Any = None
@@ -57,7 +59,7 @@ class Runs:
             for run in prepared:
                 computations += run.measure(on_nonfinite)
             if computations:
-                in_lockstep(computations)
+                self.run_computations(computations)
             nonfinite = [name for run in prepared for name in run.nonfinite()] if looks else []
             if commit(nonfinite):
                 taken = True
