@@ -64,6 +64,19 @@ def test_kron_of_large_leaves_equals_the_numpy_front_end() -> None:
     assert_equal(kron(0.01, **options), theirs, {"first": (2, 5, 6600), "second": (2, 5, 6600)})
 
 
+@pytest.mark.parametrize("geometry", ["procrustes", "eq"])
+def test_kron_of_several_shapes_equals_the_numpy_front_end(geometry: Any) -> None:
+    """Factors of one shape are stepped together, whatever the shapes of their parameters."""
+    options: dict[str, Any] = dict(geometry=geometry, block_size=6, max_size_dense=9)
+    shapes = {"a": (6, 8), "b": (6, 8), "c": (13, 6), "d": (6, 6), "e": (8,), "f": (4, 3, 5)}
+    theirs = reference.Kron(lr=0.01, engine="reference", **options)
+    assert_equal(kron(0.01, **options), theirs, shapes)
+    params = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+    state = jax.eval_shape(kron(0.01, **options).init, params)
+    program = jax.make_jaxpr(kron(0.01, **options).update)(params, state, params)
+    assert sum(equation.primitive.name == "cond" for equation in list_equations(program.jaxpr, set())) == 1
+
+
 @pytest.mark.nightly
 def test_muon_of_large_leaves_equals_the_numpy_front_end() -> None:
     options: dict[str, Any] = dict(normalize="rows", split=2, weight_decay=0.1)

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from thalweg.boundary import finite_throughout, proposed, written
@@ -29,6 +30,7 @@ from thalweg.optax.shards import MeshAxes, Shards, gather_whole, own_part, typed
 from thalweg.optax.states import Entries
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.rules.entries import Count, Entry, Spread
+from thalweg.rules.kron import Kron, Whole
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.rule import Rule, Update
 from thalweg.rules.whole import Direction, WholeRule
@@ -150,17 +152,21 @@ def within(rule: Rule, mesh_axes: MeshAxes) -> MeshAxes:
 def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     """One step of every parameter, in their order."""
     found: dict[int, LeafUpdate] = {}
+    wholes: dict[Any, list[list[int]]] = defaultdict(list)
     for members in batches(jobs):
-        if len(members) == 1:
-            found[members[0]] = step_job(jobs[members[0]], step)
-            continue
-        own, rule = [jobs[i] for i in members], jobs[members[0]].setting.rule
-        if step.lean and isinstance(rule, WholeRule) and rule.is_stackable(jobs[members[0]].p.shape):
-            found.update(zip(members, step_lean(own, step), strict=True))
-            continue
-        result = step_job(stack_jobs(own), step)
-        for place, i in enumerate(members):
-            found[i] = unstack(result, place, len(members), jobs[i].keys(Count))
+        first, rule = jobs[members[0]], jobs[members[0]].setting.rule
+        if step.lean and len(members) > 1 and isinstance(rule, WholeRule) and rule.is_stackable(first.p.shape):
+            found.update(zip(members, step_lean([jobs[i] for i in members], step), strict=True))
+        else:
+            is_joint = not (goes_alone(first) or any(first.mesh_axes))
+            is_joint = is_joint and getattr(type(rule), "transform", None) is Kron.transform
+            wholes[(id(first.setting), first.p.dtype, first.g.dtype) if is_joint else members[0]].append(members)
+    for group in wholes.values():
+        stacks = [stack_jobs([jobs[i] for i in members]) for members in group]
+        results = [step_job(stacks[0], step)] if len(stacks) == 1 else step_jointly(stacks, step)
+        for members, result in zip(group, results, strict=True):
+            for place, i in enumerate(members):
+                found[i] = unstack(result, place, len(members), jobs[i].keys(Count))
     return [found[i] for i in range(len(jobs))]
 
 
@@ -168,9 +174,7 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
     """Which of them go together."""
     found: dict[Any, list[int]] = defaultdict(list)
     for index, job in enumerate(jobs):
-        # shards could be stacked only if all were sharded alike, which is not known here
-        alone = whole.over_devices(job.p) or job.setting.handling.is_random
-        if alone or (job.p.size > SMALL and not job.setting.rule.needs_whole):
+        if goes_alone(job) or (job.p.size > SMALL and not job.setting.rule.needs_whole):
             found[index].append(index)
             continue
         entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
@@ -180,9 +184,16 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
         yield from (members[start : start + most] for start in range(0, len(members), most))
 
 
+def goes_alone(job: Job) -> bool:
+    """Whether a parameter is never stacked: shards could be only if all were sharded alike, which is not known here."""
+    return whole.over_devices(job.p) or job.setting.handling.is_random
+
+
 def stack_jobs(jobs: Sequence[Job]) -> Job:
-    """Several as one, with a leading axis more."""
+    """Several as one, with a leading axis more; one as it is."""
     first = jobs[0]
+    if len(jobs) == 1:
+        return first
     counts = first.keys(Count)
     state = {
         # the same for all of them: they have the same schedule, and have taken every step together
@@ -202,6 +213,8 @@ def stack_jobs(jobs: Sequence[Job]) -> Job:
 
 def unstack(result: LeafUpdate, place: int, members: int, counts: Sequence[str]) -> LeafUpdate:
     """One of several. counts: the entries that are the same for all of them."""
+    if members == 1:
+        return result
     state = {key: entry if key in counts else entry[place] for key, entry in result.state.items()}
     stats = {key: own_figure(value, place, members) for key, value in result.stats.items()}
     return LeafUpdate(result.delta[place], state, result.finite, stats)
@@ -216,27 +229,45 @@ def own_figure(figure: Any, place: int, members: int) -> Any:
 
 
 def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
-    """One step of several of one shape. State and parameters stay where they are; what is transformed is a stack.
+    """One step of several of one shape. State and parameters stay where they are; what is transformed is a stack."""
+
+    def transform(shown: Sequence[Whole], due: Any) -> list[Direction]:
+        rule: Any = rule_of(jobs[0], step, stacked=1)
+        made = rule.transform(step.space, (jnp.stack([own.tensors[0] for own in shown]),), {})
+        pieces = [
+            {key: own_figure(value, place, len(jobs)) for key, value in made.figures.items()}
+            for place in range(len(jobs))
+        ]
+        return [Direction(made.tensor[place], figures, {}) for place, figures in enumerate(pieces)]
+
+    return step_shown(jobs, step, transform)
+
+
+def step_jointly(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
+    """One step of several of one setting, all of which are due or none: they have taken every step together."""
+    return step_shown(jobs, step, partial(Kron.transform_all, step.space))
+
+
+def step_shown(
+    jobs: Sequence[Job], step: Step, transform: Callable[[Sequence[Whole], Any], list[Direction]]
+) -> list[LeafUpdate]:
+    """One step of several that are transformed together.
 
     Each is stepped twice: until it is known what is transformed, and with the result. Compilers drop the rest of the
     first.
     """
-    shown: list[Any] = []
+    shown: list[Whole] = []
+    dues: list[Any] = []
 
-    def show(_: Any, tensors: tuple[Any], *args: Any, **kwargs: Any) -> Direction:
-        shown.extend(tensors)
-        return Direction(tensors[0], dict.fromkeys(rule.FIGURES, jnp.ones(())), {})
+    def show(rule: Any, _: Any, tensors: Any, s: Any, *, due: Any = True, noise: Any = None) -> Direction:
+        shown.append(Whole(rule, tensors, s, noise))
+        dues.append(due)
+        return Direction(tensors[0], dict.fromkeys(rule.FIGURES, jnp.ones(())), dict(s))
 
-    rule: Any = rule_of(jobs[0], step, stacked=1)
     for job in jobs:
-        step_job(job, step, show)
-    made = rule.transform(step.space, (jnp.stack(shown),), {})
-
-    def answer(place: int, *args: Any, **kwargs: Any) -> Direction:
-        figures = {key: own_figure(value, place, len(jobs)) for key, value in made.figures.items()}
-        return Direction(made.tensor[place], figures, {})
-
-    return [step_job(job, step, partial(answer, place)) for place, job in enumerate(jobs)]
+        step_job(job, step, partial(show, rule_of(job, step, stacked=int(len(job.names) > 1))))
+    made = transform(shown, dues[0])
+    return [step_job(job, step, lambda *args, own=own, **kwargs: own) for job, own in zip(jobs, made, strict=True)]
 
 
 def rule_of(job: Job, step: Step, stacked: int) -> Rule:
@@ -317,13 +348,14 @@ def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
 
     def noise() -> Any:
         """Of each parameter its own, by positions in the whole stack."""
-        like, seed = job.p.astype(precision), job.setting.handling.seed
-        stack = job.mesh_axes[: rule.stacked_axes] + ((),) * (like.ndim - rule.stacked_axes)
-        if len(job.names) == 1:
-            return normal(Shards(stack) if any(stack) else xp, like, seed=seed, tensor=tensor, t=step.t)
-        ids = jnp.asarray([tensor_id(name) for name in job.names], jnp.uint32)
-        one: Any = Shards(stack[1:]) if any(stack) else xp
-        return jax.vmap(lambda own, number: normal(one, own, seed=seed, tensor=number, t=step.t))(like, ids)
+        stack = job.mesh_axes[: rule.stacked_axes] + ((),) * (job.p.ndim - rule.stacked_axes)
+        own: Any = tensor
+        if lead := int(len(job.names) > 1):  # numbers of the host: what is made of them is no part of the program
+            ids = np.array([tensor_id(name) for name in job.names], "uint32")
+            own = ids.reshape(-1, *[1] * (job.p.ndim - 1))
+        space: Any = Shards(stack[lead:]) if any(stack) else xp
+        like: Any = jax.ShapeDtypeStruct(job.p.shape[lead:], precision)
+        return normal(space, like, seed=job.setting.handling.seed, tensor=own, t=step.t)
 
     return proposed(
         xp,

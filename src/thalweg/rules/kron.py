@@ -8,23 +8,32 @@ by descent on a Lie group. A *refresh* updates the factors; *precondition* appli
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Truth, Value
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
 from thalweg.rules.entries import Count, Entry, Moment
 from thalweg.rules.factors import merge_axes, per_slice, precondition
 from thalweg.rules.grid import Grid
 from thalweg.rules.options import Mask, option
-from thalweg.rules.refresh import Factors, refresh_factors
-from thalweg.rules.rule import Update
+from thalweg.rules.refresh import Factors, Lesson, refresh_all
+from thalweg.rules.rule import Noise, Update
 from thalweg.rules.schedules import Annealed
 from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 ANNEALED = Annealed()
+
+
+class Whole(NamedTuple):
+    """What a parameter's :meth:`Kron.transform` is given."""
+
+    rule: Kron
+    tensors: tuple[Any, ...]
+    state: State[Any]
+    noise: Noise[Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,24 +253,36 @@ class Kron(WholeRule):
 
     def transform(self, xp, tensors, s, *, due=True, noise=None) -> Direction:
         """The first tensor preconditioned and clipped, and the factors, refreshed from the last one if due."""
-        shape = xp.shape(tensors[0])
-        grid, batch = self.grid(shape), math.prod(shape[: self.stacked_axes])
-        x, y = (xp.reshape(tensor, (batch, *grid.sizes)) for tensor in (tensors[0], tensors[-1]))
-        old = self.unpack(xp, s, grid, batch)
+        return self.transform_all(xp, [Whole(self, tensors, s, noise)], due)[0]
+
+    @staticmethod
+    def transform_all(xp: Space[A], wholes: Sequence[Whole], due: Truth) -> list[Direction]:
+        """Transform several parameters, whose rules differ in ``stacked_axes`` alone; all are due, or none."""
+        old = [own.rule.unpack(xp, own) for own in wholes]
 
         def refreshed() -> list[Factors[A]]:
-            drawn = grid.cut(xp, xp.reshape(noise(), xp.shape(y))) if noise is not None and self.needs_noise else []
-            pairs = zip(old, grid.cut(xp, y), strict=True)
-            # each noise is taken out of the list, so that none outlives its use
-            return [refresh_factors(xp, self, *own, part, lambda: drawn.pop(0)) for own, part in pairs]
+            lessons = [each for own, kept in zip(wholes, old, strict=True) for each in own.rule.lessons(xp, own, kept)]
+            return refresh_all(xp, wholes[0].rule, lessons, together=len(wholes) > 1)
 
-        new = xp.cond(due, refreshed, lambda: old)
-        state = {}
+        new = iter(xp.cond(due, refreshed, lambda: [each for kept in old for each in kept]))
+        return [own.rule.direct(xp, own, [next(new) for _ in kept]) for own, kept in zip(wholes, old, strict=True)]
+
+    def lessons(self, xp: Space[A], own: Whole, old: list[Factors[A]]) -> list[Lesson]:
+        """What the factors of each stack of blocks learn from."""
+        grid, noise = self.grid(xp.shape(own.tensors[-1])), own.noise
+        y = self.seen(xp, own.tensors[-1])
+        drawn = grid.cut(xp, xp.reshape(noise(), xp.shape(y))) if noise is not None and self.needs_noise else []
+        # each noise is taken out of the list, so that none outlives its use
+        return [Lesson(*pair, part, lambda: drawn.pop(0)) for pair, part in zip(old, grid.cut(xp, y), strict=True)]
+
+    def direct(self, xp: Space[A], own: Whole, new: list[Factors[A]]) -> Direction:
+        """The direction by these factors, with their state."""
+        shape = xp.shape(own.tensors[0])
+        grid, x, state = self.grid(shape), self.seen(xp, own.tensors[0]), {}
         for i in range(len(grid.sizes)):
             factors, norms = [q[i] for q, _ in new], [norm[i] for _, norm in new]
-            state[f"Q_{i}"] = xp.reshape(grid.join_factor(xp, factors, i), xp.shape(s[f"Q_{i}"]))
-            state[f"L_{i}"] = xp.reshape(grid.join_norm(xp, norms), xp.shape(s[f"L_{i}"]))
-
+            state[f"Q_{i}"] = xp.reshape(grid.join_factor(xp, factors, i), xp.shape(own.state[f"Q_{i}"]))
+            state[f"L_{i}"] = xp.reshape(grid.join_norm(xp, norms), xp.shape(own.state[f"L_{i}"]))
         h = grid.join(xp, [precondition(xp, q, part) for (q, _), part in zip(new, grid.cut(xp, x), strict=True)])
         (h_square,) = xp.means(Squares(h, tuple(range(1, 1 + len(grid.sizes)))))
         return Direction(xp.reshape(self.clipped(xp, h, h_square), shape), {"square": h_square}, state)
@@ -311,11 +332,18 @@ class Kron(WholeRule):
         averaged = self.momentum_mode == "ema" and not is_zero(self.momentum)
         return 2 if averaged and self.whiten == "gradient" else 1
 
-    def unpack(self, xp: Space[A], s: State[A], grid: Grid, batch: int) -> list[Factors[A]]:
+    def seen(self, xp: Space[A], x: A) -> A:
+        """x as a batch of tensors with an axis for each factor."""
+        shape = xp.shape(x)
+        return xp.reshape(x, (math.prod(shape[: self.stacked_axes]), *self.sizes(shape)))
+
+    def unpack(self, xp: Space[A], own: Whole) -> list[Factors[A]]:
         """Factors and norms of each stack of blocks; norms so that they multiply factors."""
+        shape = xp.shape(own.tensors[0])
+        grid, batch = self.grid(shape), math.prod(shape[: self.stacked_axes])
         factors, norms = [], []
         for i, diagonal in enumerate(self.diagonals(grid.sizes)):
-            factors.append(grid.cut_factor(xp, s[f"Q_{i}"], i, batch, diagonal=diagonal))
-            numbers = grid.cut_norm(xp, s[f"L_{i}"], batch)
+            factors.append(grid.cut_factor(xp, own.state[f"Q_{i}"], i, batch, diagonal=diagonal))
+            numbers = grid.cut_norm(xp, own.state[f"L_{i}"], batch)
             norms.append([per_slice(xp, norm, q) for norm, q in zip(numbers, factors[-1], strict=True)])
         return [([q[j] for q in factors], [norm[j] for norm in norms]) for j in range(len(factors[0]))]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from thalweg.arrays import A, Scalar, Space, Squares, Value
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, Value, is_number
 from thalweg.dtypes import DTYPES
 from thalweg.rules.blocks import average
 from thalweg.rules.factors import (
@@ -29,20 +30,51 @@ if TYPE_CHECKING:
 Factors = tuple[list[A], list[A]]
 
 
-def refresh_factors(
-    xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, noise: Noise[A] | None
-) -> Factors[A]:
+class Lesson(NamedTuple):
+    """What a stack of blocks teaches its factors."""
+
+    factors: list[Any]
+    norms: list[Any]
+    y: Any
+    noise: Noise[Any] | None
+
+
+class FactorStep(NamedTuple):
+    """A step of one factor: what :func:`one_step` is given."""
+
+    q: Any
+    norm: Any
+    left: Any
+    right: Scalar
+
+
+def refresh_all(xp: Space[A], rule: Kron, lessons: Sequence[Lesson], *, together: bool) -> list[Factors[A]]:
     """One step of every factor towards whitening y. Nothing learned is lost to a bad y.
 
-    A slice of y that is all zero teaches nothing, and a step that ends in NaN or infinity
-    is not taken.
+    together: take the steps of factors of one shape as one, in fewer and larger products.
     """
-    batch, *sizes = xp.shape(y)
-    own = tuple(range(1, len(sizes) + 1))
+    if not together:
+        return [refresh_factors(xp, rule, lesson) for lesson in lessons]
+    learned = [learn(xp, rule, lesson) for lesson in lessons]
+    stepped = iter(step_alike(xp, rule, [step for steps, _ in learned for step in steps]))
+    return [
+        conclude(xp, lesson, [next(stepped) for _ in steps], largest)
+        for lesson, (steps, largest) in zip(lessons, learned, strict=True)
+    ]
+
+
+def refresh_factors(xp: Space[A], rule: Kron, lesson: Lesson) -> Factors[A]:
+    steps, largest = learn(xp, rule, lesson)
+    return conclude(xp, lesson, [one_step(xp, rule, *step) for step in steps], largest)
+
+
+def learn(xp: Space[A], rule: Kron, lesson: Lesson) -> tuple[list[FactorStep], Scalar]:
+    """The step of every factor, and the largest magnitude in y."""
+    factors, norms, y, noise = lesson
+    own = tuple(range(1, len(xp.shape(y))))
     largest = xp.amax(xp.abs(y), own)
-    started = factors
     if rule.init_scale is None:
-        started = scale_to(xp, rule, factors, norms, y, largest)
+        factors = scale_to(xp, rule, factors, norms, y, largest)
     (magnitude,) = xp.means((xp.abs(y), own))
     strength = strength_of(rule, magnitude)
     probe = None
@@ -52,21 +84,46 @@ def refresh_factors(
         y = y + strength * probe
         if rule.geometry != "eq":  # whose solves are of this noise
             probe = None
+    grams = equilibrium(xp, rule, factors, y, probe, strength)
+    return [FactorStep(q, norm, *pair) for q, norm, pair in zip(factors, norms, grams, strict=True)], largest
 
-    grams = equilibrium(xp, rule, started, y, probe, strength)
-    del y, probe  # as large as the parameter, and the steps of the factors are the peak of a step
-    stepped = [one_step(xp, rule, q, norm, *pair) for q, norm, pair in zip(started, norms, grams, strict=True)]
-    new_factors, new_norms = balance(xp, [q for q, _ in stepped]), [norm for _, norm in stepped]
 
+def conclude(xp: Space[A], lesson: Lesson, stepped: list[tuple[A, A]], largest: Scalar) -> Factors[A]:
+    """Factors after their steps.
+
+    A slice of y that is all zero teaches nothing, and a step that ends in NaN or infinity
+    is not taken.
+    """
+    batch = xp.shape(lesson.y)[0]
+    factors, norms = balance(xp, [q for q, _ in stepped]), [norm for _, norm in stepped]
     total: Scalar = 0.0
-    for x in (*new_factors, *new_norms):
+    for x in (*factors, *norms):
         total = total + xp.reshape(xp.sums((x, tuple(range(1, len(xp.shape(x))))))[0], (batch,))
     good = xp.isfinite(total) & xp.reshape(largest > 0, (batch,))
 
     def keep_good(new: list[A], old: list[A]) -> list[A]:
         return [xp.where(per_slice(xp, good, a), a, b) for a, b in zip(new, old, strict=True)]
 
-    return keep_good(new_factors, factors), keep_good(new_norms, norms)
+    return keep_good(factors, lesson.factors), keep_good(norms, lesson.norms)
+
+
+def step_alike(xp: Space[A], rule: Kron, steps: Sequence[FactorStep]) -> list[tuple[A, A]]:
+    """The steps of all factors, those of one shape as one."""
+    alike: dict[Shape, list[int]] = {}
+    for index, step in enumerate(steps):
+        alike.setdefault(xp.shape(step.q)[1:], []).append(index)
+    found: dict[int, tuple[A, A]] = {}
+    for members in alike.values():
+        own = [steps[i] for i in members]
+        if len(own) == 1:
+            found[members[0]] = one_step(xp, rule, *own[0])
+            continue
+        counts = tuple(xp.shape(step.q)[0] for step in own)
+        rights = [xp.full(xp.shape(s.norm), s.right, s.norm) if is_number(s.right) else s.right for s in own]
+        columns = [s.q for s in own], [s.norm for s in own], [s.left for s in own], rights
+        made = one_step(xp, rule, *(xp.join(column, 0) for column in columns))
+        found.update(zip(members, zip(*(xp.cut(x, 0, counts) for x in made), strict=True), strict=True))
+    return [found[i] for i in range(len(steps))]
 
 
 def strength_of(rule: Kron, magnitude: Scalar) -> Scalar:
