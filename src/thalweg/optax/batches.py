@@ -165,8 +165,8 @@ def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
         stacks = [stack_jobs([jobs[i] for i in members]) for members in group]
         results = [step_job(stacks[0], step)] if len(stacks) == 1 else step_jointly(stacks, step)
         for members, result in zip(group, results, strict=True):
-            for place, i in enumerate(members):
-                found[i] = unstack(result, place, len(members), jobs[i].keys(Count))
+            counts = jobs[members[0]].keys(Count)
+            found.update(zip(members, unstack(result, len(members), counts), strict=True))
     return [found[i] for i in range(len(jobs))]
 
 
@@ -211,21 +211,31 @@ def stack_jobs(jobs: Sequence[Job]) -> Job:
     )
 
 
-def unstack(result: LeafUpdate, place: int, members: int, counts: Sequence[str]) -> LeafUpdate:
-    """One of several. counts: the entries that are the same for all of them."""
+def unstack(result: LeafUpdate, members: int, counts: Sequence[str]) -> list[LeafUpdate]:
+    """Each of several. counts: the entries that are the same for all of them."""
     if members == 1:
-        return result
-    state = {key: entry if key in counts else entry[place] for key, entry in result.state.items()}
-    stats = {key: own_figure(value, place, members) for key, value in result.stats.items()}
-    return LeafUpdate(result.delta[place], state, result.finite, stats)
+        return [result]
+    deltas, stats = take_apart(result.delta, members), figures_of(result.stats, members)
+    parts = {key: [x] * members if key in counts else take_apart(x, members) for key, x in result.state.items()}
+    states = [{key: own[place] for key, own in parts.items()} for place in range(members)]
+    return [LeafUpdate(*own, result.finite, figures) for *own, figures in zip(deltas, states, stats, strict=True)]
 
 
-def own_figure(figure: Any, place: int, members: int) -> Any:
-    """That of one of several."""
-    if not getattr(figure, "ndim", 0):
-        return figure
-    each = figure.shape[0] // members  # the matrices of a parameter may have one each
-    return figure[place] if each == 1 else figure[place * each : (place + 1) * each]
+def take_apart(x: Any, members: int) -> list[Any]:
+    return [jax.lax.index_in_dim(x, place, keepdims=False) for place in range(members)]
+
+
+def figures_of(figures: Mapping[str, Any], members: int) -> list[dict[str, Any]]:
+    """Those of each of several; the matrices of a parameter may have one each."""
+
+    def own(figure: Any) -> list[Any]:
+        if not getattr(figure, "ndim", 0):
+            return [figure] * members
+        each = figure.shape[0] // members
+        return take_apart(figure, members) if each == 1 else jnp.split(figure, members)
+
+    parts = {key: own(figure) for key, figure in figures.items()}
+    return [{key: own[place] for key, own in parts.items()} for place in range(members)]
 
 
 def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
@@ -234,11 +244,8 @@ def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     def transform(shown: Sequence[Whole], due: Any) -> list[Direction]:
         rule: Any = rule_of(jobs[0], step, stacked=1)
         made = rule.transform(step.space, (jnp.stack([own.tensors[0] for own in shown]),), {})
-        pieces = [
-            {key: own_figure(value, place, len(jobs)) for key, value in made.figures.items()}
-            for place in range(len(jobs))
-        ]
-        return [Direction(made.tensor[place], figures, {}) for place, figures in enumerate(pieces)]
+        pieces = zip(take_apart(made.tensor, len(jobs)), figures_of(made.figures, len(jobs)), strict=True)
+        return [Direction(tensor, figures, {}) for tensor, figures in pieces]
 
     return step_shown(jobs, step, transform)
 
