@@ -218,7 +218,8 @@ def unstack(result: LeafUpdate, members: int, counts: Sequence[str]) -> list[Lea
     deltas, stats = take_apart(result.delta, members), figures_of(result.stats, members)
     parts = {key: [x] * members if key in counts else take_apart(x, members) for key, x in result.state.items()}
     states = [{key: own[place] for key, own in parts.items()} for place in range(members)]
-    return [LeafUpdate(*own, result.finite, figures) for *own, figures in zip(deltas, states, stats, strict=True)]
+    rows = zip(deltas, states, stats, strict=True)
+    return [LeafUpdate(delta, state, result.finite, figures) for delta, state, figures in rows]
 
 
 def take_apart(x: Any, members: int) -> list[Any]:
