@@ -189,12 +189,12 @@ def test_products_of_float32_by_the_library(turned: tuple[bool, bool], precision
 
 @pytest.mark.parametrize("name", ["kron", "soap", "muon"])
 def test_rules_by_the_library_and_by_xla(name: str) -> None:
-    """Bases and directions depend on rounding more than products do: the bound is that of a few steps of all."""
+    """SOAP with a large eps: along directions without gradient its steps are else signs of rounding errors."""
     from thalweg.optax import kron, make_step, muon, soap
 
     make: dict[str, Any] = {
         "kron": partial(kron, 1e-2, precond_update_probability=1.0),
-        "soap": partial(soap, 1e-2, precondition_frequency=2),
+        "soap": partial(soap, 1e-2, precondition_frequency=2, eps=1.0),
         "muon": partial(muon, 0.02, layout="torch"),
     }
     shapes = [*[(96, 64)] * 3, (64, 200), (8, 3, 5, 5), *([] if name == "muon" else [(30,)])]

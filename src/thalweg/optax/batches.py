@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from thalweg.arrays import Term
 from thalweg.boundary import finite_throughout, proposed, written
 from thalweg.codecs import scale_key
 from thalweg.dtypes import DTYPES, NARROW
@@ -43,6 +44,8 @@ from thalweg.trial import check_update
 SMALL = 2**16
 #: Those of rules that need whole tensors are stacked as long as a stack has at most so many: it is in memory at once.
 LARGE = 2**28
+#: Vectors of at most so many elements are stacked with shorter ones, where zeros after these change nothing.
+LONGEST = 2**14
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +78,8 @@ class Leaf:
 class Job(Leaf):
     g: Any
     state: Entries
+    #: Of a stack of vectors, after which zeros follow; empty: there are none.
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,15 +163,14 @@ def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
         if step.lean and len(members) > 1 and isinstance(rule, WholeRule) and rule.is_stackable(first.p.shape):
             found.update(zip(members, step_lean([jobs[i] for i in members], step), strict=True))
         else:
-            is_joint = not (goes_alone(first) or any(first.mesh_axes))
-            is_joint = is_joint and getattr(type(rule), "transform", None) is Kron.transform
-            wholes[(id(first.setting), first.p.dtype, first.g.dtype) if is_joint else members[0]].append(members)
+            alike = id(first.setting), first.p.dtype, first.g.dtype
+            wholes[alike if is_joint(first) else members[0]].append(members)
     for group in wholes.values():
         stacks = [stack_jobs([jobs[i] for i in members]) for members in group]
         results = [step_job(stacks[0], step)] if len(stacks) == 1 else step_jointly(stacks, step)
-        for members, result in zip(group, results, strict=True):
+        for members, stack, result in zip(group, stacks, results, strict=True):
             counts = jobs[members[0]].keys(Count)
-            found.update(zip(members, unstack(result, len(members), counts), strict=True))
+            found.update(zip(members, unstack(result, len(members), counts, stack.lengths), strict=True))
     return [found[i] for i in range(len(jobs))]
 
 
@@ -177,11 +181,28 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
         if goes_alone(job) or (job.p.size > SMALL and not job.setting.rule.needs_whole):
             found[index].append(index)
             continue
-        entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
-        found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.mesh_axes, job.axes, entries].append(index)
+        shape = "vector" if is_vector(job) else job.p.shape
+        entries = tuple(
+            (key, entry.ndim if shape == "vector" else entry.shape, entry.dtype) for key, entry in job.state.items()
+        )
+        found[id(job.setting), shape, job.p.dtype, job.g.dtype, job.mesh_axes, job.axes, entries].append(index)
     for members in found.values():
         most = max(1, LARGE // max(1, jobs[members[0]].p.size))
         yield from (members[start : start + most] for start in range(0, len(members), most))
+
+
+def is_joint(job: Job) -> bool:
+    """Whether a parameter is transformed together with those of other shapes."""
+    is_kron = getattr(type(job.setting.rule), "transform", None) is Kron.transform
+    return is_kron and not goes_alone(job) and not any(job.mesh_axes)
+
+
+def is_vector(job: Job) -> bool:
+    """Whether zeros after it change nothing but means, so that it is stacked with longer ones."""
+    rule: Any = job.setting.rule
+    is_single = job.p.ndim == 1 and rule.stacked_axes == 0 and 0 < job.p.size <= LONGEST
+    is_plain = all(entry.shape in ((), job.p.shape) for entry in job.state.values())
+    return is_single and is_plain and is_joint(job) and rule.geometry != "eq"  # which divides by factors
 
 
 def goes_alone(job: Job) -> bool:
@@ -194,35 +215,47 @@ def stack_jobs(jobs: Sequence[Job]) -> Job:
     first = jobs[0]
     if len(jobs) == 1:
         return first
-    counts = first.keys(Count)
+    counts, lengths = first.keys(Count), [job.p.size for job in jobs] if is_vector(first) else []
+    longest = max(lengths, default=0)
+
+    def stack(arrays: Sequence[Any]) -> Any:
+        if lengths and arrays[0].ndim == 1:
+            arrays = [jax.lax.pad(x, x.dtype.type(0), [(0, longest - x.size, 0)]) for x in arrays]
+        return jnp.stack(arrays)
+
     state = {
         # the same for all of them: they have the same schedule, and have taken every step together
-        key: entry if key in counts else jnp.stack([job.state[key] for job in jobs])
+        key: entry if key in counts else stack([job.state[key] for job in jobs])
         for key, entry in first.state.items()
     }
     return Job(
         names=tuple(name for job in jobs for name in job.names),
-        p=jnp.stack([job.p for job in jobs]),
+        p=stack([job.p for job in jobs]),
         setting=first.setting,
         mesh_axes=((), *first.mesh_axes),
         axes=first.axes,
-        g=jnp.stack([job.g for job in jobs]),
+        g=stack([job.g for job in jobs]),
         state=state,
+        lengths=() if lengths == [longest] * len(lengths) else tuple(lengths),
     )
 
 
-def unstack(result: LeafUpdate, members: int, counts: Sequence[str]) -> list[LeafUpdate]:
+def unstack(result: LeafUpdate, members: int, counts: Sequence[str], lengths: Sequence[int]) -> list[LeafUpdate]:
     """Each of several. counts: the entries that are the same for all of them."""
     if members == 1:
         return [result]
-    deltas, stats = take_apart(result.delta, members), figures_of(result.stats, members)
-    parts = {key: [x] * members if key in counts else take_apart(x, members) for key, x in result.state.items()}
+    deltas, stats = take_apart(result.delta, members, lengths), figures_of(result.stats, members)
+    parts = {
+        key: [x] * members if key in counts else take_apart(x, members, lengths) for key, x in result.state.items()
+    }
     states = [{key: own[place] for key, own in parts.items()} for place in range(members)]
     rows = zip(deltas, states, stats, strict=True)
     return [LeafUpdate(delta, state, result.finite, figures) for delta, state, figures in rows]
 
 
-def take_apart(x: Any, members: int) -> list[Any]:
+def take_apart(x: Any, members: int, lengths: Sequence[int] = ()) -> list[Any]:
+    if lengths and x.ndim > 1:
+        return [jax.lax.slice(x, (i, 0), (i + 1, length)).reshape(length) for i, length in enumerate(lengths)]
     return [jax.lax.index_in_dim(x, place, keepdims=False) for place in range(members)]
 
 
@@ -253,7 +286,7 @@ def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
 
 def step_jointly(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     """One step of several of one setting, all of which are due or none: they have taken every step together."""
-    return step_shown(jobs, step, partial(Kron.transform_all, step.space))
+    return step_shown(jobs, step, Kron.transform_all)
 
 
 def step_shown(
@@ -267,8 +300,8 @@ def step_shown(
     shown: list[Whole] = []
     dues: list[Any] = []
 
-    def show(rule: Any, _: Any, tensors: Any, s: Any, *, due: Any = True, noise: Any = None) -> Direction:
-        shown.append(Whole(rule, tensors, s, noise))
+    def show(rule: Any, xp: Any, tensors: Any, s: Any, *, due: Any = True, noise: Any = None) -> Direction:
+        shown.append(Whole(rule, xp, tensors, s, noise))
         dues.append(due)
         return Direction(tensors[0], dict.fromkeys(rule.FIGURES, jnp.ones(())), dict(s))
 
@@ -301,6 +334,23 @@ def step_job(job: Job, step: Step, transform: Callable[..., Direction] | None = 
         finite = finite_throughout(job.space, update, new) if step.guarded else None
         delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
     return LeafUpdate(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite, update.stats)
+
+
+class Padded:
+    """A space of stacked vectors of these lengths, after which zeros follow."""
+
+    def __init__(self, space: Any, lengths: Sequence[int]) -> None:
+        self.space, self.lengths = space, np.array(lengths).reshape(-1, 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.space, name)
+
+    def means(self, *terms: Term) -> tuple[Any, ...]:
+        assert all(axes == (1,) for _, axes in terms)
+        return tuple(total / self.lengths.astype(total.dtype) for total in self.space.sums(*terms))
+
+    def without_padding(self, x: Any) -> Any:
+        return jnp.where(np.arange(x.shape[1]) < self.lengths, x, 0)
 
 
 class Rounding:
@@ -346,7 +396,8 @@ def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
 
     spread = job.spread()
     state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
-    update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, step.space)
+    xp = Padded(step.space, job.lengths) if job.lengths else step.space
+    update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, xp)
     own = {key: scatter(entry) if key in spread else keep(entry) for key, entry in update.state.items()}
     return update._replace(delta=scatter(update.delta), state=own)
 
@@ -363,7 +414,8 @@ def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
             own = ids.reshape(-1, *[1] * (job.p.ndim - 1))
         space: Any = Shards(stack[lead:]) if any(stack) else xp
         like: Any = jax.ShapeDtypeStruct(job.p.shape[lead:], precision)
-        return normal(space, like, seed=job.setting.handling.seed, tensor=own, t=step.t)
+        drawn = normal(space, like, seed=job.setting.handling.seed, tensor=own, t=step.t)
+        return xp.without_padding(drawn) if job.lengths else drawn
 
     return proposed(
         xp,

@@ -31,6 +31,7 @@ class Whole(NamedTuple):
     """What a parameter's :meth:`Kron.transform` is given."""
 
     rule: Kron
+    xp: Any
     tensors: tuple[Any, ...]
     state: State[Any]
     noise: Noise[Any] | None
@@ -253,31 +254,32 @@ class Kron(WholeRule):
 
     def transform(self, xp, tensors, s, *, due=True, noise=None) -> Direction:
         """The first tensor preconditioned and clipped, and the factors, refreshed from the last one if due."""
-        return self.transform_all(xp, [Whole(self, tensors, s, noise)], due)[0]
+        return self.transform_all([Whole(self, xp, tensors, s, noise)], due)[0]
 
     @staticmethod
-    def transform_all(xp: Space[A], wholes: Sequence[Whole], due: Truth) -> list[Direction]:
+    def transform_all(wholes: Sequence[Whole], due: Truth) -> list[Direction]:
         """Transform several parameters, whose rules differ in ``stacked_axes`` alone; all are due, or none."""
-        old = [own.rule.unpack(xp, own) for own in wholes]
+        rule, xp = wholes[0].rule, wholes[0].xp
+        old = [own.rule.unpack(own) for own in wholes]
 
-        def refreshed() -> list[Factors[A]]:
-            lessons = [each for own, kept in zip(wholes, old, strict=True) for each in own.rule.lessons(xp, own, kept)]
-            return refresh_all(xp, wholes[0].rule, lessons, together=len(wholes) > 1)
+        def refreshed() -> list[Factors[Any]]:
+            lessons = [each for own, kept in zip(wholes, old, strict=True) for each in own.rule.lessons(own, kept)]
+            return refresh_all(xp, rule, lessons, together=len(wholes) > 1)
 
         new = iter(xp.cond(due, refreshed, lambda: [each for kept in old for each in kept]))
-        return [own.rule.direct(xp, own, [next(new) for _ in kept]) for own, kept in zip(wholes, old, strict=True)]
+        return [own.rule.direct(own, [next(new) for _ in kept]) for own, kept in zip(wholes, old, strict=True)]
 
-    def lessons(self, xp: Space[A], own: Whole, old: list[Factors[A]]) -> list[Lesson]:
+    def lessons(self, own: Whole, old: list[Factors[Any]]) -> list[Lesson]:
         """What the factors of each stack of blocks learn from."""
-        grid, noise = self.grid(xp.shape(own.tensors[-1])), own.noise
-        y = self.seen(xp, own.tensors[-1])
+        xp, noise, y = own.xp, own.noise, self.seen(own.xp, own.tensors[-1])
+        grid = self.grid(xp.shape(own.tensors[-1]))
         drawn = grid.cut(xp, xp.reshape(noise(), xp.shape(y))) if noise is not None and self.needs_noise else []
         # each noise is taken out of the list, so that none outlives its use
-        return [Lesson(*pair, part, lambda: drawn.pop(0)) for pair, part in zip(old, grid.cut(xp, y), strict=True)]
+        return [Lesson(xp, *pair, part, lambda: drawn.pop(0)) for pair, part in zip(old, grid.cut(xp, y), strict=True)]
 
-    def direct(self, xp: Space[A], own: Whole, new: list[Factors[A]]) -> Direction:
+    def direct(self, own: Whole, new: list[Factors[Any]]) -> Direction:
         """The direction by these factors, with their state."""
-        shape = xp.shape(own.tensors[0])
+        xp, shape = own.xp, own.xp.shape(own.tensors[0])
         grid, x, state = self.grid(shape), self.seen(xp, own.tensors[0]), {}
         for i in range(len(grid.sizes)):
             factors, norms = [q[i] for q, _ in new], [norm[i] for _, norm in new]
@@ -337,9 +339,9 @@ class Kron(WholeRule):
         shape = xp.shape(x)
         return xp.reshape(x, (math.prod(shape[: self.stacked_axes]), *self.sizes(shape)))
 
-    def unpack(self, xp: Space[A], own: Whole) -> list[Factors[A]]:
+    def unpack(self, own: Whole) -> list[Factors[Any]]:
         """Factors and norms of each stack of blocks; norms so that they multiply factors."""
-        shape = xp.shape(own.tensors[0])
+        xp, shape = own.xp, own.xp.shape(own.tensors[0])
         grid, batch = self.grid(shape), math.prod(shape[: self.stacked_axes])
         factors, norms = [], []
         for i, diagonal in enumerate(self.diagonals(grid.sizes)):

@@ -32,6 +32,7 @@ Factors = tuple[list[A], list[A]]
 class Lesson(NamedTuple):
     """What a stack of blocks teaches its factors."""
 
+    xp: Any
     factors: list[Any]
     norms: list[Any]
     y: Any
@@ -50,7 +51,7 @@ def refresh_all(xp: Space[A], rule: Kron, lessons: Sequence[Lesson], *, together
     """
     if not together and len(lessons) > 1:
         return [refresh_all(xp, rule, [lesson], together=False)[0] for lesson in lessons]
-    learned = [learn(xp, rule, lesson) for lesson in lessons]
+    learned = [learn(rule, lesson) for lesson in lessons]
     alike = Alike(xp, [lesson.factors for lesson in lessons], together=together)
     q, norm, left, right = zip(*(step for steps, _ in learned for step in steps), strict=True)
     if together:
@@ -130,9 +131,9 @@ class Alike:
         return self.gather([pieces[owner] for owner in self.owners])
 
 
-def learn(xp: Space[A], rule: Kron, lesson: Lesson) -> tuple[list[FactorStep[A]], Scalar]:
+def learn(rule: Kron, lesson: Lesson) -> tuple[list[FactorStep[Any]], Scalar]:
     """The step of every factor, and the largest magnitude in y."""
-    factors, norms, y, noise = lesson
+    xp, factors, norms, y, noise = lesson
     own = tuple(range(1, len(xp.shape(y))))
     largest = xp.amax(xp.abs(y), own)
     if rule.init_scale is None:
