@@ -121,14 +121,16 @@ def reason_against_parts(leaf: Leaf) -> str:
     if any(own != shape for own, _ in kept.values()):
         return "native code steps whole arrays where state has another shape than its parameter"
     native_code, _ = NATIVE[jax.default_backend()]
-    is_summed = needs_sums(stand_in(setting.rule_at(1)), shape)
-    return str(native_code.reason_against_sums(leaf)) if is_summed else ""
+    return str(native_code.reason_against_sums(leaf)) if is_summed(leaf) else ""
 
 
 def is_elementwise(job: Job) -> bool:
     """Whether the compiler may divide a step of a parameter as it likes."""
-    is_summed = needs_sums(stand_in(job.setting.rule_at(1)), job.p.shape)
-    return not (any(job.mesh_axes) or is_summed or reason_against_parts(job))
+    return not (any(job.mesh_axes) or is_summed(job) or reason_against_parts(job))
+
+
+def is_summed(leaf: Leaf) -> bool:
+    return needs_sums(stand_in(leaf.setting.rule_at(1)), leaf.space.shape(leaf.p))
 
 
 def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, reached: bool) -> list[str]:
