@@ -44,6 +44,8 @@ from thalweg.trial import check_update
 SMALL = 2**16
 #: Those of rules that need whole tensors are stacked as long as a stack has at most so many: it is in memory at once.
 LARGE = 2**28
+#: As many elements are transformed in one program of several shapes, for which all of them are in memory at once.
+JOINT = 2**25
 #: Vectors of at most so many elements are stacked with shorter ones, where zeros after these change nothing.
 LONGEST = 2**14
 
@@ -157,15 +159,16 @@ def within(rule: Rule, mesh_axes: MeshAxes) -> MeshAxes:
 def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     """One step of every parameter, in their order."""
     found: dict[int, LeafUpdate] = {}
-    wholes: dict[Any, list[list[int]]] = defaultdict(list)
-    for members in batches(jobs):
+    groups: dict[Any, list[list[int]]] = defaultdict(list)
+    for members in sorted(batches(jobs), key=lambda members: len(members) * jobs[members[0]].p.size):
         first, rule = jobs[members[0]], jobs[members[0]].setting.rule
         if step.lean and len(members) > 1 and isinstance(rule, WholeRule) and rule.is_stackable(first.p.shape):
             found.update(zip(members, step_lean([jobs[i] for i in members], step), strict=True))
         else:
             alike = id(first.setting), first.p.dtype, first.g.dtype
-            wholes[alike if is_joint(first) else members[0]].append(members)
-    for group in wholes.values():
+            total = sum(jobs[i].p.size for own in (*groups.get(alike, ()), members) for i in own)
+            groups[alike if is_joint(first) and total <= JOINT else members[0]].append(members)
+    for group in groups.values():
         stacks = [stack_jobs([jobs[i] for i in members]) for members in group]
         results = [step_job(stacks[0], step)] if len(stacks) == 1 else step_jointly(stacks, step)
         for members, stack, result in zip(group, stacks, results, strict=True):
@@ -219,9 +222,10 @@ def stack_jobs(jobs: Sequence[Job]) -> Job:
     longest = max(lengths, default=0)
 
     def stack(arrays: Sequence[Any]) -> Any:
-        if lengths and arrays[0].ndim == 1:
-            arrays = [jax.lax.pad(x, x.dtype.type(0), [(0, longest - x.size, 0)]) for x in arrays]
-        return jnp.stack(arrays)
+        if not lengths or arrays[0].ndim == 0:
+            return jnp.stack(arrays)
+        padded = [part for x in arrays for part in (x, np.zeros(longest - x.size, x.dtype))]
+        return jax.lax.concatenate(padded, 0).reshape(len(arrays), longest)  # one kernel, which padding would not be
 
     state = {
         # the same for all of them: they have the same schedule, and have taken every step together
