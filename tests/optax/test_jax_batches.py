@@ -71,10 +71,14 @@ def test_kron_of_several_shapes_equals_the_numpy_front_end(geometry: Any) -> Non
     shapes = {"a": (6, 8), "b": (6, 8), "c": (13, 6), "d": (6, 6), "e": (4, 3, 5), "f": (8,), "g": (3,), "h": (1,)}
     theirs = reference.Kron(lr=0.01, engine="reference", **options)
     assert_equal(kron(0.01, **options), theirs, shapes)
+
+
+def test_kron_refreshes_all_shapes_in_one_program_but_large_ones() -> None:
+    shapes = {"a": (6, 8), "b": (8, 6), "c": (6,), "d": (3,), "large": (2**13, 2**12 + 1)}
     params = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
-    state = jax.eval_shape(kron(0.01, **options).init, params)
-    program = jax.make_jaxpr(kron(0.01, **options).update)(params, state, params)
-    assert sum(equation.primitive.name == "cond" for equation in list_equations(program.jaxpr, set())) == 1
+    state = jax.eval_shape(kron(0.01).init, params)
+    program = jax.make_jaxpr(kron(0.01).update)(params, state, params)
+    assert sum(equation.primitive.name == "cond" for equation in list_equations(program.jaxpr, set())) == 2
 
 
 @pytest.mark.nightly

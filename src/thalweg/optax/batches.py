@@ -224,7 +224,7 @@ def stack_jobs(jobs: Sequence[Job]) -> Job:
     def stack(arrays: Sequence[Any]) -> Any:
         if not lengths or arrays[0].ndim == 0:
             return jnp.stack(arrays)
-        padded = [part for x in arrays for part in (x, np.zeros(longest - x.size, x.dtype))]
+        padded = [part for x in arrays for part in (x, np.zeros(longest - x.size, x.dtype)) if part.size]
         return jax.lax.concatenate(padded, 0).reshape(len(arrays), longest)  # one kernel, which padding would not be
 
     state = {
