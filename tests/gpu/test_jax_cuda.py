@@ -187,10 +187,17 @@ def test_products_of_float32_by_the_library(turned: tuple[bool, bool], precision
     assert (abs(found - x @ y) <= rounding * (abs(x) @ abs(y))).all()
 
 
-def test_kron_by_the_library_and_by_xla() -> None:
-    from thalweg.optax import kron, make_step
+@pytest.mark.parametrize("name", ["kron", "soap", "muon"])
+def test_rules_by_the_library_and_by_xla(name: str) -> None:
+    """SOAP with a large eps: along directions without gradient its steps are else signs of rounding errors."""
+    from thalweg.optax import kron, make_step, muon, soap
 
-    shapes = [*[(96, 64)] * 3, (64, 200), (8, 3, 5, 5), (30,)]
+    make: dict[str, Any] = {
+        "kron": partial(kron, 1e-2, precond_update_probability=1.0),
+        "soap": partial(soap, 1e-2, precondition_frequency=2, eps=1.0),
+        "muon": partial(muon, 0.02, layout="torch"),
+    }
+    shapes = [*[(96, 64)] * 3, (64, 200), (8, 3, 5, 5), *([] if name == "muon" else [(30,)])]
     keys = jax.random.split(jax.random.key(0), 2 * len(shapes))
     params = [jax.random.normal(key, shape, "float32") for key, shape in zip(keys, shapes, strict=False)]
     gradients = [
@@ -198,7 +205,7 @@ def test_kron_by_the_library_and_by_xla() -> None:
     ]
     found: list[Any] = []
     for engine in ("auto", "auto", "xla"):
-        solver = kron(1e-2, precond_update_probability=1.0, engine=engine)
+        solver = make[name](engine=engine)
         step, new, state = jax.jit(make_step(solver)), params, solver.init(params)
         assert ("thalweg_multiply" in step.lower(new, state, gradients).as_text()) == (engine == "auto")
         for _ in range(3):

@@ -64,6 +64,23 @@ def test_kron_of_large_leaves_equals_the_numpy_front_end() -> None:
     assert_equal(kron(0.01, **options), theirs, {"first": (2, 5, 6600), "second": (2, 5, 6600)})
 
 
+@pytest.mark.parametrize("geometry", ["procrustes", "quad", "eq"])
+def test_kron_of_several_shapes_equals_the_numpy_front_end(geometry: Any) -> None:
+    """Factors of one shape are stepped together, whatever the shapes of their parameters, and vectors with zeros."""
+    options: dict[str, Any] = dict(geometry=geometry, block_size=6, max_size_dense=9, damping=0.01)
+    shapes = {"a": (6, 8), "b": (6, 8), "c": (13, 6), "d": (6, 6), "e": (4, 3, 5), "f": (8,), "g": (3,), "h": (1,)}
+    theirs = reference.Kron(lr=0.01, engine="reference", **options)
+    assert_equal(kron(0.01, **options), theirs, shapes)
+
+
+def test_kron_refreshes_all_shapes_in_one_program_but_large_ones() -> None:
+    shapes = {"a": (6, 8), "b": (8, 6), "c": (6,), "d": (3,), "large": (2**13, 2**12 + 1)}
+    params = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+    state = jax.eval_shape(kron(0.01).init, params)
+    program = jax.make_jaxpr(kron(0.01).update)(params, state, params)
+    assert sum(equation.primitive.name == "cond" for equation in list_equations(program.jaxpr, set())) == 2
+
+
 @pytest.mark.nightly
 def test_muon_of_large_leaves_equals_the_numpy_front_end() -> None:
     options: dict[str, Any] = dict(normalize="rows", split=2, weight_decay=0.1)

@@ -348,65 +348,97 @@ def test_a_program_of_another_process_is_refused() -> None:
         jax.block_until_ready(jax.jit(lambda x: call(x, key="unknown"))(jnp.ones(2, jnp.float32)))
 
 
-@pytest.mark.nightly
-def test_steps_over_several_devices() -> None:
-    """Each device steps its parts by native code where no sum goes over them; else the step is XLA's."""
-    script = """
+def run_on_four_devices(script: str) -> None:
+    """Run a script that begins with a tree of parameters and of gradients, and with how both are sharded."""
+    start = """
+        from functools import partial
         import jax, jax.numpy as jnp
         from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
         import thalweg
-        from thalweg.optax import adamw, lamb, make_step, state_specs, with_stats
+        from thalweg.optax import adafactor, adamw, kron, lamb, make_step, muon, state_specs, with_stats
 
-        params = {"w": jnp.sin(jnp.arange(60.0)).reshape(4, 15), "b": jnp.ones(3), "cube": jnp.ones((2, 6, 5))}
+        params = {"w": jnp.sin(jnp.arange(60.0)).reshape(4, 15), "v": jnp.cos(jnp.arange(24.0)).reshape(2, 12)}
+        params |= {"b": jnp.ones(3), "cube": jnp.ones((2, 6, 5))}
         mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-        specs = {"w": P("x"), "b": P(), "cube": P("y", ("x",))}
-        layout = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-        grads = jax.tree.map(lambda p: jnp.cos(9 * p), params)
-        over, over_grads = jax.device_put((params, grads), (layout, layout))
+        specs = {"w": P("x"), "v": P(None, "y"), "b": P(), "cube": P("y", ("x",))}
 
+        def map_parts(make, state, specs):
+            own = state_specs(state, params, specs)
+            parts = dict(mesh=mesh, in_specs=(specs, own, specs), out_specs=(specs, own))
+            return jax.shard_map(make_step(make(specs=specs)), **parts)
+    """
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(start) + textwrap.dedent(script)],
+        env={**os.environ, **flags},
+        check=True,
+        timeout=240,
+    )
+
+
+@pytest.mark.parametrize(
+    "solvers",
+    [
+        "(adamw, lamb, partial(adafactor, min_dim_size_to_factor=4))",
+        pytest.param("(muon, partial(kron, precond_update_probability=1.0))", marks=pytest.mark.nightly),
+    ],
+)
+def test_steps_over_several_devices(solvers: str) -> None:
+    """Each device steps its parts by native code where no sum goes over them; else the step is XLA's."""
+    run_on_four_devices(f"""
         def run(step, params, state, grads):
             compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, grads).compile()
             for _ in range(3):
                 params, state = compiled(params, state, grads)
             return compiled.as_text(), params, state
 
-        for make, exact in ((adamw, True), (lamb, False)):
+        for make in {solvers}:
+            if make not in (adamw, lamb):
+                params.pop("cube", None)
+            if make is muon:
+                params.pop("b")
+            specs = {{name: specs[name] for name in params}}
+            layout = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+            grads = jax.tree.map(lambda p: jnp.cos(9 * p), params)
+            exact, is_native = make is adamw, make is not muon and "kron" not in repr(make)
             solver, copied = make(0.1), jax.tree.map(jnp.copy, params)
             text, *expected = run(make_step(solver), copied, solver.init(params), grads)
-            assert "thalweg_step" in text
-            own = state_specs(solver.init(params), params, specs)
-            parts = dict(mesh=mesh, in_specs=(specs, own, specs), out_specs=(specs, own))
-            mapped = jax.shard_map(make_step(make(0.1, specs=specs)), **parts)
+            assert ("thalweg_step" in text) == is_native
+            mapped = map_parts(partial(make, 0.1), solver.init(params), specs)
             for step in (make_step(solver), mapped):
                 start = jax.device_put(jax.tree.map(jnp.copy, params), layout)
-                text, *found = run(step, start, solver.init(start), over_grads)
-                assert ("thalweg_step" in text) == (exact or step is mapped)  # b is whole everywhere
-                assert "all-gather" not in text and ("all-reduce" in text) == (not exact)
-                assert found[0]["w"].sharding.spec[0] == found[1].exp_avg["w"].sharding.spec[0] == "x"
+                text, *found = run(step, start, solver.init(start), jax.device_put(grads, layout))
+                assert ("thalweg_step" in text) == (exact or (step is mapped and is_native))  # b is whole everywhere
+                if is_native:
+                    assert "all-gather" not in text and ("all-reduce" in text) == (not exact)
+                assert found[0]["w"].sharding.spec[0] == "x"
                 for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
                     assert (a == b).all() if exact else jnp.allclose(a, b, rtol=1e-6, atol=1e-6)
-        # what devices must find together is XLA's
+    """)
+
+
+@pytest.mark.nightly
+def test_what_several_devices_find_together_is_xlas() -> None:
+    run_on_four_devices("""
+        grads = jax.tree.map(lambda p: jnp.cos(9 * p), params)
         for around, options in ((with_stats, {}), (lambda solver: solver, dict(on_nonfinite="skip"))):
-            solver = around(adamw(0.1, **options))
-            own = state_specs(solver.init(params), params, specs)
-            parts = dict(mesh=mesh, in_specs=(specs, own, specs), out_specs=(specs, own))
-            step = jax.shard_map(make_step(around(adamw(0.1, specs=specs, **options))), **parts)
+            make = lambda **own: around(adamw(0.1, **options, **own))
+            solver = make()
+            step = map_parts(make, solver.init(params), specs)
             bad = {**grads, "w": grads["w"].at[3, 7].set(jnp.inf)}
             found, expected = (jax.jit(f)(params, solver.init(params), bad) for f in (step, make_step(solver)))
             for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
                 assert jnp.allclose(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
             assert options == {} or (found[0]["w"] == params["w"]).all()
+        layout = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        over, over_grads = jax.device_put((params, grads), (layout, layout))
         try:
             jax.jit(make_step(lamb(0.1, engine="native")))(over, lamb(0.1).init(over), over_grads)
         except thalweg.OptionError as error:
             assert "several devices" in str(error)
         else:
             raise AssertionError
-    """
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, **flags}, check=True, timeout=240
-    )
+    """)
 
 
 # ---- wrappers, mixtures, other front ends

@@ -18,8 +18,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
+from thalweg.arrays import Term
 from thalweg.boundary import finite_throughout, proposed, written
 from thalweg.codecs import scale_key
 from thalweg.dtypes import DTYPES, NARROW
@@ -29,6 +31,7 @@ from thalweg.optax.shards import MeshAxes, Shards, gather_whole, own_part, typed
 from thalweg.optax.states import Entries
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.rules.entries import Count, Entry, Spread
+from thalweg.rules.kron import Kron, Whole
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.rule import Rule, Update
 from thalweg.rules.whole import Direction, WholeRule
@@ -41,6 +44,10 @@ from thalweg.trial import check_update
 SMALL = 2**16
 #: Those of rules that need whole tensors are stacked as long as a stack has at most so many: it is in memory at once.
 LARGE = 2**28
+#: As many elements are transformed in one program of several shapes, for which all of them are in memory at once.
+JOINT = 2**25
+#: Vectors of at most so many elements are stacked with shorter ones, where zeros after these change nothing.
+LONGEST = 2**14
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +80,8 @@ class Leaf:
 class Job(Leaf):
     g: Any
     state: Entries
+    #: Of a stack of vectors, after which zeros follow; empty: there are none.
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,17 +159,21 @@ def within(rule: Rule, mesh_axes: MeshAxes) -> MeshAxes:
 def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     """One step of every parameter, in their order."""
     found: dict[int, LeafUpdate] = {}
-    for members in batches(jobs):
-        if len(members) == 1:
-            found[members[0]] = step_job(jobs[members[0]], step)
-            continue
-        own, rule = [jobs[i] for i in members], jobs[members[0]].setting.rule
-        if step.lean and isinstance(rule, WholeRule) and rule.is_stackable(jobs[members[0]].p.shape):
-            found.update(zip(members, step_lean(own, step), strict=True))
-            continue
-        result = step_job(stack_jobs(own), step)
-        for place, i in enumerate(members):
-            found[i] = unstack(result, place, len(members), jobs[i].keys(Count))
+    groups: dict[Any, list[list[int]]] = defaultdict(list)
+    for members in sorted(batches(jobs), key=lambda members: len(members) * jobs[members[0]].p.size):
+        first, rule = jobs[members[0]], jobs[members[0]].setting.rule
+        if step.lean and len(members) > 1 and isinstance(rule, WholeRule) and rule.is_stackable(first.p.shape):
+            found.update(zip(members, step_lean([jobs[i] for i in members], step), strict=True))
+        else:
+            alike = id(first.setting), first.p.dtype, first.g.dtype
+            total = sum(jobs[i].p.size for own in (*groups.get(alike, ()), members) for i in own)
+            groups[alike if is_joint(first) and total <= JOINT else members[0]].append(members)
+    for group in groups.values():
+        stacks = [stack_jobs([jobs[i] for i in members]) for members in group]
+        results = [step_job(stacks[0], step)] if len(stacks) == 1 else step_jointly(stacks, step)
+        for members, stack, result in zip(group, stacks, results, strict=True):
+            counts = jobs[members[0]].keys(Count)
+            found.update(zip(members, unstack(result, len(members), counts, stack.lengths), strict=True))
     return [found[i] for i in range(len(jobs))]
 
 
@@ -168,75 +181,138 @@ def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
     """Which of them go together."""
     found: dict[Any, list[int]] = defaultdict(list)
     for index, job in enumerate(jobs):
-        # shards could be stacked only if all were sharded alike, which is not known here
-        alone = whole.over_devices(job.p) or job.setting.handling.is_random
-        if alone or (job.p.size > SMALL and not job.setting.rule.needs_whole):
+        if goes_alone(job) or (job.p.size > SMALL and not job.setting.rule.needs_whole):
             found[index].append(index)
             continue
-        entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
-        found[id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.mesh_axes, job.axes, entries].append(index)
+        shape = "vector" if is_vector(job) else job.p.shape
+        entries = tuple(
+            (key, entry.ndim if shape == "vector" else entry.shape, entry.dtype) for key, entry in job.state.items()
+        )
+        found[id(job.setting), shape, job.p.dtype, job.g.dtype, job.mesh_axes, job.axes, entries].append(index)
     for members in found.values():
         most = max(1, LARGE // max(1, jobs[members[0]].p.size))
         yield from (members[start : start + most] for start in range(0, len(members), most))
 
 
+def is_joint(job: Job) -> bool:
+    """Whether a parameter is transformed together with those of other shapes."""
+    is_kron = getattr(type(job.setting.rule), "transform", None) is Kron.transform
+    return is_kron and not goes_alone(job) and not any(job.mesh_axes)
+
+
+def is_vector(job: Job) -> bool:
+    """Whether zeros after it change nothing but means, so that it is stacked with longer ones."""
+    rule: Any = job.setting.rule
+    is_single = job.p.ndim == 1 and rule.stacked_axes == 0 and 0 < job.p.size <= LONGEST
+    is_plain = all(entry.shape in ((), job.p.shape) for entry in job.state.values())
+    return is_single and is_plain and is_joint(job) and rule.geometry != "eq"  # which divides by factors
+
+
+def goes_alone(job: Job) -> bool:
+    """Whether a parameter is never stacked: shards could be only if all were sharded alike, which is not known here."""
+    return whole.over_devices(job.p) or job.setting.handling.is_random
+
+
 def stack_jobs(jobs: Sequence[Job]) -> Job:
-    """Several as one, with a leading axis more."""
+    """Several as one, with a leading axis more; one as it is."""
     first = jobs[0]
-    counts = first.keys(Count)
+    if len(jobs) == 1:
+        return first
+    counts, lengths = first.keys(Count), [job.p.size for job in jobs] if is_vector(first) else []
+    longest = max(lengths, default=0)
+
+    def stack(arrays: Sequence[Any]) -> Any:
+        if not lengths or arrays[0].ndim == 0:
+            return jnp.stack(arrays)
+        padded = [part for x in arrays for part in (x, np.zeros(longest - x.size, x.dtype)) if part.size]
+        return jax.lax.concatenate(padded, 0).reshape(len(arrays), longest)  # one kernel, which padding would not be
+
     state = {
         # the same for all of them: they have the same schedule, and have taken every step together
-        key: entry if key in counts else jnp.stack([job.state[key] for job in jobs])
+        key: entry if key in counts else stack([job.state[key] for job in jobs])
         for key, entry in first.state.items()
     }
     return Job(
         names=tuple(name for job in jobs for name in job.names),
-        p=jnp.stack([job.p for job in jobs]),
+        p=stack([job.p for job in jobs]),
         setting=first.setting,
         mesh_axes=((), *first.mesh_axes),
         axes=first.axes,
-        g=jnp.stack([job.g for job in jobs]),
+        g=stack([job.g for job in jobs]),
         state=state,
+        lengths=() if lengths == [longest] * len(lengths) else tuple(lengths),
     )
 
 
-def unstack(result: LeafUpdate, place: int, members: int, counts: Sequence[str]) -> LeafUpdate:
-    """One of several. counts: the entries that are the same for all of them."""
-    state = {key: entry if key in counts else entry[place] for key, entry in result.state.items()}
-    stats = {key: own_figure(value, place, members) for key, value in result.stats.items()}
-    return LeafUpdate(result.delta[place], state, result.finite, stats)
+def unstack(result: LeafUpdate, members: int, counts: Sequence[str], lengths: Sequence[int]) -> list[LeafUpdate]:
+    """Each of several. counts: the entries that are the same for all of them."""
+    if members == 1:
+        return [result]
+    deltas, stats = take_apart(result.delta, members, lengths), figures_of(result.stats, members)
+    parts = {
+        key: [x] * members if key in counts else take_apart(x, members, lengths) for key, x in result.state.items()
+    }
+    states = [{key: own[place] for key, own in parts.items()} for place in range(members)]
+    rows = zip(deltas, states, stats, strict=True)
+    return [LeafUpdate(delta, state, result.finite, figures) for delta, state, figures in rows]
 
 
-def own_figure(figure: Any, place: int, members: int) -> Any:
-    """That of one of several."""
-    if not getattr(figure, "ndim", 0):
-        return figure
-    each = figure.shape[0] // members  # the matrices of a parameter may have one each
-    return figure[place] if each == 1 else figure[place * each : (place + 1) * each]
+def take_apart(x: Any, members: int, lengths: Sequence[int] = ()) -> list[Any]:
+    if lengths and x.ndim > 1:
+        return [jax.lax.slice(x, (i, 0), (i + 1, length)).reshape(length) for i, length in enumerate(lengths)]
+    return [jax.lax.index_in_dim(x, place, keepdims=False) for place in range(members)]
+
+
+def figures_of(figures: Mapping[str, Any], members: int) -> list[dict[str, Any]]:
+    """Those of each of several; the matrices of a parameter may have one each."""
+
+    def own(figure: Any) -> list[Any]:
+        if not getattr(figure, "ndim", 0):
+            return [figure] * members
+        each = figure.shape[0] // members
+        return take_apart(figure, members) if each == 1 else jnp.split(figure, members)
+
+    parts = {key: own(figure) for key, figure in figures.items()}
+    return [{key: own[place] for key, own in parts.items()} for place in range(members)]
 
 
 def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
-    """One step of several of one shape. State and parameters stay where they are; what is transformed is a stack.
+    """One step of several of one shape. State and parameters stay where they are; what is transformed is a stack."""
+
+    def transform(shown: Sequence[Whole], due: Any) -> list[Direction]:
+        rule: Any = rule_of(jobs[0], step, stacked=1)
+        made = rule.transform(step.space, (jnp.stack([own.tensors[0] for own in shown]),), {})
+        pieces = zip(take_apart(made.tensor, len(jobs)), figures_of(made.figures, len(jobs)), strict=True)
+        return [Direction(tensor, figures, {}) for tensor, figures in pieces]
+
+    return step_shown(jobs, step, transform)
+
+
+def step_jointly(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
+    """One step of several of one setting, all of which are due or none: they have taken every step together."""
+    return step_shown(jobs, step, Kron.transform_all)
+
+
+def step_shown(
+    jobs: Sequence[Job], step: Step, transform: Callable[[Sequence[Whole], Any], list[Direction]]
+) -> list[LeafUpdate]:
+    """One step of several that are transformed together.
 
     Each is stepped twice: until it is known what is transformed, and with the result. Compilers drop the rest of the
     first.
     """
-    shown: list[Any] = []
+    shown: list[Whole] = []
+    dues: list[Any] = []
 
-    def show(_: Any, tensors: tuple[Any], *args: Any, **kwargs: Any) -> Direction:
-        shown.extend(tensors)
-        return Direction(tensors[0], dict.fromkeys(rule.FIGURES, jnp.ones(())), {})
+    def show(rule: Any, xp: Any, tensors: Any, s: Any, *, due: Any = True, noise: Any = None) -> Direction:
+        shown.append(Whole(rule, xp, tensors, s, noise))
+        dues.append(due)
+        return Direction(tensors[0], dict.fromkeys(rule.FIGURES, jnp.ones(())), dict(s))
 
-    rule: Any = rule_of(jobs[0], step, stacked=1)
     for job in jobs:
-        step_job(job, step, show)
-    made = rule.transform(step.space, (jnp.stack(shown),), {})
-
-    def answer(place: int, *args: Any, **kwargs: Any) -> Direction:
-        figures = {key: own_figure(value, place, len(jobs)) for key, value in made.figures.items()}
-        return Direction(made.tensor[place], figures, {})
-
-    return [step_job(job, step, partial(answer, place)) for place, job in enumerate(jobs)]
+        step_job(job, step, partial(show, rule_of(job, step, stacked=int(len(job.names) > 1))))
+    made = transform(shown, dues[0])
+    return [step_job(job, step, lambda *args, own=own, **kwargs: own) for job, own in zip(jobs, made, strict=True)]
 
 
 def rule_of(job: Job, step: Step, stacked: int) -> Rule:
@@ -262,6 +338,23 @@ def step_job(job: Job, step: Step, transform: Callable[..., Direction] | None = 
         finite = finite_throughout(job.space, update, new) if step.guarded else None
         delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
     return LeafUpdate(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite, update.stats)
+
+
+class Padded:
+    """A space of stacked vectors of these lengths, after which zeros follow."""
+
+    def __init__(self, space: Any, lengths: Sequence[int]) -> None:
+        self.space, self.lengths = space, np.array(lengths).reshape(-1, 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.space, name)
+
+    def means(self, *terms: Term) -> tuple[Any, ...]:
+        assert all(axes == (1,) for _, axes in terms)
+        return tuple(total / self.lengths.astype(total.dtype) for total in self.space.sums(*terms))
+
+    def without_padding(self, x: Any) -> Any:
+        return jnp.where(np.arange(x.shape[1]) < self.lengths, x, 0)
 
 
 class Rounding:
@@ -307,7 +400,8 @@ def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
 
     spread = job.spread()
     state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
-    update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, step.space)
+    xp = Padded(step.space, job.lengths) if job.lengths else step.space
+    update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, xp)
     own = {key: scatter(entry) if key in spread else keep(entry) for key, entry in update.state.items()}
     return update._replace(delta=scatter(update.delta), state=own)
 
@@ -317,13 +411,15 @@ def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
 
     def noise() -> Any:
         """Of each parameter its own, by positions in the whole stack."""
-        like, seed = job.p.astype(precision), job.setting.handling.seed
-        stack = job.mesh_axes[: rule.stacked_axes] + ((),) * (like.ndim - rule.stacked_axes)
-        if len(job.names) == 1:
-            return normal(Shards(stack) if any(stack) else xp, like, seed=seed, tensor=tensor, t=step.t)
-        ids = jnp.asarray([tensor_id(name) for name in job.names], jnp.uint32)
-        one: Any = Shards(stack[1:]) if any(stack) else xp
-        return jax.vmap(lambda own, number: normal(one, own, seed=seed, tensor=number, t=step.t))(like, ids)
+        stack = job.mesh_axes[: rule.stacked_axes] + ((),) * (job.p.ndim - rule.stacked_axes)
+        own: Any = tensor
+        if lead := int(len(job.names) > 1):  # numbers of the host: what is made of them is no part of the program
+            ids = np.array([tensor_id(name) for name in job.names], "uint32")
+            own = ids.reshape(-1, *[1] * (job.p.ndim - 1))
+        space: Any = Shards(stack[lead:]) if any(stack) else xp
+        like: Any = jax.ShapeDtypeStruct(job.p.shape[lead:], precision)
+        drawn = normal(space, like, seed=job.setting.handling.seed, tensor=own, t=step.t)
+        return xp.without_padding(drawn) if job.lengths else drawn
 
     return proposed(
         xp,

@@ -15,32 +15,51 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from thalweg.errors import OptionError
+from thalweg.optax.shards import varying_of
 
 
 def either(native: Callable[..., Any], xla: Callable[..., Any], *args: Any, **params: Any) -> Any:
-    """What both functions compute of args, trees of arrays. native: is given the shapes of xla's results before them.
+    """What both functions compute of args, trees of arrays. XLA's is traced late, for programs that need it.
 
     params: platform, on which native code runs; is_required, whether a program that cannot have native code is an
     error; is_local, whether the compiler may divide native code over devices.
     """
-    by_xla, shapes = jax.make_jaxpr(xla, return_shape=True)(*args)
-    by_native = jax.make_jaxpr(lambda *own: native(shapes, *own))(*args)
-    operands = [*by_xla.consts, *by_native.consts, *jax.tree.leaves(args)]
-    counts = len(by_xla.consts), len(by_native.consts)
-    results = step_p.bind(*operands, xla=by_xla.jaxpr, native=by_native.jaxpr, counts=counts, **params)
+    operands, structure = jax.tree.flatten(args)
+
+    def flatten(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *own: jax.tree.leaves(function(*jax.tree.unflatten(structure, own)))
+
+    by_native, shapes = jax.make_jaxpr(native, return_shape=True)(*args)
+    by_xla, avals, consts = flatten(xla), by_native.out_avals, []
+    # late it could not read values of this trace, and over which axes of a mesh results vary it alone tells
+    if any(isinstance(x, jax.core.Tracer) for x in by_native.consts) or any(map(varying_of, operands)):
+        early = jax.make_jaxpr(by_xla)(*operands)
+        by_xla, avals, consts = partial(run_traced, early.jaxpr, len(early.consts)), early.out_avals, early.consts
+    counts = len(consts), len(by_native.consts)
+    results = step_p.bind(
+        *(*consts, *by_native.consts, *operands),
+        xla=by_xla,
+        native=by_native.jaxpr,
+        avals=tuple(avals),
+        counts=counts,
+        **params,
+    )
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
-def run_xla(*operands: Any, xla: Jaxpr, counts: tuple[int, int], **params: Any) -> list[Any]:
-    own, others = counts
-    results: list[Any] = jaxpr_as_fun(ClosedJaxpr(xla, operands[:own]))(*operands[own + others :])
+def run_traced(jaxpr: Jaxpr, consts: int, *operands: Any) -> list[Any]:
+    results: list[Any] = jaxpr_as_fun(ClosedJaxpr(jaxpr, operands[:consts]))(*operands[consts:])
     return results
+
+
+def run_xla(*operands: Any, xla: Callable[..., list[Any]], counts: tuple[int, int], **params: Any) -> list[Any]:
+    own, others = counts
+    return xla(*operands[:own], *operands[own + others :])
 
 
 def run_native(*operands: Any, native: Jaxpr, counts: tuple[int, int], **params: Any) -> list[Any]:
     others, own = counts
-    results: list[Any] = jaxpr_as_fun(ClosedJaxpr(native, operands[others : others + own]))(*operands[others + own :])
-    return results
+    return run_traced(native, own, *operands[others:])
 
 
 def refuse(is_required: bool, why: str) -> None:
@@ -84,7 +103,7 @@ def differentiate(primals: Any, tangents: Any, **params: Any) -> Any:
 step_p = Primitive("thalweg_step")
 step_p.multiple_results = True
 step_p.def_impl(run_xla)
-step_p.def_abstract_eval(lambda *_, xla, **params: [variable.aval for variable in xla.outvars])
+step_p.def_abstract_eval(lambda *_, avals, **params: avals)
 mlir.register_lowering(step_p, partial(lower_for, ""))
 for name in ("cpu", "cuda"):
     mlir.register_lowering(step_p, partial(lower_for, name), platform=name)

@@ -121,14 +121,16 @@ def reason_against_parts(leaf: Leaf) -> str:
     if any(own != shape for own, _ in kept.values()):
         return "native code steps whole arrays where state has another shape than its parameter"
     native_code, _ = NATIVE[jax.default_backend()]
-    is_summed = needs_sums(stand_in(setting.rule_at(1)), shape)
-    return str(native_code.reason_against_sums(leaf)) if is_summed else ""
+    return str(native_code.reason_against_sums(leaf)) if is_summed(leaf) else ""
 
 
 def is_elementwise(job: Job) -> bool:
     """Whether the compiler may divide a step of a parameter as it likes."""
-    is_summed = needs_sums(stand_in(job.setting.rule_at(1)), job.p.shape)
-    return not (any(job.mesh_axes) or is_summed or reason_against_parts(job))
+    return not (any(job.mesh_axes) or is_summed(job) or reason_against_parts(job))
+
+
+def is_summed(leaf: Leaf) -> bool:
+    return needs_sums(stand_in(leaf.setting.rule_at(1)), leaf.space.shape(leaf.p))
 
 
 def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, reached: bool) -> list[str]:
@@ -166,22 +168,25 @@ def choose(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -
 
 
 def run_either(jobs: Sequence[Job], step: Step, observed: bool, *, is_required: bool) -> Results:
-    def given(ps: Any, gs: Any, states: Any, t: Any) -> tuple[list[Job], Step]:
+    def given(ps: Any, gs: Any, states: Any, shared: Any) -> tuple[list[Job], Step]:
         own = [replace(job, p=p, g=g, state=s) for job, p, g, s in zip(jobs, ps, gs, states, strict=True)]
-        return own, replace(step, t=t)
+        return own, replace(step, **shared)
 
     def xla(*args: Any) -> Results:
         found = step_jobs(*given(*args), applied=True)
         return found if observed else found._replace(stats=[{} for _ in jobs])
 
-    def native(shapes: Results, *args: Any) -> Results:
+    def native(*args: Any) -> Results:
         own, now = given(*args)
-        made = native_code.Native(own, now, shapes.stats)
+        made = native_code.Native(own, now, figures)
         return run_by_parts(made, own) if is_local else made.run(own, made.numbers())
 
     native_code, platform = NATIVE[jax.default_backend()]
     is_local = not step.guarded and not observed and all(map(is_elementwise, jobs))
-    args = [job.p for job in jobs], [job.g for job in jobs], [job.state for job in jobs], step.t
+    shared = {"t": step.t, "lr": step.lr, "grad_scale": step.grad_scale}
+    shared = {name: value for name, value in shared.items() if isinstance(value, jax.Array)}
+    args = [job.p for job in jobs], [job.g for job in jobs], [job.state for job in jobs], shared
+    figures = jax.eval_shape(xla, *args).stats if observed else [{} for _ in jobs]
     found: Results = either(native, xla, *args, platform=platform, is_required=is_required, is_local=is_local)
     return found
 

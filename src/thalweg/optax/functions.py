@@ -63,9 +63,8 @@ def transformation(
     check_rule(rule)
     check_known(rule, options, option_names(rule))
     learning_rate = rule.default_lr if learning_rate is None else learning_rate
-    beside: dict[str, Any] = dict(variant=variant, overrides=overrides, stacked_axes=stacked_axes, specs=specs)
-    beside["engine"] = engine
-    return as_transformation(rule, learning_rate, options, **beside)
+    beside: dict[str, Any] = dict(overrides=overrides, stacked_axes=stacked_axes, specs=specs, engine=engine)
+    return as_transformation(rule, learning_rate, options, variant=variant, **beside)
 
 
 # ---- the arguments of a function

@@ -61,7 +61,7 @@ def mixture(
 
 def check_own(pattern: Pattern, transformation: Any) -> None:
     """Refuse options of the whole step, which cannot belong to one of several transformations."""
-    owner = getattr(transformation.update, "__self__", None)
+    owner = owner_of(transformation)
     if isinstance(owner, Transformation):
         handling = owner.settings.base.handling
         for name in ("max_grad_norm", "on_nonfinite", "spikes"):

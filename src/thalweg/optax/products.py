@@ -94,7 +94,7 @@ class Products:
             a, b = (space.swapaxes(own, 1, 2) if is_turned else own for own, is_turned in pairs)
             return space.matmul_add(a, b, z[0], alpha, beta) if z else space.matmul_rounded(a, b, dtype)
 
-        def by_kernel(_: Any, *operands: Any, tiling: Tiling) -> Any:
+        def by_kernel(*operands: Any, tiling: Tiling) -> Any:
             from thalweg.kernels.products.xla import launch_product
             from thalweg.kernels.triton.xla import TARGET, compile_for, register
 
@@ -104,7 +104,7 @@ class Products:
             key = register(on_gpu.handler(), [launch], len(operands))
             return jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(shape, dtype))(*operands, key=key)
 
-        def by_library(_: Any, *operands: Any) -> Any:
+        def by_library(*operands: Any) -> Any:
             from thalweg.kernels.triton.xla import MULTIPLY
 
             results = [jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((WORKSPACE,), "uint8")]

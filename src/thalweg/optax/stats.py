@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from thalweg.errors import OptionError, StateError
+from thalweg.optax.steps import owner_of
 from thalweg.optax.transformation import Transformation
 from thalweg.optax.trees import Tree, parameters
 from thalweg.spaces.jax import replicated_with
@@ -57,7 +58,7 @@ def with_stats(solver: optax.GradientTransformation) -> optax.GradientTransforma
 
     Wrappers of optax go around it: ``optax.chain(optax.clip(1.0), with_stats(lamb(1e-3)))``. ``stats(state)`` reads.
     """
-    owner = getattr(solver.update, "__self__", None)
+    owner = owner_of(solver)
     if type(owner) is not Transformation:
         raise OptionError(
             "with_stats() takes a transformation of thalweg.optax itself: put wrappers of optax around with_stats(), "

@@ -7,6 +7,7 @@ column) is computed between passes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -223,6 +224,10 @@ def reductions_of(program: Program) -> list[Value]:
 
 def needs_sums(rule: Rule, shape: Shape) -> bool:
     """Whether a step of a parameter depends on sums; some are for people to look at alone."""
-    example = example_of(rule, shape)
-    program = trace(rule, example, spread_shapes(rule.entries(example), example))
+    return example_needs_sums(rule, example_of(rule, shape))
+
+
+@functools.lru_cache(maxsize=256)
+def example_needs_sums(rule: Rule, shape: Shape) -> bool:
+    program = trace(rule, shape, spread_shapes(rule.entries(shape), shape))
     return bool(reductions_before([program.delta, *program.state.values()]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, Value
+from thalweg.arrays import A, Shape, Space, Squares, Value
 
 
 def is_diagonal(xp: Space[A], q: A) -> bool:
@@ -136,13 +136,3 @@ def angle(xp: Space[A], slope: Value, curvature: Value) -> Value:
     """The step along a direction that maximises what has this slope and curvature along it, up to 1/8."""
     best = slope / xp.where(curvature < 0, -curvature, 1.0)
     return xp.where(curvature < 0, xp.minimum(best, 0.125), 0.125)
-
-
-def balance(xp: Space[A], factors: Sequence[A]) -> list[A]:
-    """Give all factors the same largest entry; their product stays as it was."""
-    sizes = [xp.amax(xp.abs(q), tuple(range(1, len(xp.shape(q))))) for q in factors]
-    logs: Scalar = 0.0
-    for size in sizes:
-        logs = logs + xp.log(xp.reshape(size, (xp.shape(size)[0],)))
-    mean = xp.exp(logs / len(factors))
-    return [q * (per_slice(xp, mean, q) / size) for q, size in zip(factors, sizes, strict=True)]

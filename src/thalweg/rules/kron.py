@@ -8,23 +8,33 @@ by descent on a Lie group. A *refresh* updates the factors; *precondition* appli
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Truth, Value
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
 from thalweg.rules.entries import Count, Entry, Moment
 from thalweg.rules.factors import merge_axes, per_slice, precondition
 from thalweg.rules.grid import Grid
 from thalweg.rules.options import Mask, option
-from thalweg.rules.refresh import Factors, refresh_factors
-from thalweg.rules.rule import Update
+from thalweg.rules.refresh import Factors, Lesson, refresh_all
+from thalweg.rules.rule import Noise, Update
 from thalweg.rules.schedules import Annealed
 from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 ANNEALED = Annealed()
+
+
+class Whole(NamedTuple):
+    """What a parameter's :meth:`Kron.transform` is given."""
+
+    rule: Kron
+    xp: Any
+    tensors: tuple[Any, ...]
+    state: State[Any]
+    noise: Noise[Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,24 +254,37 @@ class Kron(WholeRule):
 
     def transform(self, xp, tensors, s, *, due=True, noise=None) -> Direction:
         """The first tensor preconditioned and clipped, and the factors, refreshed from the last one if due."""
-        shape = xp.shape(tensors[0])
-        grid, batch = self.grid(shape), math.prod(shape[: self.stacked_axes])
-        x, y = (xp.reshape(tensor, (batch, *grid.sizes)) for tensor in (tensors[0], tensors[-1]))
-        old = self.unpack(xp, s, grid, batch)
+        return self.transform_all([Whole(self, xp, tensors, s, noise)], due)[0]
 
-        def refreshed() -> list[Factors[A]]:
-            drawn = grid.cut(xp, xp.reshape(noise(), xp.shape(y))) if noise is not None and self.needs_noise else []
-            pairs = zip(old, grid.cut(xp, y), strict=True)
-            # each noise is taken out of the list, so that none outlives its use
-            return [refresh_factors(xp, self, *own, part, lambda: drawn.pop(0)) for own, part in pairs]
+    @staticmethod
+    def transform_all(wholes: Sequence[Whole], due: Truth) -> list[Direction]:
+        """Transform several parameters, whose rules differ in ``stacked_axes`` alone; all are due, or none."""
+        rule, xp = wholes[0].rule, wholes[0].xp
+        old = [own.rule.unpack(own) for own in wholes]
 
-        new = xp.cond(due, refreshed, lambda: old)
-        state = {}
+        def refreshed() -> list[Factors[Any]]:
+            lessons = [each for own, kept in zip(wholes, old, strict=True) for each in own.rule.lessons(own, kept)]
+            return refresh_all(xp, rule, lessons, together=len(wholes) > 1)
+
+        new = iter(xp.cond(due, refreshed, lambda: [each for kept in old for each in kept]))
+        return [own.rule.direct(own, [next(new) for _ in kept]) for own, kept in zip(wholes, old, strict=True)]
+
+    def lessons(self, own: Whole, old: list[Factors[Any]]) -> list[Lesson]:
+        """What the factors of each stack of blocks learn from."""
+        xp, noise, y = own.xp, own.noise, self.seen(own.xp, own.tensors[-1])
+        grid = self.grid(xp.shape(own.tensors[-1]))
+        drawn = grid.cut(xp, xp.reshape(noise(), xp.shape(y))) if noise is not None and self.needs_noise else []
+        # each noise is taken out of the list, so that none outlives its use
+        return [Lesson(xp, *pair, part, lambda: drawn.pop(0)) for pair, part in zip(old, grid.cut(xp, y), strict=True)]
+
+    def direct(self, own: Whole, new: list[Factors[Any]]) -> Direction:
+        """The direction by these factors, with their state."""
+        xp, shape = own.xp, own.xp.shape(own.tensors[0])
+        grid, x, state = self.grid(shape), self.seen(xp, own.tensors[0]), {}
         for i in range(len(grid.sizes)):
             factors, norms = [q[i] for q, _ in new], [norm[i] for _, norm in new]
-            state[f"Q_{i}"] = xp.reshape(grid.join_factor(xp, factors, i), xp.shape(s[f"Q_{i}"]))
-            state[f"L_{i}"] = xp.reshape(grid.join_norm(xp, norms), xp.shape(s[f"L_{i}"]))
-
+            state[f"Q_{i}"] = xp.reshape(grid.join_factor(xp, factors, i), xp.shape(own.state[f"Q_{i}"]))
+            state[f"L_{i}"] = xp.reshape(grid.join_norm(xp, norms), xp.shape(own.state[f"L_{i}"]))
         h = grid.join(xp, [precondition(xp, q, part) for (q, _), part in zip(new, grid.cut(xp, x), strict=True)])
         (h_square,) = xp.means(Squares(h, tuple(range(1, 1 + len(grid.sizes)))))
         return Direction(xp.reshape(self.clipped(xp, h, h_square), shape), {"square": h_square}, state)
@@ -311,11 +334,18 @@ class Kron(WholeRule):
         averaged = self.momentum_mode == "ema" and not is_zero(self.momentum)
         return 2 if averaged and self.whiten == "gradient" else 1
 
-    def unpack(self, xp: Space[A], s: State[A], grid: Grid, batch: int) -> list[Factors[A]]:
+    def seen(self, xp: Space[A], x: A) -> A:
+        """x as a batch of tensors with an axis for each factor."""
+        shape = xp.shape(x)
+        return xp.reshape(x, (math.prod(shape[: self.stacked_axes]), *self.sizes(shape)))
+
+    def unpack(self, own: Whole) -> list[Factors[Any]]:
         """Factors and norms of each stack of blocks; norms so that they multiply factors."""
+        xp, shape = own.xp, own.xp.shape(own.tensors[0])
+        grid, batch = self.grid(shape), math.prod(shape[: self.stacked_axes])
         factors, norms = [], []
         for i, diagonal in enumerate(self.diagonals(grid.sizes)):
-            factors.append(grid.cut_factor(xp, s[f"Q_{i}"], i, batch, diagonal=diagonal))
-            numbers = grid.cut_norm(xp, s[f"L_{i}"], batch)
+            factors.append(grid.cut_factor(xp, own.state[f"Q_{i}"], i, batch, diagonal=diagonal))
+            numbers = grid.cut_norm(xp, own.state[f"L_{i}"], batch)
             norms.append([per_slice(xp, norm, q) for norm, q in zip(numbers, factors[-1], strict=True)])
         return [([q[j] for q in factors], [norm[j] for norm in norms]) for j in range(len(factors[0]))]

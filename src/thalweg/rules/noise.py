@@ -46,12 +46,14 @@ def bits(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar, stream:
     low, high = xp.positions(like)
     key = stream_key(seed, tensor, stream, int if is_number(tensor) else xp.word)
 
-    def word(x: Any) -> Any:
-        return xp.word(x) if is_number(x) else x
+    def join(x: Any, y: Any) -> Any:
+        """Mixed by Python itself where both are numbers."""
+        if is_number(x) and is_number(y):
+            return mix(x ^ y)
+        return mix(x ^ (xp.word(y) if is_number(y) else y), xp.word)
 
-    step = mix(key ^ t) if is_number(t) else mix(xp.astype(t, xp.dtype(low)) ^ word(key), xp.word)
-    place = mix(high ^ word(key ^ 0x27D4EB2F), xp.word)
-    return mix(mix(low ^ place, xp.word) ^ word(step), xp.word)
+    step = join(t if is_number(t) else xp.astype(t, xp.dtype(low)), key)
+    return join(join(low, join(high, key ^ 0x27D4EB2F)), step)
 
 
 def uniform(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar, stream: int = 0) -> A:

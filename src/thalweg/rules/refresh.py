@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from thalweg.arrays import A, Scalar, Space, Squares, Value
+from thalweg.arrays import A, Scalar, Space, Squares, Value, is_number
 from thalweg.dtypes import DTYPES
 from thalweg.rules.blocks import average
 from thalweg.rules.factors import (
     apply,
     apply_inverse_transpose,
-    balance,
     gram,
     is_diagonal,
     norm_bound,
@@ -29,20 +29,115 @@ if TYPE_CHECKING:
 Factors = tuple[list[A], list[A]]
 
 
-def refresh_factors(
-    xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, noise: Noise[A] | None
-) -> Factors[A]:
+class Lesson(NamedTuple):
+    """What a stack of blocks teaches its factors."""
+
+    xp: Any
+    factors: list[Any]
+    norms: list[Any]
+    y: Any
+    noise: Noise[Any] | None
+
+
+#: A factor, its norm, and the two sides that its step makes more equal.
+FactorStep = tuple[A, A, A, Scalar]
+
+
+def refresh_all(xp: Space[A], rule: Kron, lessons: Sequence[Lesson], *, together: bool) -> list[Factors[A]]:
     """One step of every factor towards whitening y. Nothing learned is lost to a bad y.
 
     A slice of y that is all zero teaches nothing, and a step that ends in NaN or infinity
-    is not taken.
+    is not taken. together: what is done to factors of one shape is done to all of them at once.
     """
-    batch, *sizes = xp.shape(y)
-    own = tuple(range(1, len(sizes) + 1))
+    if not together and len(lessons) > 1:
+        return [refresh_all(xp, rule, [lesson], together=False)[0] for lesson in lessons]
+    learned = [learn(rule, lesson) for lesson in lessons]
+    alike = Alike(xp, [lesson.factors for lesson in lessons], together=together)
+    q, norm, left, right = zip(*(step for steps, _ in learned for step in steps), strict=True)
+    if together:
+        right = tuple(xp.full(xp.shape(n), r, n) if is_number(r) else r for n, r in zip(norm, right, strict=True))
+    steps = zip(*map(alike.gather, (q, norm, left, right)), strict=True)
+    stepped = [one_step(xp, rule, *own) for own in steps]
+
+    # all factors of a tensor get the same largest entry; their product stays as it was
+    sizes = [numbers(xp, xp.amax(xp.abs(q), inner_axes(xp, q))) for q, _ in stepped]
+    means = alike.combine([xp.log(size) for size in sizes], lambda own: xp.exp(sum(own) / len(own)))
+    rows = zip(stepped, alike.spread(means), sizes, strict=True)
+    stepped = [(q * per_slice(xp, mean / size, q), norm) for (q, norm), mean, size in rows]
+
+    totals = [numbers(xp, xp.sums((q, inner_axes(xp, q)))[0]) + numbers(xp, norm) for q, norm in stepped]
+    taught = alike.join([numbers(xp, largest > 0) for _, largest in learned])
+    good = alike.spread(xp.isfinite(alike.combine(totals, sum)) & taught)
+
+    def keep_good(new: list[A], old: list[list[A]]) -> list[list[A]]:
+        rows = zip(good, new, alike.gather([x for own in old for x in own]), strict=True)
+        return alike.part([xp.where(per_slice(xp, own, a), a, b) for own, a, b in rows])
+
+    factors = keep_good([q for q, _ in stepped], [lesson.factors for lesson in lessons])
+    norms = keep_good([norm for _, norm in stepped], [lesson.norms for lesson in lessons])
+    return list(zip(factors, norms, strict=True))
+
+
+def inner_axes(xp: Space[A], x: A) -> tuple[int, ...]:
+    return tuple(range(1, len(xp.shape(x))))
+
+
+def numbers(xp: Space[A], x: A) -> A:
+    """One for each slice, as a vector."""
+    return xp.reshape(x, xp.shape(x)[:1])
+
+
+class Alike:
+    """The factors of several tensors, in stacks of one shape."""
+
+    def __init__(self, xp: Any, by_tensor: Sequence[Sequence[Any]], *, together: bool) -> None:
+        """together: False makes a stack of every factor by itself."""
+        self.xp = xp
+        self.batches = [xp.shape(own[0])[0] for own in by_tensor]
+        #: Of each factor its tensor.
+        self.owners = [index for index, own in enumerate(by_tensor) for _ in own]
+        groups: dict[Any, list[int]] = {}
+        for index, q in enumerate(q for own in by_tensor for q in own):
+            groups.setdefault(xp.shape(q)[1:] if together else index, []).append(index)
+        self.groups = list(groups.values())
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        return parts[0] if len(parts) == 1 else self.xp.join(parts, 0)
+
+    def cut(self, x: Any, tensors: Sequence[int]) -> Sequence[Any]:
+        return [x] if len(tensors) == 1 else self.xp.cut(x, 0, tuple(self.batches[i] for i in tensors))
+
+    def gather(self, by_factor: Sequence[Any]) -> list[Any]:
+        """Stacks of something that every factor has."""
+        return [self.join([by_factor[i] for i in own]) for own in self.groups]
+
+    def part(self, stacks: Sequence[Any]) -> list[list[Any]]:
+        """What each tensor has in stacks."""
+        found: dict[int, Any] = {}
+        for own, stack in zip(self.groups, stacks, strict=True):
+            found.update(zip(own, self.cut(stack, [self.owners[i] for i in own]), strict=True))
+        by_tensor: list[list[Any]] = [[] for _ in self.batches]
+        for index, owner in enumerate(self.owners):
+            by_tensor[owner].append(found[index])
+        return by_tensor
+
+    def combine(self, stacks: Sequence[Any], function: Callable[[list[Any]], Any]) -> Any:
+        """What a function makes of the numbers of a tensor's factors, for all tensors."""
+        return self.join([function(own) for own in self.part(stacks)])
+
+    def spread(self, combined: Any) -> list[Any]:
+        """Such numbers for each factor, in stacks."""
+        pieces = self.cut(combined, range(len(self.batches)))
+        return self.gather([pieces[owner] for owner in self.owners])
+
+
+def learn(rule: Kron, lesson: Lesson) -> tuple[list[FactorStep[Any]], Scalar]:
+    """The step of every factor, and the largest magnitude in y."""
+    xp, factors, norms, y, noise = lesson
+    own = tuple(range(1, len(xp.shape(y))))
     largest = xp.amax(xp.abs(y), own)
-    started = factors
     if rule.init_scale is None:
-        started = scale_to(xp, rule, factors, norms, y, largest)
+        factors = scale_to(xp, rule, factors, norms, y, largest)
     (magnitude,) = xp.means((xp.abs(y), own))
     strength = strength_of(rule, magnitude)
     probe = None
@@ -52,21 +147,8 @@ def refresh_factors(
         y = y + strength * probe
         if rule.geometry != "eq":  # whose solves are of this noise
             probe = None
-
-    grams = equilibrium(xp, rule, started, y, probe, strength)
-    del y, probe  # as large as the parameter, and the steps of the factors are the peak of a step
-    stepped = [one_step(xp, rule, q, norm, *pair) for q, norm, pair in zip(started, norms, grams, strict=True)]
-    new_factors, new_norms = balance(xp, [q for q, _ in stepped]), [norm for _, norm in stepped]
-
-    total: Scalar = 0.0
-    for x in (*new_factors, *new_norms):
-        total = total + xp.reshape(xp.sums((x, tuple(range(1, len(xp.shape(x))))))[0], (batch,))
-    good = xp.isfinite(total) & xp.reshape(largest > 0, (batch,))
-
-    def keep_good(new: list[A], old: list[A]) -> list[A]:
-        return [xp.where(per_slice(xp, good, a), a, b) for a, b in zip(new, old, strict=True)]
-
-    return keep_good(new_factors, factors), keep_good(new_norms, norms)
+    grams = equilibrium(xp, rule, factors, y, probe, strength)
+    return [(q, norm, *pair) for q, norm, pair in zip(factors, norms, grams, strict=True)], largest
 
 
 def strength_of(rule: Kron, magnitude: Scalar) -> Scalar:
