@@ -296,8 +296,8 @@ def test_owners_with_kernels_keep_and_send_what_is_planned(options: dict[str, An
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize("rule", ["Kron", "Muon"])
-def test_the_peak_of_owners_with_kernels(rule: str) -> None:
-    """What launches need, which a recorded step keeps, and what stays between steps."""
+def test_what_owners_with_kernels_allocate_in_a_step(rule: str) -> None:
+    """A recorded step keeps it."""
     pytest.importorskip("triton")
     options = {"precond_update_probability": 1.0} if rule == "Kron" else {}
     case = Case(rule, options, dtypes=("float32",), shapes=((96, 64), (96, 64), (64, 96), (64, 96)))
@@ -305,7 +305,6 @@ def test_the_peak_of_owners_with_kernels(rule: str) -> None:
         planned = planned_share(case, Place("torch", "cuda", "auto", 2, "fsdp2"), rank)
         assert planned.engine == "fused"
         assert planned.peak_bytes is not None
-        wanted = planned.peak_bytes + (2 * 4 * (96**2 + 64**2) if rule == "Kron" else 0)  # whole factors
-        assert found <= wanted + 160 * 512  # tables and figures, of which each takes a block of 512 bytes
-        if rule == "Kron":  # of Muon's products it is a bound
-            assert found >= 0.95 * wanted
+        assert found <= planned.peak_bytes
+        if rule == "Kron":  # most while updates and factors are sent back
+            assert found <= planned.slot_bytes <= 1.25 * found
