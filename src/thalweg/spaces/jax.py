@@ -6,11 +6,10 @@ import itertools
 import math
 import sys
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from thalweg.arrays import (
@@ -97,8 +96,8 @@ def positions(like: Arr) -> tuple[Arr, int]:
     return jax.lax.iota(jnp.uint32, like.size).reshape(like.shape), 0
 
 
-def word(n: int) -> np.uint32:
-    return np.uint32(n)  # without x64 mode, plain numbers above 2**31 do not go with uint32
+def word(n: int) -> Any:
+    return jnp.dtype("uint32").type(n)  # without x64 mode, plain numbers above 2**31 do not go with uint32
 
 
 @jax.custom_jvp
