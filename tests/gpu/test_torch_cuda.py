@@ -205,17 +205,3 @@ def test_replayed_steps_of_many_shapes(name: str, monkeypatch: pytest.MonkeyPatc
         found.append([p.detach().clone() for p in params])
     for plain, replayed in zip(*found, strict=True):
         assert (plain - replayed).abs().max() <= FLOAT32 * plain.abs().max()
-
-
-def test_recorded_steps_share_their_memory() -> None:
-    """Those with a refresh and those without."""
-
-    def pools() -> set[Any]:
-        return {tuple(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot()}
-
-    params, grads = problem("cuda", torch.float32, steps=12)
-    before, optimizer = pools(), make("SOAP", params[:1], lr=0.01, precondition_frequency=2)
-    run(optimizer, params[:1], [step[:1] for step in grads])
-    ((own, _),) = optimizer._latest.runs.runs
-    assert [type(known).__name__ for known in own.replay.known.values()].count("Recorded") == 2
-    assert len(pools() - before) == 1

@@ -150,7 +150,6 @@ class Replay:
         from thalweg.kernels.triton.launching import is_watched
 
         self.is_watched = is_watched
-        self.stream: Any = None
 
     def run(self, launch: Callable[[], Launches], key: Hashable) -> Launches:
         """Launch, or replay. key: what a recorded step depends on beside memory that stays where it is."""
@@ -176,24 +175,15 @@ class Replay:
         """Not while a user records a graph of the whole step, nor while a profiler wants to see every launch."""
         return not torch.cuda.is_current_stream_capturing() and not self.is_watched()
 
-    def find_pool(self) -> Any:
-        """Memory that recorded steps share: one is over before another begins, and nothing is left there for later."""
-        for known in self.known.values():
-            if isinstance(known, Recorded):
-                return known.graphs[0][0].pool()
-        return torch.cuda.graph_pool_handle()
-
     def record(self, launch: Callable[[], Launches]) -> Recorded | None:
         from thalweg.kernels.triton.uploads import deferred
 
         recorded, launches = Recorded([], []), launch()
         token = deferred.set(recorded.tables)
         try:
-            if self.stream is None:
-                self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(self.stream):
+            with torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
                 between: Between | None = ()
-                pool = self.find_pool()
+                pool = torch.cuda.graph_pool_handle()
                 while between is not None:
                     graph = torch.cuda.CUDAGraph()
                     # other threads, such as those of data loaders and of NCCL, may go on with what they do
