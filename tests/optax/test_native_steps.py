@@ -379,7 +379,8 @@ def run_on_four_devices(script: str) -> None:
 @pytest.mark.parametrize(
     "solvers",
     [
-        "(adamw, lamb, partial(adafactor, min_dim_size_to_factor=4))",
+        "(adamw, lamb)",
+        pytest.param("(partial(adafactor, min_dim_size_to_factor=4),)", marks=pytest.mark.nightly),
         pytest.param("(muon, partial(kron, precond_update_probability=1.0))", marks=pytest.mark.nightly),
     ],
 )

@@ -81,6 +81,7 @@ class TestIntendedDifferences:
                 theirs_refreshed += not torch.equal(before, theirs.state[q]["Q"][0])
         assert (ours_refreshed, theirs_refreshed) == (8, 6)
 
+    @pytest.mark.nightly
     def test_kron_torch_merges_convolutions_by_a_signed_difference(self) -> None:
         """(16, 8, 3, 3) becomes 384 x 3 there, and the most square matrix here."""
         kron_torch, torch = peer("kron_torch.kron"), peer("torch")
