@@ -413,7 +413,7 @@ def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
         """Of each parameter its own, by positions in the whole stack."""
         stack = job.mesh_axes[: rule.stacked_axes] + ((),) * (job.p.ndim - rule.stacked_axes)
         own: Any = tensor
-        if lead := int(len(job.names) > 1):  # numbers of the host: what is made of them is no part of the program
+        if lead := int(len(job.names) > 1):  # the host computes with these numbers: the program does not
             ids = np.array([tensor_id(name) for name in job.names], "uint32")
             own = ids.reshape(-1, *[1] * (job.p.ndim - 1))
         space: Any = Shards(stack[lead:]) if any(stack) else xp
