@@ -10,8 +10,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Most of what is installed is never imported: what is, Python compiles when it is.
 UNCOMPILED := --no-compile
 
-# The native core is built with the package. Without a compiler the package installs without it; with one, what does
-# not compile is an error.
+# The native core is built with the package, for the vectors of this machine; a wheel has those of all machines, and
+# `make wheel` tests them. Without a compiler the package installs without the core; with one, what does not compile is
+# an error.
 NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt \
 	$(wildcard src/thalweg/kernels/cpu/native/* src/thalweg/kernels/cpu/*.py src/thalweg/programs/*.py src/thalweg/rules/*.py)
 EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake=true) --editable
@@ -88,6 +89,6 @@ clean:
 
 .venv/ready-to-test: .venv/bin/python pyproject.toml constraints.txt tests/peers.txt tests/peers-need.txt $(NATIVE)
 	$(PIP) $(UNCOMPILED) torch
-	$(EDITABLE) ".[dev]" $(UNCOMPILED) --requirement tests/peers-need.txt
+	THALWEG_OWN_LEVEL=1 $(EDITABLE) ".[dev]" $(UNCOMPILED) --requirement tests/peers-need.txt
 	$(PIP) $(UNCOMPILED) --no-deps --requirement tests/peers.txt
 	touch $@

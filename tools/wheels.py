@@ -1,7 +1,8 @@
 """Build the package as it is released, look inside, and use it where there is nothing but numpy.
 
-Built are an sdist, a wheel from the source tree and a wheel from that sdist. Both wheels and, without a compiler, the
-sdist are installed in empty environments under build/wheels, and tools/smoke.py runs in each.
+Built are an sdist, a wheel from the source tree and a wheel from that sdist. The native core of the first is tested at
+every vector level. Both wheels and, without a compiler, the sdist are installed in empty environments under
+build/wheels, and tools/smoke.py runs in each.
 
 python tools/wheels.py          all of it
 python tools/wheels.py --tree   what is built from the source tree, without building from the sdist
@@ -98,14 +99,29 @@ def wheel_from_sdist() -> str:
     return check_wheel(wheel)
 
 
+def take_core() -> Path:
+    """The native core of the wheel, as a file."""
+    library = OUT / "core" / Path(CORE).name
+    library.parent.mkdir(exist_ok=True)
+    library.write_bytes(contents(only("tree", "*.whl"))[CORE])
+    return library
+
+
+def vector_levels() -> str:
+    """The same bits at every vector level that this machine has: the core that tests are built with has one of them."""
+    env = {**os.environ, "THALWEG_CPU_LIBRARY": str(take_core()), "OMP_NUM_THREADS": "1"}
+    tests = [f"tests/kernels/test_{name}.py" for name in ("same_bits", "conversions", "stochastic_rounding", "kron")]
+    pytest = [sys.executable, "-m", "pytest", "--quiet", "--numprocesses", str(os.cpu_count() or 1)]
+    said = run(*pytest, "-m", "not nightly and not gpu", *tests, env=env).splitlines()[-1]
+    assert "passed" in said, said
+    return said
+
+
 def exports() -> str:
     """The C ABI, and nothing of the standard library, is visible to other libraries in the process."""
     if shutil.which("nm") is None or sys.platform != "linux":
         return "not checked: needs nm"
-    library = OUT / "exports" / Path(CORE).name
-    library.parent.mkdir()
-    library.write_bytes(contents(only("tree", "*.whl"))[CORE])
-    names = [line.split()[-1] for line in run("nm", "--dynamic", "--defined-only", library).splitlines()]
+    names = [line.split()[-1] for line in run("nm", "--dynamic", "--defined-only", take_core()).splitlines()]
     foreign = [name for name in names if not name.startswith("thalweg_")]
     assert names, "the library exports nothing"
     assert not foreign, f"the library exports {foreign}"
@@ -138,6 +154,7 @@ def main(arguments: list[str]) -> int:
         "wheel from the tree": wheel_from_tree,
         "wheel from the sdist": wheel_from_sdist,
         "exports": exports,
+        "vector levels": vector_levels,
         "install: tree": lambda: install("tree", only("tree", "*.whl")),
         "install: sdist": lambda: install("sdist", only("again", "*.whl")),
         "install: no compiler": lambda: install("bare", only("sdist", "*.tar.gz"), compiler=False),
