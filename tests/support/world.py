@@ -27,7 +27,7 @@ class World:
     """Some ranks, started when they are first needed."""
 
     def __init__(self, size: int) -> None:
-        preload = ["torch.distributed.tensor", "thalweg.torch"]
+        preload = ["torch.distributed.tensor", "world_steps"]
         self.ranks = Ranks(size, reply, preload=preload, message_limit=MESSAGE_LIMIT)
 
     def run(self, case: Callable[..., Any], *arguments: Any, **named: Any) -> list[Any]:
