@@ -6,8 +6,8 @@ import gc
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,33 +200,26 @@ def test_a_grad_scaler_leaves_scale_and_infinities_to_the_step(rule: str) -> Non
 
 
 START = """
-import time, torch, thalweg.torch
+import torch, thalweg.torch
 params = [torch.nn.Parameter(torch.randn(s, device="cuda")) for s in [(3000, 768), (768,), (64, 64, 3, 3), (512, 512)]]
 for p in params:
     p.grad = torch.randn_like(p)
+getattr(thalweg.torch, RULE)(params, lr=0.01).step()
 torch.cuda.synchronize()
-begin = time.perf_counter()
-optimizer = getattr(thalweg.torch, RULE)(params, lr=0.01)
-optimizer.step()
-torch.cuda.synchronize()
-print(time.perf_counter() - begin)
 """
 
 
-#: Kron compiles some fifty kernels, among them large products.
-SECONDS = {"LARS": 5, "LAMB": 5, "Adafactor": 5, "Kron": 10}
+#: Each kernel once for every kind of tensor.
+COMPILED = {"SGD": 4, "AdamW": 4, "LAMB": 9, "Adafactor": 12, "Kron": 50}
 
 
-@pytest.mark.parametrize("rule", SECONDS)
-def test_the_first_step_of_all_takes_seconds(rule: str, tmp_path: Any) -> None:
-    """Nothing is compiled yet, and no time is spent on trying block sizes."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    code = START.replace("RULE", repr(rule))
-    begin = time.perf_counter()
+@pytest.mark.parametrize("rule", COMPILED)
+def test_the_first_step_of_all_compiles_what_it_needs(rule: str, tmp_path: Path) -> None:
+    """Nothing is compiled yet, and no block sizes are tried."""
+    environment, code = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}, START.replace("RULE", repr(rule))
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    seconds = float(done.stdout)
-    assert seconds < SECONDS[rule], f"{seconds:.1f} s, of {time.perf_counter() - begin:.1f}"
+    assert 0 < len(list(tmp_path.rglob("*.cubin"))) <= COMPILED[rule]
 
 
 def test_a_training_step_follows_the_reference() -> None:
