@@ -108,7 +108,7 @@ class TestWhitening:
         assert errors["quad"] < 0.5
         assert errors["eq"] > 1.5 * errors["procrustes"]
 
-    @pytest.mark.parametrize("geometry", GEOMETRIES)
+    @pytest.mark.parametrize("geometry", one_in(3, GEOMETRIES, first=2))
     def test_white_gradients_leave_it_the_identity_up_to_noise(self, geometry: str) -> None:
         _, rms = learn(polyak(geometry=geometry, **BARE), coloured(300, np.eye(M), np.eye(N)))
         assert 0.8 < np.mean(rms[100:]) < 1.1
@@ -129,7 +129,7 @@ class TestTracking:
     def grads(self, steps: int, scale: float = 1.0, seed: int = 0) -> list:
         return [scale * g for g in coloured(steps, np.eye(M), np.eye(N), seed)]
 
-    @pytest.mark.parametrize("geometry", one_in(2, GEOMETRIES))
+    @pytest.mark.parametrize("geometry", one_in(3, GEOMETRIES))
     def test_recovers_from_a_drop_of_scale(self, geometry: str) -> None:
         # smoothed norms slow the triangular group down: 0.04 instead of 0.97 after 100 steps
         rule = polyak(geometry=geometry, **BARE, **(dict(lipschitz_beta=0.0) if geometry == "eq" else {}))
@@ -138,7 +138,7 @@ class TestTracking:
         assert rms[0] < 1e-3
         assert 0.5 < rms[-1] < 1.5
 
-    @pytest.mark.parametrize("geometry", one_in(2, GEOMETRIES, first=1))
+    @pytest.mark.parametrize("geometry", one_in(3, GEOMETRIES, first=1))
     def test_recovers_from_a_jump_of_scale(self, geometry: str) -> None:
         rule = polyak(geometry=geometry, **BARE)
         state, _ = learn(rule, self.grads(300))
@@ -147,7 +147,7 @@ class TestTracking:
         assert rms[199] < 6
         assert rms[-1] < 2.5
 
-    @pytest.mark.parametrize("scale", [1e-3, 1e3, None])
+    @pytest.mark.parametrize("scale", one_in(3, [1e-3, 1e3, None]))
     def test_recovers_from_a_bad_first_scale(self, scale: float | None) -> None:
         _, rms = learn(polyak(init_scale=scale, **BARE), self.grads(300, 1e-2))
         assert 0.7 < rms[-1] < 1.2
@@ -166,7 +166,7 @@ class TestTracking:
 
 @pytest.mark.slow
 class TestGuards:
-    @pytest.mark.parametrize("steps", one_in(2, [1000, 4000]))
+    @pytest.mark.parametrize("steps", one_in(3, [300, 1000, 4000]))
     @pytest.mark.parametrize("geometry", one_in(3, GEOMETRIES))
     def test_zero_gradients_teach_nothing(self, geometry: str, steps: int) -> None:
         rule = polyak(geometry=geometry, **BARE)
