@@ -57,6 +57,7 @@ def test_muon(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "| torch.optim.Muon |" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_matrices_jax(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optax")
     script("matrices_jax").main(["--layers", "1", "--width", "12", "--solvers", "muon", "--steps", "1"])
@@ -78,6 +79,7 @@ def test_products() -> None:
     assert products.floor_of("GPT-2", "auto") < products.floor_of("GPT-2", "plain")
 
 
+@pytest.mark.nightly
 def test_step_jax(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("optax")
     record = tmp_path / "record.json"
@@ -88,6 +90,7 @@ def test_step_jax(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert json.loads(record.read_text())["loop"][0]["inner"] == 20
 
 
+@pytest.mark.nightly
 def test_the_training_loop(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     loop = script("loop")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import one_in
+from lanes import by_turns, one_in
 from own_rules import Remembering
 
 from thalweg import rules
@@ -115,6 +115,7 @@ def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> 
 
 
 @needs_compiler
+@by_turns()
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
 @pytest.mark.parametrize(
     "rule", [Softened(weight_decay=0.1), Margins(), Remembering()], ids=lambda rule: type(rule).__name__

@@ -114,7 +114,7 @@ MASKS = [
 ]
 
 
-@pytest.mark.parametrize(("factory", "mask", "options"), one_in(2, MASKS))
+@pytest.mark.parametrize(("factory", "mask", "options"), one_in(4, MASKS))
 def test_masks_are_trees_prefixes_or_functions(factory: Any, mask: str, options: dict[str, Any]) -> None:
     with_all = after(factory(0.1, **options), NESTED, SLOPES)["layers"]
     without = after(factory(0.1, **options, **{mask: False}), NESTED, SLOPES)["layers"]

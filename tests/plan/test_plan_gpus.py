@@ -151,7 +151,7 @@ def test_kernels_keep_what_is_planned_to_the_block(rule: str, options: dict[str,
 @pytest.mark.slow
 @needs_kernels
 @pytest.mark.usefixtures("kernels_serve_the_cpu")
-@pytest.mark.parametrize(("rule", "options"), one_in(3, [case for case in OPTIONS if case[0] != "Kron"]))
+@pytest.mark.parametrize(("rule", "options"), one_in(6, [case for case in OPTIONS if case[0] != "Kron"]))
 def test_tables_of_larger_tensors(rule: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are laid out, and not run."""
     from thalweg.torch.engines.triton import TritonRun

@@ -75,6 +75,7 @@ def test_torch(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]]
     assert planned(name, options, model_of(shapes, dtype), "torch") == allocated
 
 
+@by_turns()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize(("name", "options", "shapes"), EVERY)
 def test_numpy(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: str) -> None:
@@ -91,6 +92,7 @@ def test_numpy(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]]
     assert planned(name, options, model_of(shapes, np.dtype(dtype).name), "numpy") == allocated
 
 
+@by_turns()
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("name", "options", "shapes"), EVERY)
 def test_optax(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: str) -> None:

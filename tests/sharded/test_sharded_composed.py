@@ -39,7 +39,7 @@ NO_MOMENTUM: dict[str, Any] = {
     **{name: dict(betas=(0.0, 0.9)) for name in ("AdamW", "LAMB", "SOAP")},
     **{"Muon": dict(momentum=0.0), "Kron": dict(momentum=0.0, whiten="gradient", momentum_mode="ema")},
 }
-DAY = [("AdamW", "several"), ("Muon", "cautious"), ("Kron", "several"), ("AdamW", "spikes")]
+DAY = [("Muon", "cautious"), ("Kron", "several"), ("AdamW", "spikes")]
 CASES = [
     pytest.param(rule, what, marks=() if (rule, what) in DAY else pytest.mark.nightly)
     for rule in RULES

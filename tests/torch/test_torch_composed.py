@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns
 
 pytest.importorskip("torch")
 
@@ -235,6 +236,7 @@ HANDLED: dict[str, dict[str, Any]] = {
 }
 
 
+@by_turns()
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("handled", HANDLED)
 def test_native_code_handles_it_as_the_reference_does(handled: str, dtype: str) -> None:

@@ -54,7 +54,7 @@ def small_problem(dtype: str = "float64", shapes: Sequence[Any] = SHAPES, steps:
 
 @by_turns("case")
 @pytest.mark.parametrize("engine", ["reference", "auto", "foreach"])
-@pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS, first=1), ids=OPTION_IDS)
+@pytest.mark.parametrize(("case", "description", "options"), one_in(6, OPTIONS, first=1), ids=OPTION_IDS)
 def test_engines_equal_numpy(case: Case, description: str, options: dict, engine: str) -> None:
     params, grads = small_problem()
     reference = getattr(thalweg.numpy, case.name)(lr=case.lr, **options)

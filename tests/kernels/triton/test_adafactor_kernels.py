@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import once, one_in
+from lanes import by_turns, once, one_in
 from on_device import DEVICE
 from tolerances import FUSED
 
@@ -191,6 +191,7 @@ def test_it_gives_the_same_bits_every_time() -> None:
         assert torch.equal(first, second)
 
 
+@by_turns()
 @pytest.mark.parametrize("what", [math.nan, math.inf, 1e25])
 @pytest.mark.parametrize("shapes", [[(6, 8), (5, 300)], [(6, 8, 2), (5, 9, 3)]], ids=str)
 def test_a_guard_leaves_one_tensor_as_it_was(shapes: list[tuple[int, ...]], what: float) -> None:
