@@ -273,9 +273,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _guard(self) -> AbstractContextManager[object]:
         """What is around a step: a lock, and more where state is on the host or autocast is on."""
-        lowered = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-        if not lowered and not self._host.wanted:
+        if not torch._C._is_any_autocast_enabled() and not self._host.wanted:
             return self._lock
+        lowered = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
         stack = ExitStack()
         stack.enter_context(self._lock)
         stack.enter_context(self._host.stepping())

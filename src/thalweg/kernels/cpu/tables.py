@@ -211,12 +211,15 @@ class Tables:
 
     def fill(self, options: Sequence[Options], threads: int) -> None:
         """Take the numbers of a step, for so many threads."""
-        self.numbers = []
+        #: By group and the function that computes them.
+        self.numbers: dict[Any, Any] = {}
         for own, (group, code) in zip(self.options, self.used, strict=True):
             given = options[group]
             handling, t = given.handling, given.t
-            numbers = code.numbers_of(given.rule, t, given.lr, given.lr_scale, given.gradient_scale)
-            self.numbers.append(numbers)
+            numbers = self.numbers.get((group, code.numbers))
+            if numbers is None:
+                numbers = code.numbers_of(given.rule, t, given.lr, given.lr_scale, given.gradient_scale)
+                self.numbers[group, code.numbers] = numbers
             own.numbers, own.count, own.t = ctypes.addressof(numbers), len(numbers), t & 0xFFFFFFFF
             own.stochastic = handling.rounding == "stochastic"
             own.guarded = given.is_guarded
