@@ -33,6 +33,7 @@ from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if
 from thalweg.torch.params.checks import Idleness, warn_if_used_up
 from thalweg.torch.params.explain import Treatment, explain
 from thalweg.torch.params.groups import (
+    ACCUMULATE_OF,
     LAYOUT,
     EngineName,
     Groups,
@@ -250,7 +251,7 @@ class Optimizer(torch.optim.Optimizer):
             raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
         with self._guard():
             known, self._written = len(self.state), False
-            accumulates = any(group.get("accumulate") for group in self.param_groups)
+            accumulates = any(map(ACCUMULATE_OF, self.param_groups))
             accumulate = self._accumulate_eagerly if compiling else self._accumulate
             if (accumulates or self._accumulation.waiting) and not accumulate():
                 return
