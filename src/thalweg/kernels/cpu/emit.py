@@ -91,8 +91,9 @@ class Emission:
         numbers = Numbers(names)
         slots: dict[Value, int] = {}
         if at_hand:
-            needed = reach(program, [program.results[key] for key in each.writes], {*at_hand, *loads.values()})
-            slots = {value: slot for slot, value in enumerate(at_hand) if value in needed}
+            loaded = set(loads.values())
+            needed = reach(program, [program.results[key] for key in each.writes], loaded.union(at_hand))
+            slots = {value: slot for slot, value in enumerate(at_hand) if value in needed - loaded}
             loads = {key: value for key, value in loads.items() if value in needed or key == PARAMETER}
         keys = [key for key in program.memory if key in loads or key in each.writes]
         places = {key: names.new(None, f"{key}_tile") for key in keys}
