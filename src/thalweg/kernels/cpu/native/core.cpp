@@ -30,8 +30,7 @@ namespace {
 constexpr int REHEARSE = 8, WRITE = 9;  // the stages after those of passes that measure
 constexpr int64_t SMALL = 65536;        // elements of a tensor that one thread steps by itself
 constexpr int64_t MOST_TALL = 64, LEAST_HEIGHT = 64;
-
-constexpr int64_t LINE = 64;  // bytes of a cache line
+constexpr int64_t LINE = 64;            // bytes of a cache line
 
 int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step; }
 int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -173,10 +172,10 @@ void conclude(const Call& call, const Job& job, const Cut& cut, int stage) {
 void step_alone(const Call& call, int64_t index, char* work) {
     Job job = call.job(index, work);
     const Cut cut = cut_of(*job.tensor);
-    const bool whole = call.first == 0 && call.last > WRITE;
-    if (whole && kept_bytes(job.program(), *job.tensor) > 0)
-        job.kept = aligned(work + work_bytes(job.program(), *job.tensor, cut));
+    const Program& program = job.program();
+    const bool keeps = call.first == 0 && call.last > WRITE && kept_bytes(program, *job.tensor) > 0;
     for (int stage = call.first; stage < call.last; stage++) {
+        if (keeps && stage == program.count - 2) job.kept = aligned(work + work_bytes(program, *job.tensor, cut));
         const Pass* pass = pass_of(job, stage);
         if (!pass) continue;
         for (int64_t task = 0; task < cut.tasks; task++) do_task(call, job, cut, *pass, task, stage == REHEARSE);
