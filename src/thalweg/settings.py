@@ -133,17 +133,17 @@ class Handling:
     def accumulates(self) -> bool:
         return self.accumulate is not None and self.accumulate > 1
 
-    @property
+    @functools.cached_property
     def guard(self) -> Spikes | None:
         """What spikes are and what is done about them; None: nothing looks for them."""
         return self.spikes if isinstance(self.spikes, Spikes) else None
 
-    @property
+    @functools.cached_property
     def needs_norm(self) -> bool:
         """Whether a step depends on the joint norm of all gradients."""
         return self.max_grad_norm is not None or self.guard is not None
 
-    @property
+    @functools.cached_property
     def may_skip(self) -> bool:
         """Whether a step may leave everything as it was, which its gradients decide."""
         return self.on_nonfinite == "skip" or (self.guard is not None and self.guard.action == "skip")

@@ -26,7 +26,13 @@ def set_num_threads(n: int | None) -> None:
 
 def num_threads(otherwise: Callable[[], int]) -> int:
     """What was set, here or by THALWEG_NUM_THREADS, or else what ``otherwise`` says."""
-    return min(MOST, _chosen or of_environment("THALWEG_NUM_THREADS") or otherwise())
+    return count_threads(otherwise)()
+
+
+def count_threads(otherwise: Callable[[], int]) -> Callable[[], int]:
+    """Tells the same whenever it is asked, of the environment as it is now: reading that takes long."""
+    asked = of_environment("THALWEG_NUM_THREADS")
+    return lambda: min(MOST, _chosen or asked or otherwise())
 
 
 def of_environment(variable: str) -> int | None:

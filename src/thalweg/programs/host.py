@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -47,7 +48,6 @@ def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable
     """
     lines: list[str] = []
     known: dict[Value, str] = {}
-    names: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "_single": single}
 
     def of(operand: Any) -> str:
         if not isinstance(operand, Value):
@@ -56,7 +56,6 @@ def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable
             if operand.op == "input":
                 text = f"given[{operand.name!r}]"
             else:
-                names[f"_{operand.op}"] = COMPUTE[operand.op]
                 args = [of(arg) for arg in operand.args]
                 text = f"_{operand.op}({', '.join(args)})"
                 if as_arrays and operand.extent is not None:
@@ -66,8 +65,15 @@ def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable
         return known[operand]
 
     results = [of(operand) for operand in operands]
-    source = "\n".join(["def numbers(given):", *lines, f"    return [{', '.join(f'float({r})' for r in results)}]"])
-    exec(compile(source, "<numbers of a program>", "exec"), names)
+    return function_from("\n".join([*lines, f"    return [{', '.join(f'float({r})' for r in results)}]"]))
+
+
+@functools.cache
+def function_from(body: str) -> Callable[[Mapping[str, float]], list[float]]:
+    """Programs that compute the same numbers share the function."""
+    operations = {f"_{name}": compute for name, compute in COMPUTE.items()}
+    names: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "_single": single, **operations}
+    exec(compile(f"def numbers(given):\n{body}", "<numbers of a program>", "exec"), names)
     made: Callable[[Mapping[str, float]], list[float]] = names["numbers"]
     return made
 

@@ -33,6 +33,7 @@ from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if
 from thalweg.torch.params.checks import Idleness, warn_if_used_up
 from thalweg.torch.params.explain import Treatment, explain
 from thalweg.torch.params.groups import (
+    ACCUMULATE_OF,
     LAYOUT,
     EngineName,
     Groups,
@@ -250,7 +251,7 @@ class Optimizer(torch.optim.Optimizer):
             raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
         with self._guard():
             known, self._written = len(self.state), False
-            accumulates = any(group.get("accumulate") for group in self.param_groups)
+            accumulates = any(map(ACCUMULATE_OF, self.param_groups))
             accumulate = self._accumulate_eagerly if compiling else self._accumulate
             if (accumulates or self._accumulation.waiting) and not accumulate():
                 return
@@ -273,9 +274,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _guard(self) -> AbstractContextManager[object]:
         """What is around a step: a lock, and more where state is on the host or autocast is on."""
-        lowered = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-        if not lowered and not self._host.wanted:
+        if not torch._C._is_any_autocast_enabled() and not self._host.wanted:
             return self._lock
+        lowered = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
         stack = ExitStack()
         stack.enter_context(self._lock)
         stack.enter_context(self._host.stepping())

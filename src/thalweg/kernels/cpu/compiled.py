@@ -240,7 +240,8 @@ class Compiled:
         sums = [value for each in found.passes for value in each.sums]
         made_by = {value: number for number, each in enumerate(found.passes) for value in each.sums}
         registers = Registers(program, kinds, sums, made_by, len(found.passes), list(found.kept))
-        numbers = [[registers.need(number) for number in each.numbers] for each in found.passes]
+        every = [*found.passes, *([found.short] if found.short is not None else [])]
+        numbers = [[registers.need(number) for number in each.numbers] for each in every]
         between = [] if found.between is None else [registers.need(number) for number in found.between.numbers]
         stats = {name: registers.need(value) for name, value in program.stats.items()}
         kept = [
@@ -267,10 +268,11 @@ class Compiled:
         #: What the structures below point to.
         self.kept: list[Any] = []
         library = functions_of(found.functions, program.rule_name)
-        self.passes = (structs.Pass * len(found.passes))()
-        for each, handles, own in zip(found.passes, numbers, self.passes, strict=True):
+        self.passes = (structs.Pass * len(every))()
+        for each, handles, own in zip(every, numbers, self.passes, strict=True):
             own.index, own.functions = library[each.function.name]
-            own.operands, own.numbers, own.sums, own.kept = len(each.operands), len(handles), len(each.sums), each.kept
+            own.operands, own.numbers = len(each.operands), len(handles)
+            own.sums, own.kept = len(each.sums), len(each.kept)
             own.written = sum(1 << k for k, written in enumerate(each.written) if written)
             own.operand[: len(each.operands)] = each.operands
             own.rows, own.columns = len(each.rows), len(each.columns)
@@ -301,6 +303,7 @@ class Compiled:
             count=len(found.passes),
             kept_count=len(kept),
             code_begin=begin,
+            has_short=found.short is not None,
             finite=-1 if finite is None else place(finite),
             bounded=-1 if bound is None else place(bound),
         )

@@ -8,8 +8,8 @@ named by what they compute, so that rules and options that compute the same shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from thalweg.errors import RuleError
@@ -19,7 +19,7 @@ from thalweg.kernels.cpu.structs import MOST_PASSES, OPERAND, OPERANDS, SLOTS
 from thalweg.kernels.text import indented, summand
 from thalweg.programs.extents import COLUMN, ELEMENT, HOST, MATRIX, ROW, TENSOR, MatrixKinds
 from thalweg.programs.graph import Value
-from thalweg.programs.schedule import Schedule, reductions_of
+from thalweg.programs.schedule import Schedule, reach, reductions_of
 from thalweg.programs.trace import GRADIENT, PARAMETER
 
 #: Limits of native code that its structures do not state: sums of a pass, and numbers of a pass.
@@ -34,7 +34,8 @@ class EmittedPass:
     written: list[bool]
     numbers: list[Any]
     sums: list[Value]
-    kept: int
+    #: What is kept of every element, to be summed again or read by the next pass.
+    kept: list[Value]
     rows: list[Value] = field(default_factory=list)
     columns: list[Value] = field(default_factory=list)
     row_sums: list[Value] = field(default_factory=list)
@@ -49,6 +50,8 @@ class Emitted:
     found: Schedule
     kinds: MatrixKinds
     passes: list[EmittedPass]
+    #: The last pass where what the one before it has kept is at hand; None: that would save nothing.
+    short: EmittedPass | None
     between: EmittedBetween | None
     #: The slots of rows and columns that passes ask for.
     rows: list[Value]
@@ -58,7 +61,7 @@ class Emitted:
 
     @property
     def functions(self) -> list[Function]:
-        return [each.function for each in self.passes] + ([self.between.function] if self.between else [])
+        return [each.function for each in (*self.passes, self.short, self.between) if each is not None]
 
 
 class Emission:
@@ -81,11 +84,18 @@ class Emission:
             self.slots[kind][self.program.state[key]] = len(self.state_slots[kind])
             self.state_slots[kind].append(key)
 
-    def emit_pass(self, number: int) -> EmittedPass:
-        each, program = self.found.passes[number], self.program
+    def emit_pass(self, number: int, at_hand: Sequence[Value] = ()) -> EmittedPass:
+        """at_hand: what the pass before has kept, to be read instead of computed again."""
+        each, program, loads = self.found.passes[number], self.program, self.found.loads(number)
         names = Names()
         numbers = Numbers(names)
-        keys = [key for key in program.memory if key in (*each.reads, *each.writes)]
+        slots: dict[Value, int] = {}
+        if at_hand:
+            loaded = set(loads.values())
+            needed = reach(program, [program.results[key] for key in each.writes], loaded.union(at_hand))
+            slots = {value: slot for slot, value in enumerate(at_hand) if value in needed - loaded}
+            loads = {key: value for key, value in loads.items() if value in needed or key == PARAMETER}
+        keys = [key for key in program.memory if key in loads or key in each.writes]
         places = {key: names.new(None, f"{key}_tile") for key in keys}
         rows: dict[Value, str] = {}
         columns: dict[Value, str] = {}
@@ -101,11 +111,14 @@ class Emission:
             return None
 
         lines = Lines(self.kinds, names, ELEMENT, leaf)
-        for key, value in self.found.loads(number).items():
+        for key, value in loads.items():
             name = names.new(value, key if key in (PARAMETER, GRADIENT) else "")
             scale = f" * {numbers.of('scale')}" if key == GRADIENT else ""
             lines.lines.append(f"[[maybe_unused]] const X {name} = load<X>({places[key]} + i){scale};")
             lines.known[value] = name
+        for value, slot in slots.items():
+            lines.known[value] = name = names.new(value)
+            lines.lines.append(f"[[maybe_unused]] const X {name} = load<X>(kept + {slot} * TILE + i);")
         summed = [value for value in each.sums if self.kinds.of(value.args[0]) == ELEMENT]
         body: list[str] = []
         before: list[str] = []
@@ -179,7 +192,7 @@ class Emission:
             column = names.new(None, "column_tile")
             head.append(f"const T* const {column} = tile.column[{index}];")
             lines.lines.insert(0, f"[[maybe_unused]] const X {name} = load<X>({column} + i);")
-        if kept:
+        if kept or slots:
             head.append("T* const kept = tile.kept;")
         if row_sums:
             head += ["T* const terms = tile.terms;", "const bool has_terms = tile.after > 1;"]
@@ -196,14 +209,15 @@ class Emission:
                 *indented(after, 4),
             ]
         )
-        made = function("pass", text, names, str(each))
+        reads = (*loads, *(["what the pass before has kept"] if slots else []))
+        made = function("pass", text, names, str(replace(each, reads=reads)))
         return EmittedPass(
             made,
             [self.places[key] for key in keys],
             [key in each.writes for key in keys],
             numbers.values,
             sums,
-            len(kept),
+            list(kept),
             list(rows),
             list(columns),
             row_sums,
@@ -227,6 +241,11 @@ def emit(found: Schedule, kinds: MatrixKinds) -> Emitted:
         if kinds.of(value.args[0]) != ELEMENT and kinds.of(value) != MATRIX:
             raise RuleError(f"{name} sums rows or columns over whole tensors, of which no native code is made")
     passes = [emission.emit_pass(number) for number in range(len(found.passes))]
+    short = None
+    if len(passes) > 1 and kinds.axes is None and found.passes[-2].writes and not found.passes[-1].sums:
+        short = emission.emit_pass(len(passes) - 1, passes[-2].kept)
+        short.kept = passes[-2].kept
+        short = short if short.function != passes[-1].function else None
     for each in passes:  # rows that are one number for each matrix are spread over its rows
         for kind, values in ((ROW, each.rows), (COLUMN, each.columns)):
             for value in values:
@@ -241,14 +260,14 @@ def emit(found: Schedule, kinds: MatrixKinds) -> Emitted:
         between = Between(kinds, sums, emission.slots, emission.state_slots).emit(number, emission.places)
     check_room(name, passes, emission)
     kept = {key: emission.places[key] for key in emission.numbers}
-    return Emitted(found, kinds, passes, between, list(emission.slots[ROW]), list(emission.slots[COLUMN]), kept)
+    return Emitted(found, kinds, passes, short, between, list(emission.slots[ROW]), list(emission.slots[COLUMN]), kept)
 
 
 def check_room(name: str, passes: list[EmittedPass], emission: Emission) -> None:
     for what, most, counts in (
         ("state entries", OPERANDS - 2, [len(emission.program.entries)]),
         ("passes over memory", MOST_PASSES, [len(passes)]),
-        ("sums in one pass", MOST_SUMS, [max(len(each.sums), each.kept) for each in passes]),
+        ("sums in one pass", MOST_SUMS, [max(len(each.sums), len(each.kept)) for each in passes]),
         ("numbers in one pass", MOST_NUMBERS, [len(each.numbers) for each in passes]),
         (
             "statistics of rows or columns",

@@ -65,7 +65,7 @@ class Program(ctypes.Structure):
         *((name, c_int32) for name in ("count", "kept_count", "code_begin")),
         ("code_end", c_int32 * MOST_PASSES),
         ("first_sum", c_int32 * MOST_PASSES),
-        *((name, c_int32) for name in ("finite", "bounded", "unused")),
+        *((name, c_int32) for name in ("finite", "bounded", "has_short")),
     )
 
 

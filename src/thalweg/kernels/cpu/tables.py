@@ -196,6 +196,7 @@ class Tables:
         self.offsets = array("q", [i * own.strides[1] for own in rows for i in range(own.slices)])
         given = self.tensors, self.count, address_of(self.owners), address_of(self.offsets)
         self.set_gradients = functools.partial(load().thalweg_point, *given)
+        self.run_stages = load().thalweg_run
         self.new_outcomes = structs.Outcome * self.count
 
     def place_of(self, group: int, code: Compiled) -> int:
@@ -211,12 +212,15 @@ class Tables:
 
     def fill(self, options: Sequence[Options], threads: int) -> None:
         """Take the numbers of a step, for so many threads."""
-        self.numbers = []
+        #: By group and the function that computes them.
+        self.numbers: dict[Any, Any] = {}
         for own, (group, code) in zip(self.options, self.used, strict=True):
             given = options[group]
             handling, t = given.handling, given.t
-            numbers = code.numbers_of(given.rule, t, given.lr, given.lr_scale, given.gradient_scale)
-            self.numbers.append(numbers)
+            numbers = self.numbers.get((group, code.numbers))
+            if numbers is None:
+                numbers = code.numbers_of(given.rule, t, given.lr, given.lr_scale, given.gradient_scale)
+                self.numbers[group, code.numbers] = numbers
             own.numbers, own.count, own.t = ctypes.addressof(numbers), len(numbers), t & 0xFFFFFFFF
             own.stochastic = handling.rounding == "stochastic"
             own.guarded = given.is_guarded
@@ -233,11 +237,9 @@ class Tables:
         return needed
 
     def run(self, first: int, last: int) -> None:
-        load().thalweg_run(
-            *(self.options, self.tensors, address_of(self.registers), self.width),
-            *(self.outcomes, self.count, self.scratch),
-            *(first, last, self.threads),
-        )
+        registers, _ = self.registers.buffer_info()
+        given = self.options, self.tensors, registers, self.width, self.outcomes, self.count, self.scratch
+        self.run_stages(*given, first, last, self.threads)
 
     @property
     def rounds(self) -> int:

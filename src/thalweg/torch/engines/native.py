@@ -18,7 +18,7 @@ from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
 from thalweg.kernels.cpu.operands import operand_of
 from thalweg.kernels.cpu.tables import END, MEASURE, REHEARSE, WRITE, Counts, Figures, Operand, Options, Tables
 from thalweg.kernels.cpu.tables import sums_of_squares as native_sums
-from thalweg.kernels.threads import num_threads
+from thalweg.kernels.threads import count_threads, num_threads
 from thalweg.torch.engines.choice import is_dense, reason_against
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
@@ -73,6 +73,7 @@ class NativeRun:
         self.in_place = are_the_same(gradients_like(self.stepped, grads, self.contiguous), grads)
         self.names = [name for bucket in buckets for name in bucket.names]
         self.counts = Counts([s["step"].data_ptr() for bucket in buckets for s in bucket.states])
+        self.num_threads = count_threads(torch.get_num_threads)
         self.latest = Latest()
         self.statistics: Statistics = {name: functools.partial(self.latest.of, i) for i, name in enumerate(self.names)}
         #: For each parameter whether all of its step is finite and allowed; None if no guard asks for it.
@@ -90,7 +91,7 @@ class NativeRun:
         for tensor, copy in self.staged:
             copy.copy_(tensor)
         self.tables.point(addresses)
-        self.tables.fill(list(map(options_of, buckets)), num_threads(torch.get_num_threads))
+        self.tables.fill(list(map(options_of, buckets)), self.num_threads())
 
     def measure(self, on_nonfinite: str) -> Iterator[Computation]:
         allowed = not [bucket for bucket in self.buckets if bucket.allowed is not None and not bucket.allowed]

@@ -59,6 +59,8 @@ FOREIGN = ("max_momentum", "base_momentum", "lr_scale", "wd_scale", "weight_deca
 AROUND_STEPS = ("spikes", "accumulate")
 #: Left out of groups where it is None: schedulers that cycle momentum write it into every group that shows it.
 SHOWN_IF_SET = ("momentum",)
+#: Asked of groups at every step.
+NAMES_OF, ACCUMULATE_OF = operator.methodcaller("get", "param_names"), operator.methodcaller("get", "accumulate")
 
 
 class Groups:
@@ -102,7 +104,7 @@ class Groups:
 
     def have_same_names(self, groups: Sequence[Group]) -> bool:
         """Whether parameters are named as at the last look."""
-        return [group.get("param_names") for group in groups] == self.names
+        return list(map(NAMES_OF, groups)) == self.names
 
     def find_places(self, groups: Sequence[Group]) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter; those that are new are checked."""

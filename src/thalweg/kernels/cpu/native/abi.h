@@ -41,7 +41,7 @@ struct Tensor {
 struct Pass {
     int32_t index;                // among the emitted passes of this library
     int32_t operands, written;    // how many operands it has; bit k: the k-th is written
-    int32_t numbers, sums, kept;  // how many it has of each
+    int32_t numbers, sums, kept;  // how many it has of each; of a short pass: what the one before it keeps
     int32_t row_sums, column_sums, rows, columns;  // of factored tensors: sums it makes, slots it reads
     uint8_t operand[8];           // of the tensor
     uint8_t row[SLOTS], column[SLOTS];  // which slots
@@ -87,7 +87,7 @@ struct Program {
     int32_t code_end[MOST_PASSES];  // of the instructions that follow each pass
     int32_t first_sum[MOST_PASSES];  // the register of a pass's first sum
     int32_t finite, bounded;      // registers; -1: always, and never
-    int32_t unused;
+    int32_t has_short;            // whether one more pass follows: the last, for where what the one before kept is left
 };
 
 // What holds for some tensors in one step.

@@ -55,7 +55,8 @@ bool run_block(const Job& job, const Pass& pass, Code code, int64_t begin, int64
     for (int64_t at = begin; at < end; at += TILE) {
         Tile<T> tile;
         tile.n = least(TILE, end - at);
-        tile.numbers = numbers, tile.kept = kept, tile.sums = dry ? ignored : sums;
+        tile.numbers = numbers, tile.sums = dry ? ignored : sums;
+        tile.kept = job.kept ? reinterpret_cast<T*>(job.kept) + at * pass.kept : kept;
         finite &= run_tile(job, pass, code, at, tile, dry, buffers);
     }
     return finite;

@@ -30,10 +30,13 @@ namespace {
 constexpr int REHEARSE = 8, WRITE = 9;  // the stages after those of passes that measure
 constexpr int64_t SMALL = 65536;        // elements of a tensor that one thread steps by itself
 constexpr int64_t MOST_TALL = 64, LEAST_HEIGHT = 64;
+constexpr int64_t LINE = 64;            // bytes of a cache line
 
 int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step; }
 int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+char* aligned(char* at) { return at + (LINE - reinterpret_cast<uintptr_t>(at) % LINE) % LINE; }
 
 Cut cut_of(const Tensor& t) {
     Cut cut{};
@@ -71,6 +74,12 @@ int64_t work_bytes(const Program& program, const Tensor& t, const Cut& cut) {
     return 8 * doubles;
 }
 
+// What the pass before the last keeps of a tensor that fits into a cache together with it, so that the last is short.
+int64_t kept_bytes(const Program& program, const Tensor& t) {
+    if (!program.has_short || t.size > BLOCK) return 0;
+    return BLOCK * program.passes[program.count].kept * (is_wide(t) ? 8 : 4);
+}
+
 // ---- a call
 
 struct Call {
@@ -89,7 +98,7 @@ struct Call {
     Job job(int64_t index, char* work) const {
         const Tensor& t = tensors[index];
         return {is_wide(t), &t, options + t.options, registers + index * register_count, &outcomes[index],
-                scratch + t.scratch, work};
+                scratch + t.scratch, work, nullptr};
     }
     bool is_small(int64_t index) const { return tensors[index].size <= SMALL; }
 };
@@ -109,7 +118,7 @@ const Pass* pass_of(const Job& job, int stage) {
     const Program& program = job.program();
     const Pass* last = program.passes + program.count - 1;
     if (stage < REHEARSE) return stage < program.count - 1 ? program.passes + stage : nullptr;
-    if (stage == WRITE) return job.outcome->skip ? nullptr : last;
+    if (stage == WRITE) return job.outcome->skip ? nullptr : job.kept ? last + 1 : last;
     // whether the new parameter is finite whatever its single elements are, by the norms alone
     bool bounded = program.bounded >= 0 && job.registers[program.bounded] != 0;
     for (int k = 2; k < OPERANDS; k++) bounded &= !job.tensor->operand[k] || job.tensor->dtype[k] != FLOAT16;
@@ -161,9 +170,12 @@ void conclude(const Call& call, const Job& job, const Cut& cut, int stage) {
 }
 
 void step_alone(const Call& call, int64_t index, char* work) {
-    const Job job = call.job(index, work);
+    Job job = call.job(index, work);
     const Cut cut = cut_of(*job.tensor);
+    const Program& program = job.program();
+    const bool keeps = call.first == 0 && call.last > WRITE && kept_bytes(program, *job.tensor) > 0;
     for (int stage = call.first; stage < call.last; stage++) {
+        if (keeps && stage == program.count - 2) job.kept = aligned(work + work_bytes(program, *job.tensor, cut));
         const Pass* pass = pass_of(job, stage);
         if (!pass) continue;
         for (int64_t task = 0; task < cut.tasks; task++) do_task(call, job, cut, *pass, task, stage == REHEARSE);
@@ -308,7 +320,9 @@ struct Areas {
         for (int64_t i = 0; i < count; i++) {
             const Tensor& t = tensors[i];
             int64_t& area = t.size <= SMALL ? small : large;
-            area = most(area, up(work_bytes(*options[t.options].program, t, cut_of(t)), 64) * 64);
+            const Program& program = *options[t.options].program;
+            const int64_t kept = kept_bytes(program, t), work = work_bytes(program, t, cut_of(t));
+            area = most(area, up(work, LINE) * LINE + (kept ? kept + LINE : 0));
         }
     }
 };

@@ -12,6 +12,7 @@ struct Job {
     Outcome* outcome;
     char* own;   // scratch that lasts from stage to stage
     char* work;  // scratch for partial sums
+    char* kept;  // where what passes keep is left for the short one; null: it is not, and there is none
 
     const Program& program() const { return *options->program; }
 };
