@@ -187,6 +187,36 @@ def test_products_of_float32_by_the_library(turned: tuple[bool, bool], precision
     assert (abs(found - x @ y) <= rounding * (abs(x) @ abs(y))).all()
 
 
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "bfloat16")])
+def test_stacks_are_made_and_taken_apart_by_one_kernel(dtypes: tuple[str, str]) -> None:
+    """As XLA does it, to the bit, inside command buffers too."""
+    from thalweg.optax.products import Products
+    from thalweg.spaces import jax as space
+
+    shapes: list[Any] = [[(300, 128)] * 5, [(5,), (2049,), (64,)], [()] * 3, [(3, 7)] * 2, [(900, 1000)] * 2]
+    lists = [
+        [
+            jnp.sin(jnp.arange(1.0 + i, 1 + i + math.prod(own))).reshape(own).astype(dtypes[len(each) % 2])
+            for i, own in each
+        ]
+        for each in (list(enumerate(own)) for own in shapes)
+    ]
+
+    def through(xp: Any, lists: Any) -> Any:
+        stacks = xp.stack_all(lists)
+        return stacks, xp.take_apart([2 * x for x in stacks], shapes)
+
+    lowered = jax.jit(partial(through, Products())).lower(lists)
+    assert lowered.as_text().count("@thalweg_launch") == 2
+    expected = jax.tree.leaves(jax.jit(partial(through, space))(lists))
+    for least in (1, 2**30):
+        program = lowered.compile({"xla_gpu_graph_min_graph_size": least})
+        for _ in range(3):
+            for a, b in zip(jax.tree.leaves(program(lists)), expected, strict=True):
+                assert (a.dtype, a.shape) == (b.dtype, b.shape)
+                assert (a == b).all()
+
+
 @pytest.mark.parametrize("name", ["kron", "soap", "muon"])
 def test_rules_by_the_library_and_by_xla(name: str) -> None:
     """SOAP with a large eps: along directions without gradient its steps are else signs of rounding errors."""

@@ -1,0 +1,45 @@
+"""Copies of many arrays on a device, in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from thalweg.kernels.triton.rows import pointer
+from thalweg.kernels.triton.xla import WARP, Launched
+
+#: Elements that a program copies at once, and the programs that take turns with each copy.
+BLOCK, TURNS, WARPS = 2048, 32, 4
+#: By bytes: what Triton calls such numbers.
+TYPES = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
+
+
+@triton.jit
+def move(source, target, count, room, TYPE: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
+    """WIDE: what counts are multiples of; above 1 both places are multiples of 16."""
+    source, target = pointer(source, TYPE, WIDE > 1), pointer(target, TYPE, WIDE > 1)
+    count, room = count // WIDE * WIDE, room // WIDE * WIDE
+    for first in range(tl.program_id(1) * BLOCK, room, TURNS * BLOCK):
+        index = first + tl.arange(0, BLOCK)
+        tl.store(target + index, tl.load(source + index, index < count, other=0), index < room)
+
+
+@triton.jit
+def moves_kernel(table, TYPE: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
+    """table: of each copy its source and target, how many elements are read, and how many written, the rest as 0."""
+    own = table + 4 * tl.program_id(0)
+    source, target, count, room = tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
+    if (source % 16 == 0) & (target % 16 == 0) & (count % WIDE == 0) & (room % WIDE == 0):
+        move(source, target, count, room, TYPE, WIDE, TURNS, BLOCK)
+    else:
+        move(source, target, count, room, TYPE, 1, TURNS, BLOCK)
+
+
+def launch_moves(compiled: Callable[..., Any], count: int, width: int, table: int) -> Launched:
+    """width: bytes of an element. table: the buffer with the table."""
+    constants = dict(TYPE=TYPES[width], WIDE=16 // width, TURNS=TURNS, BLOCK=BLOCK)
+    made = compiled(moves_kernel, {"table": ("*i64", True)}, constants, WARPS)
+    return Launched(made, WARP * WARPS, (count, TURNS, 1), [(table, 0)])
