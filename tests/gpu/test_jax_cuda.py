@@ -215,6 +215,9 @@ def test_stacks_are_made_and_taken_apart_by_one_kernel(dtypes: tuple[str, str]) 
             for a, b in zip(jax.tree.leaves(program(lists)), expected, strict=True):
                 assert (a.dtype, a.shape) == (b.dtype, b.shape)
                 assert (a == b).all()
+    twice = jax.jit(jax.vmap(partial(through, Products())))(jax.tree.map(lambda x: jnp.stack([x, x]), lists))
+    for a, b in zip(jax.tree.leaves(twice), expected, strict=True):
+        assert (a == b).all()
 
 
 @pytest.mark.parametrize("name", ["kron", "soap", "muon"])
