@@ -187,29 +187,65 @@ def test_products_of_float32_by_the_library(turned: tuple[bool, bool], precision
     assert (abs(found - x @ y) <= rounding * (abs(x) @ abs(y))).all()
 
 
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "bfloat16")])
+def test_stacks_are_made_and_taken_apart_by_one_kernel(dtypes: tuple[str, str]) -> None:
+    """As XLA does it, to the bit, inside command buffers too."""
+    from thalweg.optax.products import Products
+    from thalweg.spaces import jax as space
+
+    shapes: list[Any] = [[(300, 128)] * 5, [(5,), (2049,), (64,)], [()] * 3, [(3, 7)] * 2, [(900, 1000)] * 2]
+    lists = [
+        [
+            jnp.sin(jnp.arange(1.0 + i, 1 + i + math.prod(own))).reshape(own).astype(dtypes[len(each) % 2])
+            for i, own in each
+        ]
+        for each in (list(enumerate(own)) for own in shapes)
+    ]
+
+    def through(xp: Any, lists: Any) -> Any:
+        stacks = xp.stack_all(lists)
+        return stacks, xp.take_apart([2 * x for x in stacks], shapes)
+
+    lowered = jax.jit(partial(through, Products())).lower(lists)
+    assert lowered.as_text().count("@thalweg_launch") == 2
+    expected = jax.tree.leaves(jax.jit(partial(through, space))(lists))
+    for least in (1, 2**30):
+        program = lowered.compile({"xla_gpu_graph_min_graph_size": least})
+        for _ in range(3):
+            for a, b in zip(jax.tree.leaves(program(lists)), expected, strict=True):
+                assert (a.dtype, a.shape) == (b.dtype, b.shape)
+                assert (a == b).all()
+    twice = jax.jit(jax.vmap(partial(through, Products())))(jax.tree.map(lambda x: jnp.stack([x, x]), lists))
+    for a, b in zip(jax.tree.leaves(twice), expected, strict=True):
+        assert (a == b).all()
+
+
 @pytest.mark.parametrize("name", ["kron", "soap", "muon"])
 def test_rules_by_the_library_and_by_xla(name: str) -> None:
-    """SOAP with a large eps: along directions without gradient its steps are else signs of rounding errors."""
+    """SOAP with gradients of full rank, another in each step: its bases, or its steps in them, are else not unique."""
     from thalweg.optax import kron, make_step, muon, soap
 
     make: dict[str, Any] = {
         "kron": partial(kron, 1e-2, precond_update_probability=1.0),
-        "soap": partial(soap, 1e-2, precondition_frequency=2, eps=1.0),
+        "soap": partial(soap, 1e-2, precondition_frequency=2),
         "muon": partial(muon, 0.02, layout="torch"),
     }
-    shapes = [*[(96, 64)] * 3, (64, 200), (8, 3, 5, 5), *([] if name == "muon" else [(30,)])]
-    keys = jax.random.split(jax.random.key(0), 2 * len(shapes))
-    params = [jax.random.normal(key, shape, "float32") for key, shape in zip(keys, shapes, strict=False)]
-    gradients = [
-        jax.random.normal(key, shape, "float32") for key, shape in zip(keys[len(shapes) :], shapes, strict=True)
-    ]
+    shapes: list[Any] = [*[(96, 64)] * 3, (64, 200), (8, 3, 5, 5), *([] if name == "muon" else [(30,)])]
+    if name == "soap":
+        shapes = [*[(16, 16)] * 3, (8, 3, 5, 5), (30,)]
+
+    def draw(seed: int) -> list[Any]:
+        keys = jax.random.split(jax.random.key(seed), len(shapes))
+        return [jax.random.normal(key, shape, "float32") for key, shape in zip(keys, shapes, strict=True)]
+
+    params, *gradients = map(draw, range(4))
     found: list[Any] = []
     for engine in ("auto", "auto", "xla"):
         solver = make[name](engine=engine)
         step, new, state = jax.jit(make_step(solver)), params, solver.init(params)
-        assert ("thalweg_multiply" in step.lower(new, state, gradients).as_text()) == (engine == "auto")
-        for _ in range(3):
-            new, state = step(new, state, gradients)
+        assert ("thalweg_multiply" in step.lower(new, state, params).as_text()) == (engine == "auto")
+        for own in gradients:
+            new, state = step(new, state, own)
         found.append(new)
     for library, again, xla, start in zip(*found, params, strict=True):
         assert (library == again).all()

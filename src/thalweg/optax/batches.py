@@ -169,11 +169,11 @@ def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
             total = sum(jobs[i].p.size for own in (*groups.get(alike, ()), members) for i in own)
             groups[alike if is_joint(first) and total <= JOINT else members[0]].append(members)
     for group in groups.values():
-        stacks = [stack_jobs([jobs[i] for i in members]) for members in group]
+        lists = [[jobs[i] for i in members] for members in group]
+        stacks = stack_jobs(lists, step.space)
         results = [step_job(stacks[0], step)] if len(stacks) == 1 else step_jointly(stacks, step)
-        for members, stack, result in zip(group, stacks, results, strict=True):
-            counts = jobs[members[0]].keys(Count)
-            found.update(zip(members, unstack(result, len(members), counts, stack.lengths), strict=True))
+        for members, updates in zip(group, unstack(lists, results, step.space), strict=True):
+            found.update(zip(members, updates, strict=True))
     return [found[i] for i in range(len(jobs))]
 
 
@@ -213,54 +213,56 @@ def goes_alone(job: Job) -> bool:
     return whole.over_devices(job.p) or job.setting.handling.is_random
 
 
-def stack_jobs(jobs: Sequence[Job]) -> Job:
-    """Several as one, with a leading axis more; one as it is."""
-    first = jobs[0]
-    if len(jobs) == 1:
-        return first
-    counts, lengths = first.keys(Count), [job.p.size for job in jobs] if is_vector(first) else []
-    longest = max(lengths, default=0)
+def stack_jobs(lists: Sequence[Sequence[Job]], space: Any) -> list[Job]:
+    """Each list as one, with a leading axis more; one as it is."""
+    several = [own for own in lists if len(own) > 1]
+    made = iter(space.stack_all([each for own in several for each in ([job.g for job in own], *kept(own).values())]))
 
-    def stack(arrays: Sequence[Any]) -> Any:
-        if not lengths or arrays[0].ndim == 0:
-            return jnp.stack(arrays)
-        padded = [part for x in arrays for part in (x, np.zeros(longest - x.size, x.dtype)) if part.size]
-        return jax.lax.concatenate(padded, 0).reshape(len(arrays), longest)  # one kernel, which padding would not be
+    def stack(jobs: Sequence[Job]) -> Job:
+        first, sizes = jobs[0], tuple(job.p.size for job in jobs)
+        if len(jobs) == 1:
+            return first
+        return Job(
+            names=tuple(name for job in jobs for name in job.names),
+            p=whole.stack_all([[job.p for job in jobs]])[0],  # which compilers drop where a rule does not read it
+            setting=first.setting,
+            mesh_axes=((), *first.mesh_axes),
+            axes=first.axes,
+            g=next(made),
+            state={**first.state, **{key: next(made) for key in kept(jobs)}},
+            lengths=() if len(set(sizes)) == 1 else sizes,
+        )
 
-    state = {
-        # the same for all of them: they have the same schedule, and have taken every step together
-        key: entry if key in counts else stack([job.state[key] for job in jobs])
-        for key, entry in first.state.items()
-    }
-    return Job(
-        names=tuple(name for job in jobs for name in job.names),
-        p=stack([job.p for job in jobs]),
-        setting=first.setting,
-        mesh_axes=((), *first.mesh_axes),
-        axes=first.axes,
-        g=stack([job.g for job in jobs]),
-        state=state,
-        lengths=() if lengths == [longest] * len(lengths) else tuple(lengths),
-    )
+    return list(map(stack, lists))
 
 
-def unstack(result: LeafUpdate, members: int, counts: Sequence[str], lengths: Sequence[int]) -> list[LeafUpdate]:
-    """Each of several. counts: the entries that are the same for all of them."""
-    if members == 1:
-        return [result]
-    deltas, stats = take_apart(result.delta, members, lengths), figures_of(result.stats, members)
-    parts = {
-        key: [x] * members if key in counts else take_apart(x, members, lengths) for key, x in result.state.items()
-    }
-    states = [{key: own[place] for key, own in parts.items()} for place in range(members)]
-    rows = zip(deltas, states, stats, strict=True)
-    return [LeafUpdate(delta, state, result.finite, figures) for delta, state, figures in rows]
+def kept(jobs: Sequence[Job]) -> dict[str, list[Any]]:
+    """The entries of which each has its own. Counts are the same: they have taken every step together."""
+    counts = jobs[0].keys(Count)
+    return {key: [job.state[key] for job in jobs] for key in jobs[0].state if key not in counts}
 
 
-def take_apart(x: Any, members: int, lengths: Sequence[int] = ()) -> list[Any]:
-    if lengths and x.ndim > 1:
-        return [jax.lax.slice(x, (i, 0), (i + 1, length)).reshape(length) for i, length in enumerate(lengths)]
-    return [jax.lax.index_in_dim(x, place, keepdims=False) for place in range(members)]
+def unstack(lists: Sequence[Sequence[Job]], results: Sequence[LeafUpdate], space: Any) -> list[list[LeafUpdate]]:
+    """What came of each job. results: of each list."""
+    stacks, shapes = [], []
+    for jobs, result in zip(lists, results, strict=True):
+        if len(jobs) > 1:
+            own = kept(jobs)
+            stacks += [result.delta, *(result.state[key] for key in own)]
+            shapes += [[x.shape for x in each] for each in ([job.p for job in jobs], *own.values())]
+    made = iter(space.take_apart(stacks, shapes))
+
+    def part(jobs: Sequence[Job], result: LeafUpdate) -> list[LeafUpdate]:
+        if len(jobs) == 1:
+            return [result]
+        deltas, states = next(made), [dict(result.state) for _ in jobs]
+        for key in kept(jobs):
+            for state, entry in zip(states, next(made), strict=True):
+                state[key] = entry
+        rows = zip(deltas, states, figures_of(result.stats, len(jobs)), strict=True)
+        return [LeafUpdate(delta, state, result.finite, figures) for delta, state, figures in rows]
+
+    return list(map(part, lists, results))
 
 
 def figures_of(figures: Mapping[str, Any], members: int) -> list[dict[str, Any]]:
@@ -270,7 +272,7 @@ def figures_of(figures: Mapping[str, Any], members: int) -> list[dict[str, Any]]
         if not getattr(figure, "ndim", 0):
             return [figure] * members
         each = figure.shape[0] // members
-        return take_apart(figure, members) if each == 1 else jnp.split(figure, members)
+        return list(figure) if each == 1 else jnp.split(figure, members)
 
     parts = {key: own(figure) for key, figure in figures.items()}
     return [{key: own[place] for key, own in parts.items()} for place in range(members)]
@@ -282,7 +284,7 @@ def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     def transform(shown: Sequence[Whole], due: Any) -> list[Direction]:
         rule: Any = rule_of(jobs[0], step, stacked=1)
         made = rule.transform(step.space, (jnp.stack([own.tensors[0] for own in shown]),), {})
-        pieces = zip(take_apart(made.tensor, len(jobs)), figures_of(made.figures, len(jobs)), strict=True)
+        pieces = zip(jnp.unstack(made.tensor), figures_of(made.figures, len(jobs)), strict=True)
         return [Direction(tensor, figures, {}) for tensor, figures in pieces]
 
     return step_shown(jobs, step, transform)

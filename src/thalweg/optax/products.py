@@ -8,11 +8,14 @@ kernel of each, which is most of the time that programs of Kron take to compile.
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 
-from thalweg.arrays import is_number
+from thalweg.arrays import Shape, is_number
+from thalweg.kernels.cpu.xla import place_of
 from thalweg.kernels.products.choices import Tiling, choose_tiling
 from thalweg.optax import on_gpu
 from thalweg.optax.either import either
@@ -52,8 +55,32 @@ def is_for_library(x: Any, y: Any) -> bool:
     return is_stack and is_known and bool(on_gpu.handler().thalweg_multiplies())
 
 
+def move(arrays: Sequence[Any], results: Sequence[Any], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """What one kernel copies from arrays to results.
+
+    rows: an array and a result, with the element at which each begins; how many are read, and how many are written, the
+    rest as 0.
+    """
+    from thalweg.kernels.triton.moves import launch_moves
+    from thalweg.kernels.triton.xla import TARGET, register
+
+    addresses: list[int] = []
+    for (array, begin), (result, place), *counts in rows:
+        size = arrays[array].dtype.itemsize
+        addresses += place_of(array) + begin * size, place_of(len(arrays) + result) + place * size
+        addresses += (count * size for count in counts)
+    launch = launch_moves(len(addresses) // 4, table=len(arrays) + len(results))
+    key = register(on_gpu.handler(), [launch], len(arrays), addresses)
+    made = [*results, jax.ShapeDtypeStruct((8 * len(addresses),), "uint8")]
+    return list(jax.ffi.ffi_call(TARGET, made)(*arrays, key=key)[:-1])
+
+
+def choose(native: Any, xla: Any, *args: Any) -> Any:
+    return either(native, xla, *args, platform="cuda", is_required=False, is_local=False)
+
+
 class Products:
-    """jax's functions, but for products."""
+    """jax's functions, but for products, and for stacks: XLA would compile a kernel for each of their members."""
 
     def __init__(self) -> None:
         #: By the id of a transpose: itself, so that it lives, and of what it is one.
@@ -70,6 +97,36 @@ class Products:
         made = space.swapaxes(x, 1, 2)
         self.turned[id(made)] = made, x
         return made
+
+    def stack_all(self, lists: Sequence[Sequence[Any]]) -> list[Any]:
+        def by_kernel(lists: Any) -> list[Any]:
+            results: list[Any] = []
+            rows: list[Any] = []
+            for own in lists:
+                largest = max(own, key=lambda x: x.size)
+                for row, x in enumerate(own):
+                    rows.append(((len(rows), 0), (len(results), row * largest.size), x.size, largest.size))
+                results.append(jax.ShapeDtypeStruct((len(own), *largest.shape), largest.dtype))
+            return move([x for own in lists for x in own], results, rows)
+
+        return list(choose(by_kernel, space.stack_all, lists)) if lists else []
+
+    def take_apart(self, stacks: Sequence[Any], shapes: Sequence[Sequence[Shape]]) -> list[list[Any]]:
+        def by_kernel(stacks: Any) -> list[list[Any]]:
+            results: list[Any] = []
+            rows: list[Any] = []
+            for number, (x, own) in enumerate(zip(stacks, shapes, strict=True)):
+                for row, shape in enumerate(own):
+                    begin, size = row * math.prod(x.shape[1:]), math.prod(shape)
+                    rows.append(((number, begin), (len(results), 0), size, size))
+                    results.append(jax.ShapeDtypeStruct(shape, x.dtype))
+            made = iter(move(stacks, results, rows))
+            return [[next(made) for _ in own] for own in shapes]
+
+        def by_xla(stacks: Any) -> list[list[Any]]:
+            return space.take_apart(stacks, shapes)
+
+        return list(choose(by_kernel, by_xla, stacks)) if stacks else []
 
     def matmul(self, x: Any, y: Any) -> Any:
         return self.multiply(x, y, dtype=x.dtype.name)
@@ -123,4 +180,4 @@ class Products:
             native = functools.partial(by_kernel, tiling=tiling)
         elif z or dtype != "float32" or not is_for_library(x, y):
             return by_xla(a, b, *z)
-        return either(native, by_xla, a, b, *z, platform="cuda", is_required=False, is_local=False)
+        return choose(native, by_xla, a, b, *z)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from thalweg.arrays import (
@@ -172,6 +173,31 @@ join: Callable[..., Arr] = jnp.concatenate
 
 def cut(x: Arr, axis: int, sizes: Shape) -> list[Arr]:
     return jnp.split(x, list(itertools.accumulate(sizes[:-1])), axis)
+
+
+def stack_all(lists: Sequence[Sequence[Arr]]) -> list[Arr]:
+    """The arrays of each list as one, with a leading axis more. Zeros follow shorter vectors."""
+
+    def stack(arrays: Sequence[Arr]) -> Arr:
+        longest = max(x.size for x in arrays)
+        if all(x.size == longest for x in arrays):
+            return jnp.stack(arrays)
+        padded = [part for x in arrays for part in (x, np.zeros(longest - x.size, x.dtype)) if part.size]
+        whole: Arr = jax.lax.concatenate(padded, 0)  # one kernel, which padding would not be
+        return whole.reshape(len(arrays), longest)
+
+    return list(map(stack, lists))
+
+
+def take_apart(stacks: Sequence[Arr], shapes: Sequence[Sequence[Shape]]) -> list[list[Arr]]:
+    """The members of each stack, in their shapes: of a longer row its beginning."""
+
+    def row(x: Arr, place: int, shape: Shape) -> Arr:
+        if shape == x.shape[1:]:
+            return jax.lax.index_in_dim(x, place, keepdims=False)
+        return jax.lax.slice(x, (place, 0), (place + 1, *shape)).reshape(shape)
+
+    return [[row(x, *each) for each in enumerate(own)] for x, own in zip(stacks, shapes, strict=True)]
 
 
 def matmul(x: Arr, y: Arr) -> Arr:
