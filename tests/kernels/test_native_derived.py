@@ -87,6 +87,27 @@ class Margins(Rule):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rounds(Rule):
+    """Two rounds of sums. The first pass keeps more than the second, whose sum is of what the last one needs."""
+
+    def entries(self, shape: Any) -> Any:
+        return {"exp_avg": Moment(), "exp_avg_slow": Moment()}
+
+    def update(
+        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
+    ) -> Any:
+        m, own = 0.9 * s["exp_avg"] + 0.1 * g, self.own_axes(xp.shape(p))
+        ahead, aside = m + 0.1 * p, m - 0.5 * g
+        first, second = xp.sums(Squares(ahead, own), Squares(aside, own))
+        mixed = ahead / (1.0 + xp.sqrt(first)) + aside / (1.0 + xp.sqrt(second))
+        slow = 0.99 * s["exp_avg_slow"] + 0.01 * mixed
+        u = slow + mixed
+        (size,) = xp.sums(Squares(u, own))
+        step = u * (-lr * lr_scale / (1.0 + xp.sqrt(size)))
+        return Update(step, {"exp_avg": m, "exp_avg_slow": slow}, xp.isfinite(size), {"s": size})
+
+
 def both(rule: Rule, shape: Any, dtype: str, steps: int = 3) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameter and its state after some steps, by native code and by the rule itself in float64."""
     random = np.random.default_rng(0)
@@ -117,12 +138,20 @@ def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> 
 @needs_compiler
 @by_turns()
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
+@pytest.mark.parametrize("shape", [(300, 70), (128, 128)])
 @pytest.mark.parametrize(
-    "rule", [Softened(weight_decay=0.1), Margins(), Remembering()], ids=lambda rule: type(rule).__name__
+    "rule", [Softened(weight_decay=0.1), Margins(), Rounds(), Remembering()], ids=lambda rule: type(rule).__name__
 )
-def test_a_rule_of_ones_own_steps_natively(rule: Rule, dtype: str, tolerance: float) -> None:
-    assert reason_unserved(rule, Handling(), (300, 70)) is None
-    agree(*both(rule, (300, 70), dtype), tolerance)
+def test_a_rule_of_ones_own_steps_natively(rule: Rule, shape: Any, dtype: str, tolerance: float) -> None:
+    assert reason_unserved(rule, Handling(), shape) is None
+    agree(*both(rule, shape, dtype), tolerance)
+
+
+def test_what_is_kept_in_several_passes() -> None:
+    made = emit_kind(kind_of(Rounds(), (3,)))
+    assert [len(each.kept) for each in made.passes] == [2, 1, 0]
+    assert made.short is not None
+    assert len(made.short.operands) < len(made.passes[-1].operands)
 
 
 @dataclass(frozen=True, kw_only=True)
