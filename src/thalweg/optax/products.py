@@ -62,14 +62,16 @@ def move(arrays: Sequence[Any], results: Sequence[Any], rows: Iterable[tuple[Any
     rest as 0.
     """
     from thalweg.kernels.triton.moves import launch_moves
-    from thalweg.kernels.triton.xla import TARGET, register
+    from thalweg.kernels.triton.xla import TARGET, compile_for, register
 
+    width = min(x.dtype.itemsize for x in arrays)
     addresses: list[int] = []
     for (array, begin), (result, place), *counts in rows:
-        size = arrays[array].dtype.itemsize
-        addresses += place_of(array) + begin * size, place_of(len(arrays) + result) + place * size
-        addresses += (count * size for count in counts)
-    launch = launch_moves(len(addresses) // 4, table=len(arrays) + len(results))
+        words = arrays[array].dtype.itemsize // width
+        addresses += place_of(array) + begin * words * width, place_of(len(arrays) + result) + place * words * width
+        addresses += (count * words for count in counts)
+    compiled, table = functools.partial(compile_for, on_gpu.capability()), len(arrays) + len(results)
+    launch = launch_moves(compiled, len(addresses) // 4, width, table)
     key = register(on_gpu.handler(), [launch], len(arrays), addresses)
     made = [*results, jax.ShapeDtypeStruct((8 * len(addresses),), "uint8")]
     return list(jax.ffi.ffi_call(TARGET, made)(*arrays, key=key)[:-1])

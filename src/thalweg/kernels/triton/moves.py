@@ -1,67 +1,45 @@
-"""Copies of many arrays on a device, in one launch: by a kernel of the driver's language, which takes no compiler."""
+"""Copies of many arrays on a device, in one launch."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Callable
+from typing import Any
 
-from thalweg.kernels.triton.xla import Launched
+import triton
+import triton.language as tl
 
-#: Threads of a block, and blocks that take turns with each copy.
-THREADS, TURNS = 256, 32
-#: By bytes that a thread copies at once: their type, and their registers.
-WIDTHS = {16: ("v4.b32", "{%r7, %r8, %r9, %r10}"), 4: ("b32", "%r7"), 1: ("b8", "%r7")}
-#: table: of each copy its source, its target, how many bytes are read, and how many are written, the rest as 0.
-BEGIN = """.version 7.0
-.target sm_80
-.address_size 64
-.visible .entry move(.param .u64 table)
-{
-  .reg .pred %p<3>;
-  .reg .b32 %r<11>;
-  .reg .b64 %rd<11>;
-  ld.param.u64 %rd0, [table];
-  mov.u32 %r0, %ctaid.x;
-  mul.wide.u32 %rd1, %r0, 32;
-  add.s64 %rd0, %rd0, %rd1;
-  ld.global.v2.u64 {%rd1, %rd2}, [%rd0];
-  ld.global.v2.u64 {%rd3, %rd4}, [%rd0+16];
-  mov.u32 %r1, %ctaid.y;
-  mov.u32 %r2, %ntid.x;
-  mov.u32 %r3, %tid.x;
-  mov.u32 %r4, %nctaid.y;
-  mad.lo.u32 %r5, %r1, %r2, %r3;
-  mul.lo.u32 %r6, %r4, %r2;
-  or.b64 %rd5, %rd1, %rd2;
-  or.b64 %rd5, %rd5, %rd3;
-  or.b64 %rd5, %rd5, %rd4;
-"""
-#: If all four are multiples of a width.
-LOOP = """  and.b64 %rd6, %rd5, {mask};
-  setp.ne.u64 %p0, %rd6, 0;
-  @%p0 bra after{width};
-  mul.wide.u32 %rd7, %r5, {width};
-  mul.wide.u32 %rd8, %r6, {width};
-next{width}:
-  setp.ge.u64 %p1, %rd7, %rd4;
-  @%p1 bra done;
-  mov.b32 %r7, 0;
-  mov.b32 %r8, 0;
-  mov.b32 %r9, 0;
-  mov.b32 %r10, 0;
-  add.s64 %rd9, %rd1, %rd7;
-  add.s64 %rd10, %rd2, %rd7;
-  setp.lt.u64 %p2, %rd7, %rd3;
-  @%p2 ld.global.{type} {registers}, [%rd9];
-  st.global.{type} [%rd10], {registers};
-  add.s64 %rd7, %rd7, %rd8;
-  bra next{width};
-after{width}:
-"""
-LOOPS = [LOOP.format(mask=width - 1, width=width, type=type_, registers=own) for width, (type_, own) in WIDTHS.items()]
-SOURCE = "".join([BEGIN, *LOOPS, "done:\n  ret;\n}\n"])
-KERNEL = SimpleNamespace(asm={"cubin": SOURCE.encode() + b"\0"}, metadata=SimpleNamespace(name="move", shared=0))
+from thalweg.kernels.triton.rows import pointer
+from thalweg.kernels.triton.xla import WARP, Launched
+
+#: Elements that a program copies at once, and the programs that take turns with each copy.
+BLOCK, TURNS, WARPS = 2048, 32, 4
+#: By bytes: what Triton calls such numbers.
+TYPES = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 
 
-def launch_moves(count: int, table: int) -> Launched:
-    """table: the buffer with the table of so many copies."""
-    return Launched(KERNEL, THREADS, (count, TURNS, 1), [(table, 0)])
+@triton.jit
+def move(source, target, count, room, TYPE: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
+    """WIDE: what counts are multiples of; above 1 both places are multiples of 16."""
+    source, target = pointer(source, TYPE, WIDE > 1), pointer(target, TYPE, WIDE > 1)
+    count, room = count // WIDE * WIDE, room // WIDE * WIDE
+    for first in range(tl.program_id(1) * BLOCK, room, TURNS * BLOCK):
+        index = first + tl.arange(0, BLOCK)
+        tl.store(target + index, tl.load(source + index, index < count, other=0), index < room)
+
+
+@triton.jit
+def moves_kernel(table, TYPE: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
+    """table: of each copy its source and target, how many elements are read, and how many written, the rest as 0."""
+    own = table + 4 * tl.program_id(0)
+    source, target, count, room = tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
+    if (source % 16 == 0) & (target % 16 == 0) & (count % WIDE == 0) & (room % WIDE == 0):
+        move(source, target, count, room, TYPE, WIDE, TURNS, BLOCK)
+    else:
+        move(source, target, count, room, TYPE, 1, TURNS, BLOCK)
+
+
+def launch_moves(compiled: Callable[..., Any], count: int, width: int, table: int) -> Launched:
+    """width: bytes of an element. table: the buffer with the table."""
+    constants = dict(TYPE=TYPES[width], WIDE=16 // width, TURNS=TURNS, BLOCK=BLOCK)
+    made = compiled(moves_kernel, {"table": ("*i64", True)}, constants, WARPS)
+    return Launched(made, WARP * WARPS, (count, TURNS, 1), [(table, 0)])
