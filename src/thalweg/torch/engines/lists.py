@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
 
@@ -88,19 +87,10 @@ class ListsRun:
     @torch.compiler.disable
     def step_replicas(self, statistics: Statistics) -> None:
         """Step whole tensors on which replicas divide the work, slot by slot: new values of few exist at once."""
-        outlines = [outline_of(bucket) for bucket in self.replicated]
-        for team, members in self.owners.by_team(outlines):
-            slots = team.divide([outlines[i] for i in members])
-            for send in in_turn([self.step_slot(team, self.choose(slot, members), statistics) for slot in slots]):
+        for team, slots in self.owners.divide([outline_of(bucket) for bucket in self.replicated]):
+            chosen = [[self.replicated[at].chosen(own) for at, own in slot.items()] for slot in slots]
+            for send in in_turn([self.step_slot(team, buckets, statistics) for buckets in chosen]):
                 send()
-
-    def choose(self, slot: Sequence[tuple[int, int]], members: Sequence[int]) -> list[Bucket]:
-        """Buckets of the parameters of a slot."""
-        chosen: dict[int, list[int]] = defaultdict(list)
-        for at, i in slot:
-            chosen[members[at]].append(i)
-        buckets = [(self.replicated[at], own) for at, own in chosen.items()]
-        return [bucket if len(own) == len(bucket.names) else bucket.chosen(own) for bucket, own in buckets]
 
     def step_slot(self, team: Team, buckets: Sequence[Bucket], statistics: Statistics) -> Messages:
         computations = [result_of_shards(bucket, self.owners) for bucket in buckets]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from array import array
 from collections import defaultdict
@@ -24,10 +25,11 @@ from thalweg.torch.engines.kron_batches import KronBatches
 from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Statistics
 from thalweg.torch.engines.replay import Launches, Moving, Replay
+from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
-from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of
+from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of, step_slot
 from thalweg.torch.sharding.collectives import Computation, Question, summed
-from thalweg.torch.sharding.owners import Owners
+from thalweg.torch.sharding.owners import Errand, Owners, in_turn
 
 AnyLaunch: TypeAlias = "Launch | KronLaunch | WholeLaunch"
 
@@ -65,7 +67,22 @@ class TritonRun:
 
     def __init__(self, engine: Triton, buckets: Sequence[Bucket]) -> None:
         self.engine = engine
-        self.launches = [self.launch(bucket) for bucket in buckets]
+        owned = [i for i, bucket in enumerate(buckets) if bucket.parts and isinstance(bucket.setting.rule, WholeRule)]
+        teams = engine.owners.divide([outline_of(buckets[i]) for i in owned])
+        slots = list(itertools.chain.from_iterable(own for _, own in teams))
+        launches = {
+            i: OwnedLaunch(
+                buckets[i], {n: slot[at] for n, slot in enumerate(slots) if at in slot}, engine.owners, plain_launch
+            )
+            for at, i in enumerate(owned)
+        }
+        self.launches = [launches.get(i) or self.launch(bucket) for i, bucket in enumerate(buckets)]
+        #: By team, the slots in which whole tensors travel: their numbers, and launches with something in them.
+        numbered = enumerate(slots)
+        self.teams = [
+            (team, [(n, [launches[owned[at]] for at in slot]) for n, slot in itertools.islice(numbered, len(own))])
+            for team, own in teams
+        ]
         for launch, bucket in zip(self.launches, buckets, strict=True):
             if isinstance(launch, WholeLaunch) and launch.is_stale():
                 launch.lay_out(bucket)
@@ -115,8 +132,6 @@ class TritonRun:
         self.decision: Decision | None = None
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
-        if isinstance(bucket.setting.rule, WholeRule) and bucket.parts:
-            return OwnedLaunch(bucket, self.engine.owners, plain_launch)
         if steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
             return KronLaunch(self.engine.kron_kernels(), bucket)
         if isinstance(bucket.setting.rule, WholeRule):
@@ -182,7 +197,7 @@ class TritonRun:
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""
         if self.replay is None or on_nonfinite == "raise":
-            return [launch.measure() for launch in self.launches]
+            return [self.ask_owners(), *(launch.measure() for launch in self.launches)]
         self.rounds = self.replay.run(self.launch_all, self.key())
         return [self.ask()] if self.sharded else []
 
@@ -239,24 +254,31 @@ class TritonRun:
         rounds = [(launch.bucket.parts[0], launch.passes.measure(launch.step)) for launch in sharded]
         while sums := [(part, each) for part, own in rounds for each in next(own, ())]:
             yield from complete(sums)
-        owned = [launch for launch in self.launches if isinstance(launch, OwnedLaunch)]
-        if owned:
-            answers = yield from self.engine.owners.make_in_turn([launch.show() for launch in owned])
-            for each, answer in zip(owned, answers, strict=True):
-                each.answer = answer
+        yield from self.step_owned()
         yield None
         if self.decision is not None and self.squares is not None:
             self.decision.take(self.squares.measure())
             self.decision.commit()
         for launch in self.launches:
-            if launch not in [*sharded, *owned]:
+            if launch not in sharded:
                 for _ in launch.measure():
                     pass
             launch.write()
 
+    def step_owned(self) -> Iterator[Errand]:
+        """Step whole tensors slot by slot; yields what is to be sent, or waited for, before it goes on."""
+        for team, slots in self.teams:
+            yield from in_turn([step_slot(team, *slot) for slot in slots])
+
+    def ask_owners(self) -> Computation:
+        """The same, and what is to be sent is sent."""
+        for send in self.step_owned():
+            send()
+        yield from ()
+
     def release(self, *, taken: bool) -> None:
         self.rounds = None
-        if not taken and any(isinstance(launch, OwnedLaunch) for launch in self.launches):
+        if not taken and self.teams:
             self.engine.owners.forget()
         for launch in self.launches:
             launch.release()

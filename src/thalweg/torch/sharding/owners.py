@@ -96,6 +96,18 @@ class Owners:
             found.append((self.teams[ranks], members))
         return found
 
+    def divide(self, outlines: Sequence[Request]) -> list[tuple[Team, list[dict[int, list[int]]]]]:
+        """Who serves requests, and what of them travels together: in each slot, by request, places of parameters."""
+        found = []
+        for team, members in self.by_team(outlines):
+            slots: list[dict[int, list[int]]] = []
+            for slot in team.divide([outlines[i] for i in members]):
+                slots.append({})
+                for at, i in slot:
+                    slots[-1].setdefault(members[at], []).append(i)
+            found.append((team, slots))
+        return found
+
 
 def team_key(request: Request) -> TeamKey:
     """The same for the same ranks, whichever axis of a parameter they shard."""
