@@ -29,7 +29,7 @@ from thalweg.programs.footprint import footprint, middle_peak
 from thalweg.programs.graph import Value
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Entry, Factor, PerSlice
-from thalweg.rules.whole import coded_bytes, is_worth_sending, no_loads, owners_of, slots_of
+from thalweg.rules.whole import SLOT, coded_bytes, is_worth_sending, no_loads, owners_of, slots_of
 from thalweg.spaces.shapes import BYTES, ORDER
 from thalweg.storage import Kept, arithmetic
 
@@ -271,7 +271,8 @@ def collectives_of(items: Sequence[Item], world: int, rank: int) -> int:
 
 def in_slots(items: Sequence[Item]) -> list[list[Item]]:
     """Tensors of one team that travel together."""
-    slots = slots_of([(item.owner if item.is_sharded else None, math.prod(item.shape)) for item in items])
+    most = SLOT if items[0].is_sharded else SLOT // items[0].replicas
+    slots = slots_of([(item.owner, math.prod(item.shape)) for item in items], most)
     return [[items[i] for i in members] for members in slots]
 
 

@@ -28,6 +28,7 @@ from thalweg.torch.engines.replay import Launches, Moving, Replay
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
 from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of, step_slot
+from thalweg.torch.engines.whole_batches import WholeBatches
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 from thalweg.torch.sharding.owners import Errand, Owners, in_turn
 
@@ -105,6 +106,7 @@ class TritonRun:
         #: Of all gradients, in the order of the buckets; None if they are not needed here.
         self.squares: Squares | None = None
         self.batches: KronBatches | None = None
+        self.wholes: WholeBatches | None = None
         self.replay: Replay | None = None
         #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
         self.rounds: Launches | None = None
@@ -124,6 +126,8 @@ class TritonRun:
                 launch.moving = self.moving
             if kron:
                 self.batches = KronBatches(kron, self.of_kron(buckets), self.moving)
+            if whole := [launch for launch in self.launches if isinstance(launch, WholeLaunch)]:
+                self.wholes = WholeBatches(whole, self.moving)
             self.replay = Replay(device)
         self.measures_gradients = self.squares is not None
         #: What a GradScaler decides, where recorded steps find it; or what decides when the gradients are measured.
@@ -146,16 +150,19 @@ class TritonRun:
             self.scale, self.allowed = held_in(self.scale, scale), held_in(self.allowed, allowed)
             buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
         together = self.batches is not None and all(self.in_place) and self.batches.prepare(self.of_kron(buckets))
+        repeated = self.wholes is not None and all(self.in_place) and self.wholes.prepare(self.of_whole(buckets))
         for launch, bucket, in_place, contiguous in zip(
             self.launches, buckets, self.in_place, self.contiguous, strict=True
         ):
-            if together and isinstance(launch, KronLaunch):
+            if (together and isinstance(launch, KronLaunch)) or (repeated and isinstance(launch, WholeLaunch)):
                 continue
             places = bucket.addresses if in_place else None
             grads = bucket.grads if places is not None else gradients_of(bucket, contiguous)
             launch.prepare(bucket, grads, places)
         if self.batches is not None and not together:
             self.batches.note(self.of_kron(buckets))
+        if self.wholes is not None and not repeated:
+            self.wholes.note(self.of_whole(buckets))
         if self.decision is not None:
             self.follow_gradients(buckets)
         if self.moving is not None:
@@ -180,6 +187,11 @@ class TritonRun:
         """Those of the buckets that Kron's own kernels step."""
         pairs = zip(self.launches, buckets, strict=True)
         return [bucket for launch, bucket in pairs if isinstance(launch, KronLaunch)]
+
+    def of_whole(self, buckets: Sequence[Bucket]) -> list[Bucket]:
+        """Those of which other kernels step stacks."""
+        pairs = zip(self.launches, buckets, strict=True)
+        return [bucket for launch, bucket in pairs if isinstance(launch, WholeLaunch)]
 
     def prepare_kron(self, buckets: Sequence[Bucket], capturing: bool) -> None:
         """Compile what is new, and follow scratch memory, which all batches of an optimizer share."""
@@ -234,8 +246,10 @@ class TritonRun:
                     launch.write()
         if self.batches is not None:
             self.batches.count_step()
-        for launch in self.launches:
-            if isinstance(launch, WholeLaunch) or (isinstance(launch, KronLaunch) and self.batches is None):
+        if self.wholes is not None:
+            self.wholes.count_step()
+        for launch in self.launches if self.moving is None else ():
+            if isinstance(launch, (KronLaunch, WholeLaunch)):
                 launch.count_step()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version(self.params)
@@ -243,11 +257,12 @@ class TritonRun:
 
     def key(self) -> Hashable:
         """What all launches depend on beside tables."""
-        others = [launch.key() for launch in self.launches if not isinstance(launch, KronLaunch)]
+        others = [launch.key() for launch in self.launches if isinstance(launch, Launch)]
         decided, age = None, self.engine.owners.age
         if self.decision is not None and self.squares is not None:
             decided = self.decision.key(), self.squares.key()
-        return tuple(others), None if self.batches is None else self.batches.key(), decided, age
+        together = [None if each is None else each.key() for each in (self.batches, self.wholes)]
+        return tuple(others), *together, decided, age
 
     def launch_all(self) -> Launches:
         sharded = [launch for launch in self.launches if isinstance(launch, Launch) and launch.bucket.parts]

@@ -40,6 +40,10 @@ from thalweg.torch.sharding.requests import Request
 from thalweg.torch.wholes import space_of_kernels
 
 NUMBERED = itertools.count()
+#: In the place of a tensor that decides nothing.
+NOTHING = torch.zeros(())
+#: Addresses that are no longer known.
+UNKNOWN: array[int] = array("Q")
 #: Elements after which what is shown of another tensor may begin.
 ALIGNED = 64
 #: Lays out the kernels of a rule that is stepped element by element, for a bucket.
@@ -149,7 +153,7 @@ class Stack:
 
     def decide(self, t: Any) -> None:
         """By counts that the host keeps: what is due, and what the counts are after the step."""
-        known = tuple((key, self.host_counts[key].read(), self.states[0][key].dtype) for key in self.counts)
+        known = tuple((key, self.host_counts[key].read()) for key in self.counts)
         self.due, self.after = decide_by(self.rule, self.key, known, t)
 
     def count_step(self) -> None:
@@ -197,18 +201,12 @@ class Stack:
             self.figures[key] = torch.empty(getattr(figure, "shape", ()), device=self.shown.device)
         self.figures[key].copy_(figure) if isinstance(figure, Tensor) else self.figures[key].fill_(figure)
 
-    def release(self) -> None:
-        self.first.release()
-        self.last.release()
-
 
 @functools.lru_cache(maxsize=64)
-def decide_by(rule: WholeRule, own: str, counts: tuple[tuple[str, Any, Any], ...], t: Any) -> tuple[bool, Any]:
+def decide_by(rule: WholeRule, own: str, counts: tuple[tuple[str, Any], ...], t: Any) -> tuple[bool, Any]:
     """What is due, and the counts after the step. own: the key of what the rule keeps beside counts."""
-    nothing = torch.zeros(())
-    known = {key: torch.tensor(count, dtype=dtype) for key, count, dtype in counts}
-    prepared = rule.prepare(xp, nothing, {own: nothing, **known}, nothing, t)
-    return bool(prepared.due), {key: float(prepared.state[key]) for key in known}
+    prepared = rule.prepare(xp, NOTHING, {own: NOTHING, **dict(counts)}, NOTHING, t)
+    return bool(prepared.due), {key: float(prepared.state[key]) for key, _ in counts}
 
 
 def watch(rule: WholeRule, read: set[str]) -> WholeRule:
@@ -261,8 +259,12 @@ class WholeLaunch:
     def key(self) -> Hashable:
         return tuple(stack.identify() for stack in self.stacks)
 
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
+    def begin(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+        """Take a step's bucket."""
         self.bucket, self.grads, self.rate = bucket, grads, bucket.rate
+
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
+        self.begin(bucket, grads)
         if self.is_stale() or not all(stack.are_together() for stack in self.stacks):
             self.lay_out(bucket)
         for stack, own in zip(self.stacks, self.members, strict=True):
@@ -278,10 +280,9 @@ class WholeLaunch:
             stack.write()
 
     def release(self) -> None:
-        self.grads = ()
+        self.grads, self.bucket = (), self.idle
         for stack in self.stacks:
-            stack.release()
-        self.bucket = self.idle
+            stack.first.grads = ()
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""
@@ -355,8 +356,8 @@ class OwnedLaunch(WholeLaunch):
     def key(self) -> Hashable:
         return self.bucket.setting.stored_rule, super().key()
 
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
-        super().prepare(bucket, grads, places)
+    def begin(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+        super().begin(bucket, grads)
         if bucket.t is not None:
             self.owners.whitening.follow(cast(Any, bucket.setting.stored_rule), bucket.t)
 

@@ -188,14 +188,15 @@ class Team:
     def divide(self, requests: Sequence[Request]) -> list[list[tuple[int, int]]]:
         """What travels together: in each slot the places of requests, and of parameters in them.
 
-        Of each owner only so many elements; where every rank has whole tensors, of all owners together.
+        Of each owner only so many elements; where every rank has whole tensors, so many of all owners together.
         """
-        places, sizes, apart = [], [], self.shards.size > 1
+        places, sizes = [], []
         for at, request in enumerate(requests):
             for i, (name, part) in enumerate(zip(request.names, request.parts, strict=True)):
                 places.append((at, i))
-                sizes.append((self.owners[name] if apart else None, math.prod(part.shape)))
-        return [[places[one] for one in members] for members in slots_of(sizes, self.slot)]
+                sizes.append((self.owners[name], math.prod(part.shape)))
+        most = self.slot if self.shards.size > 1 else self.slot // self.replicas.size
+        return [[places[one] for one in members] for members in slots_of(sizes, most)]
 
     def make_in_turn(self, requests: Sequence[Request]) -> Generator[Message | None, None, list[Direction]]:
         """What was made of each request, wherever its owner is, beside other slots; yields each message."""
