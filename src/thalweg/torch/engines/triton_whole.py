@@ -15,6 +15,7 @@ from copy import copy
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count, PerSlice
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling, Setting
+from thalweg.spaces import numpy as on_host
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD
@@ -41,7 +43,7 @@ from thalweg.torch.wholes import space_of_kernels
 
 NUMBERED = itertools.count()
 #: In the place of a tensor that decides nothing.
-NOTHING = torch.zeros(())
+NOTHING: Any = np.zeros(())
 #: Addresses that are no longer known.
 UNKNOWN: array[int] = array("Q")
 #: Elements after which what is shown of another tensor may begin.
@@ -205,7 +207,7 @@ class Stack:
 @functools.lru_cache(maxsize=64)
 def decide_by(rule: WholeRule, own: str, counts: tuple[tuple[str, Any], ...], t: Any) -> tuple[bool, Any]:
     """What is due, and the counts after the step. own: the key of what the rule keeps beside counts."""
-    prepared = rule.prepare(xp, NOTHING, {own: NOTHING, **dict(counts)}, NOTHING, t)
+    prepared = rule.prepare(cast(Any, on_host), NOTHING, {own: NOTHING, **dict(counts)}, NOTHING, t)
     return bool(prepared.due), {key: float(prepared.state[key]) for key, _ in counts}
 
 
