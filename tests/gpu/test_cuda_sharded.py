@@ -40,7 +40,7 @@ def test_replicas_on_one_card_have_the_numbers_of_one_process(rule: str, size: i
 
 
 @pytest.mark.parametrize("rule", ["Muon", "Kron"])
-@pytest.mark.parametrize(("slot", "graphs"), [(None, 2), (40, 5)])
+@pytest.mark.parametrize(("slot", "graphs"), [(None, 2), (40, 4)])
 def test_launches_around_messages_of_replicas_are_replayed(rule: str, slot: int | None, graphs: int) -> None:
     names = ("matrix", "even", "kernel") if rule == "Muon" else ("vector", "matrix", "even")
     run = replicas(rule, names=names, rates=(1.0, 1.0, 0.5, 0.25) * 3, slot=slot)

@@ -207,8 +207,9 @@ class Stack:
 @functools.lru_cache(maxsize=64)
 def decide_by(rule: WholeRule, own: str, counts: tuple[tuple[str, Any], ...], t: Any) -> tuple[bool, Any]:
     """What is due, and the counts after the step. own: the key of what the rule keeps beside counts."""
-    prepared = rule.prepare(cast(Any, on_host), NOTHING, {own: NOTHING, **dict(counts)}, NOTHING, t)
-    return bool(prepared.due), {key: float(prepared.state[key]) for key, _ in counts}
+    known = {key: np.full(1, count, np.float32) for key, count in counts}  # rounded as it is in the state
+    prepared = rule.prepare(cast(Any, on_host), NOTHING, {own: NOTHING, **known}, NOTHING, t)
+    return bool(prepared.due), {key: prepared.state[key].item() for key in known}
 
 
 def watch(rule: WholeRule, read: set[str]) -> WholeRule:

@@ -56,6 +56,7 @@ class WholeBatches:
             keys = stacks[0].host_counts
             self.host_counts = {key: HostCounts([s[key] for own in stacks for s in own.states]) for key in keys}
         self.given = [buckets[0].grad_scale, *(bucket.setting for bucket in buckets)]
+        self.noise_counts = [stack.t for stack in stacks if stack.t is not None]
         self.rules = {id(stack.rule): (stack.rule, stack.key) for stack in stacks}
         self.due, self.t = stacks[0].due, stacks[0].counted
         self.rates = [(bucket.lr, bucket.lr_scale) for bucket in buckets]
@@ -80,6 +81,8 @@ class WholeBatches:
             launch.begin(bucket, bucket.grads)
             for stack in launch.stacks if rates != self.rates else ():
                 self.moving.rate(stack.last.moving[1], cast(Any, bucket.lr), bucket.lr_scale)
+        for t in self.noise_counts:
+            t.fill_(self.t)
         for stack in self.stacks if self.due != self.stacks[0].due else ():
             stack.due = self.due
         self.rates = rates
