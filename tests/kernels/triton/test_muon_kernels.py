@@ -60,6 +60,17 @@ def test_numbers_are_those_of_the_rule(options: dict[str, Any]) -> None:
     agree(*both(3, **given))
 
 
+def test_gradients_are_read_where_they_are() -> None:
+    """In steps like the last one, and after one whose gradients begin at odd places."""
+    ours, theirs = (parameters("float32", SHAPES) for _ in range(2))
+    fused, lists = make(ours, "fused", **OPTIONS), make(theirs, "reference", **OPTIONS)
+    steps = gradients(6, "float32", SHAPES)
+    steps[3] = {name: torch.cat([g.new_zeros(1), g.reshape(-1)])[1:].view(g.shape) for name, g in steps[3].items()}
+    for optimizer, named in ((fused, ours), (lists, theirs)):
+        train(optimizer, named, steps)
+    agree(fused, ours, lists, theirs)
+
+
 @pytest.mark.parametrize("method", ["plain", "gram"])
 def test_products_in_bfloat16(method: str) -> None:
     _, ours, _, theirs = both(3, ns_method=method)
