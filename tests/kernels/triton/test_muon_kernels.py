@@ -71,6 +71,20 @@ def test_gradients_are_read_where_they_are() -> None:
     agree(fused, ours, lists, theirs)
 
 
+def test_other_rules_between() -> None:
+    shapes = {"a": (12, 9), "bias": (5,), "wide": (9, 12)}
+    ours, theirs = (parameters("float32", shapes) for _ in range(2))
+    muon, adamw = thalweg.torch.Muon.options(**OPTIONS), thalweg.torch.AdamW.options(lr=0.01)
+    entries = [("a", muon), ("bias", adamw), ("*", thalweg.torch.Muon.options(momentum=0.8, **OPTIONS))]
+    fused, lists = (
+        thalweg.torch.Mixture(named, entries, engine=engine)
+        for named, engine in ((ours, "fused"), (theirs, "reference"))
+    )
+    for optimizer, named in ((fused, ours), (lists, theirs)):
+        train(optimizer, named, gradients(5, "float32", shapes))
+    agree(fused, ours, lists, theirs)
+
+
 @pytest.mark.parametrize("method", ["plain", "gram"])
 def test_products_in_bfloat16(method: str) -> None:
     _, ours, _, theirs = both(3, ns_method=method)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from array import array
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -69,21 +70,14 @@ class TritonRun:
     def __init__(self, engine: Triton, buckets: Sequence[Bucket]) -> None:
         self.engine = engine
         owned = [i for i, bucket in enumerate(buckets) if bucket.parts and isinstance(bucket.setting.rule, WholeRule)]
-        teams = engine.owners.divide([outline_of(buckets[i]) for i in owned])
-        slots = list(itertools.chain.from_iterable(own for _, own in teams))
-        launches = {
-            i: OwnedLaunch(
-                buckets[i], {n: slot[at] for n, slot in enumerate(slots) if at in slot}, engine.owners, plain_launch
-            )
-            for at, i in enumerate(owned)
-        }
+        slots = engine.owners.divide([outline_of(buckets[i]) for i in owned])
+        launches: dict[int, OwnedLaunch] = {}
+        for at, i in enumerate(owned):
+            members = {number: slot[at] for number, (_, slot) in enumerate(slots) if at in slot}
+            launches[i] = OwnedLaunch(buckets[i], members, engine.owners, plain_launch)
         self.launches = [launches.get(i) or self.launch(bucket) for i, bucket in enumerate(buckets)]
-        #: By team, the slots in which whole tensors travel: their numbers, and launches with something in them.
-        numbered = enumerate(slots)
-        self.teams = [
-            (team, [(n, [launches[owned[at]] for at in slot]) for n, slot in itertools.islice(numbered, len(own))])
-            for team, own in teams
-        ]
+        #: In which whole tensors travel: the team, the number, and launches with something in it.
+        self.slots = [(team, n, [launches[owned[at]] for at in slot]) for n, (team, slot) in enumerate(slots)]
         for launch, bucket in zip(self.launches, buckets, strict=True):
             if isinstance(launch, WholeLaunch) and launch.is_stale():
                 launch.lay_out(bucket)
@@ -113,7 +107,9 @@ class TritonRun:
         if len(devices) == 1:
             (device,) = devices
             kron = [launch for launch in self.launches if isinstance(launch, KronLaunch)]
-            parts = [part for launch in self.launches if not isinstance(launch, KronLaunch) for part in launch.parts()]
+            whole = [launch for launch in self.launches if isinstance(launch, WholeLaunch)]
+            plain = [launch for launch in self.launches if isinstance(launch, Launch)]
+            parts = [part for own in (plain, whole) for launch in cast(Any, own) for part in launch.parts()]
             tables = [part.passes.tables for part in parts if part.moves]
             handling = buckets[0].setting.handling
             if not self.sharded and (handling.needs_norm or handling.may_skip):
@@ -126,7 +122,7 @@ class TritonRun:
                 launch.moving = self.moving
             if kron:
                 self.batches = KronBatches(kron, self.of_kron(buckets), self.moving)
-            if whole := [launch for launch in self.launches if isinstance(launch, WholeLaunch)]:
+            if whole:
                 self.wholes = WholeBatches(whole, self.moving)
             self.replay = Replay(device)
         self.measures_gradients = self.squares is not None
@@ -282,8 +278,8 @@ class TritonRun:
 
     def step_owned(self) -> Iterator[Errand]:
         """Step whole tensors slot by slot; yields what is to be sent, or waited for, before it goes on."""
-        for team, slots in self.teams:
-            yield from in_turn([step_slot(team, *slot) for slot in slots])
+        for _, own in itertools.groupby(self.slots, operator.itemgetter(0)):
+            yield from in_turn([step_slot(*slot) for slot in own])
 
     def ask_owners(self) -> Computation:
         """The same, and what is to be sent is sent."""
@@ -293,7 +289,7 @@ class TritonRun:
 
     def release(self, *, taken: bool) -> None:
         self.rounds = None
-        if not taken and self.teams:
+        if not taken and self.slots:
             self.engine.owners.forget()
         for launch in self.launches:
             launch.release()

@@ -48,7 +48,7 @@ class WholeBatches:
         if not are_the_same(stacks, self.stacks):
             self.stacks = stacks
             first, last = (self.moving.places[id(table)] for table in (tables[0], tables[-1]))
-            #: Where the addresses of all gradients are, and in which order.
+            # where the addresses of all gradients are, side by side, and in which order
             self.places, self.order, begin = slice(first.start, last.stop), list[int](), 0
             for launch, bucket in zip(self.launches, buckets, strict=True):
                 self.order += [begin + i for i in chain.from_iterable(launch.members)]
@@ -94,8 +94,10 @@ class WholeBatches:
         if any(bucket.t != t for bucket in buckets) or t not in (None, self.t + 1):
             return False
         counts = tuple([(key, own.read()) for key, own in self.host_counts.items() if key != "step"])
+        if any(count is None for _, count in counts):
+            return False
         found = [decide_by(*rule, counts, t) for rule in self.rules.values()] if counts else [(self.due, {})]
-        if any(count is None for _, count in counts) or any(each != found[0] for each in found):
+        if any(each != found[0] for each in found):
             return False
         (self.due, self.after), self.t = found[0], self.t if t is None else t
         return True

@@ -96,17 +96,15 @@ class Owners:
             found.append((self.teams[ranks], members))
         return found
 
-    def divide(self, outlines: Sequence[Request]) -> list[tuple[Team, list[dict[int, list[int]]]]]:
-        """Who serves requests, and what of them travels together: in each slot, by request, places of parameters."""
-        found = []
+    def divide(self, outlines: Sequence[Request]) -> list[tuple[Team, dict[int, list[int]]]]:
+        """What travels together, team by team: in each slot, by request, places of parameters."""
+        slots: list[tuple[Team, dict[int, list[int]]]] = []
         for team, members in self.by_team(outlines):
-            slots: list[dict[int, list[int]]] = []
-            for slot in team.divide([outlines[i] for i in members]):
-                slots.append({})
-                for at, i in slot:
-                    slots[-1].setdefault(members[at], []).append(i)
-            found.append((team, slots))
-        return found
+            for places in team.divide([outlines[i] for i in members]):
+                slots.append((team, {}))
+                for at, i in places:
+                    slots[-1][1].setdefault(members[at], []).append(i)
+        return slots
 
 
 def team_key(request: Request) -> TeamKey:
