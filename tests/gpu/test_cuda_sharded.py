@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,7 +11,7 @@ torch = pytest.importorskip("torch")
 from tolerances import TENSOR_CORES  # noqa: E402
 from world import world  # noqa: E402
 from world_repeated import replayed  # noqa: E402
-from world_steps import Run, differences  # noqa: E402
+from world_steps import TYPICAL, Run, differences  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,6 +26,25 @@ def test_ranks_on_one_card_have_the_numbers_of_one_process(rule: str, size: int,
     # owners of Kron's tensors multiply on tensor cores; None: what is owed in float32
     tolerance = TENSOR_CORES["float32"] if rule == "Kron" else None
     assert world(size).run(differences, run, layout, tolerance) == [[]] * size
+
+
+def replicas(rule: str, **how: Any) -> Run:
+    return Run(rule, "float32", dict(TYPICAL[rule], divide_work=True), device="cuda", replicated=True, **how)
+
+
+@pytest.mark.parametrize("rule", ["Muon", "Kron"])
+@pytest.mark.parametrize(("size", "layout"), [(2, "plain"), (2, "copies"), (4, "copies of shards")])
+def test_replicas_on_one_card_have_the_numbers_of_one_process(rule: str, size: int, layout: str) -> None:
+    tolerance = TENSOR_CORES["float32"] if rule == "Kron" else None
+    assert world(size).run(differences, replicas(rule), layout, tolerance) == [[]] * size
+
+
+@pytest.mark.parametrize("rule", ["Muon", "Kron"])
+@pytest.mark.parametrize(("slot", "graphs"), [(None, 2), (40, 4)])
+def test_launches_around_messages_of_replicas_are_replayed(rule: str, slot: int | None, graphs: int) -> None:
+    names = ("matrix", "even", "kernel") if rule == "Muon" else ("vector", "matrix", "even")
+    run = replicas(rule, names=names, rates=(1.0, 1.0, 0.5, 0.25) * 3, slot=slot)
+    assert world(2).run(replayed, run, "plain") == [(graphs, [])] * 2
 
 
 @pytest.mark.parametrize(("rule", "graphs"), [("AdamW", 2), ("LAMB", 2), ("Adafactor", 3), ("Muon", 3), ("Kron", 3)])

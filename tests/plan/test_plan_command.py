@@ -24,6 +24,7 @@ from thalweg.plan import plan
 from thalweg.plan.command import command, complete_model
 from thalweg.plan.models import Model, Tensor
 from thalweg.rules import RULES
+from thalweg.show.arguments import Given
 from thalweg.show.choices import complete_list, complete_option
 from thalweg.show.registered import MIXTURES
 
@@ -188,6 +189,17 @@ def test_a_mesh_of_replicas_and_shards() -> None:
     wanted = share.moved_bytes / 1e11 + share.product_flops / 1e9 + max(share.sent_bytes, share.received_bytes) / 1e6
     assert cost.busiest_seconds == pytest.approx(wanted)
     assert 0 < share.slot_bytes < share.peak_bytes
+
+
+def test_replicas_on_gpus_divide_what_kernels_step_then() -> None:
+    many = Model("many", "", tuple(Tensor(f"w{i}", (4096, 4096), "bfloat16") for i in range(4)))
+    where: Any = dict(optimizers=["Muon"], device="cuda", mesh={"dp": 2})
+    share = plan(many, **where).costs[0].share
+    assert (share.engine, share.divided_tensors, share.collectives) == ("fused", 4, 2)
+    # momentum and parameters are written in place
+    assert share.peak_bytes < plan(many, engine="foreach", **where).costs[0].share.peak_bytes
+    rounded = plan(many, options=[Given("Muon", "rounding", "stochastic")], **where).costs[0].share
+    assert (rounded.engine, rounded.divided_tensors) == ("fused", 0)
 
 
 def test_ten_thousand_ranks_take_seconds() -> None:

@@ -13,9 +13,11 @@ pytest.importorskip("triton")
 from lanes import by_turns, once, one_in
 from tolerances import FLIPPED
 from world import world
+from world_kernels import by_owners
 from world_layouts import LAYOUTS
 from world_messages import EACH, GROUPS, messages
 from world_repeated import times_sorted
+from world_replicas import bits, explained
 from world_steps import TYPICAL, Run, differences, differences_in_odd_memory, flipped
 
 from thalweg import Spikes
@@ -62,6 +64,44 @@ def test_muon_around_its_owners(size: int, layout: str) -> None:
     names = ("matrix", "even", "row", "column", "kernel")
     run = Run("Muon", "float32", engine="fused", rates=(1.0, 0.5, 0.25), names=names, interpreted=True)
     assert world(size).run(differences, run, layout) == [[]] * size
+
+
+def replicas(rule: str = "Muon", **how: Any) -> Run:
+    options = dict(TYPICAL[rule], divide_work=True, **how.pop("options", {}))
+    names = ("matrix", "even", "row") if rule == "Muon" else ("vector", "matrix")
+    given: dict[str, Any] = dict(rates=(1.0, 0.5, 0.25), names=names, interpreted=True, replicated=True, **how)
+    return Run(rule, "float32", options, **given)
+
+
+@pytest.mark.parametrize("slot", one_in(2, [40, None]))
+@pytest.mark.parametrize(
+    ("size", "layout"), one_in(3, [(2, "plain"), (4, "copies of copies"), (4, "copies of shards")])
+)
+def test_muon_around_the_owners_of_replicas(size: int, layout: str, slot: int | None) -> None:
+    """Each replica writes all momentum, transforms its share, and writes what others have made."""
+    answers = world(size).run(by_owners, replicas(slot=slot), layout)
+    assert [(differences, engine) for differences, _, engine in answers] == [([], "fused")] * size
+
+
+@pytest.mark.parametrize("rule", one_in(2, ["Kron", "Muon"]))
+def test_replicas_stay_equal_to_the_bit(rule: str) -> None:
+    first, second = world(2).run(bits, replicas(rule, slot=40), "plain")
+    assert first["held"] == second["held"]
+
+
+@pytest.mark.nightly
+def test_replicas_decide_alike() -> None:
+    run = replicas(options=dict(max_grad_norm=1.0), absent={1: ("even",)})
+    assert [found for found, *_ in world(2).run(by_owners, run, "plain")] == [[]] * 2
+
+
+def test_replicas_divide_nothing_that_lists_would_step() -> None:
+    """Kernels step whole tensors faster than lists step their share."""
+    how: dict[str, Any] = dict(names=("large",), rates=(1.0,), replicated=True, interpreted=True)
+    told = "replicas do not divide the work on 1 parameter: fused kernels step it as a whole"
+    for options, expected in ((dict(rounding="stochastic"), told), ({}, "replicas divide the work on 1 parameter")):
+        for note in world(2).run(explained, Run("Muon", "bfloat16", options, **how), "plain"):
+            assert expected in note
 
 
 @pytest.mark.nightly

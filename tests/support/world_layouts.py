@@ -62,7 +62,7 @@ def ranks() -> int:
 
 def plain(name: str, x: Any) -> Any:
     """As in one process."""
-    return x.clone()
+    return x.to(home[0], copy=True)
 
 
 def placed(x: Any, over: Any, placements: Sequence[Any]) -> Any:
@@ -174,7 +174,7 @@ def layout(name: str) -> Place:
 def gradient(kind: str, x: Any, p: Any) -> Any:
     """The gradient of a placed parameter, itself laid out in one of several ways."""
     if not isinstance(p, DTensor):
-        return x.clone()
+        return x.to(p.device, copy=True)
     if kind == "alike":
         return placed(x, p.device_mesh, p.placements)
     if kind == "copies":

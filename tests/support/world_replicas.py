@@ -44,7 +44,12 @@ def block_of(x: Any) -> Any:
 
 
 def explained(run: Run, layout: str) -> str:
-    return str(stepped(run, laid_out(layout)).optimizer.explain())
+    if not run.interpreted:
+        return str(stepped(run, laid_out(layout)).optimizer.explain())
+    from interpreter import serving
+
+    with serving():
+        return str(stepped(run, laid_out(layout)).optimizer.explain())
 
 
 def errors_without_a_gradient(run: Run) -> list[str]:

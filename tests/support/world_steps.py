@@ -20,6 +20,7 @@ from world_layouts import layout as laid_out
 import thalweg.torch
 from thalweg.errors import OptimError
 from thalweg.torch.engines.lists import Lists
+from thalweg.torch.engines.triton import Triton
 
 #: Rules that differ in what ranks have to tell one another.
 RULES = ("LARS", "LAMB", "MARS", "Adafactor", "Muon", "Kron", "SOAP")
@@ -124,7 +125,8 @@ def stepped_here(run: Run, place: Place, watch: Callable[[int], AbstractContextM
     shared = {"replicas": torch.distributed.group.WORLD} if run.replicated else {}
     optimizer = make(groups, run.lr(0), engine=run.engine, overrides=list(run.overrides), **shared, **run.given())
     if run.slot is not None:
-        optimizer._engines["lists"] = Lists(optimizer._sharing.message_dtype, slot=run.slot)
+        lists = Lists(optimizer._sharing.message_dtype, slot=run.slot)
+        optimizer._engines.update(lists=lists, triton=Triton(lists.owners))
     errors = []
     for step in range(len(run.rates)):
         for group, options in zip(optimizer.param_groups, itertools.cycle(run.groups), strict=False):

@@ -29,7 +29,7 @@ from thalweg.programs.footprint import footprint, middle_peak
 from thalweg.programs.graph import Value
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Entry, Factor, PerSlice
-from thalweg.rules.whole import coded_bytes, is_worth_sending, no_loads, owners_of, slots_of
+from thalweg.rules.whole import SLOT, coded_bytes, is_worth_sending, no_loads, owners_of, slots_of
 from thalweg.spaces.shapes import BYTES, ORDER
 from thalweg.storage import Kept, arithmetic
 
@@ -49,7 +49,8 @@ def find_kernels(item: Item, place: Place) -> Item:
         return item
     if why_unfused(item.whole_item(), place.device) or reason_against_part(item, place.device):
         return item
-    parted = item.is_sharded and kernels.is_parted(item.setting, item.shape)
+    by_owner = item.rule.needs_whole and (item.is_sharded or is_divided(item, place))
+    parted = by_owner and kernels.is_parted(item.setting, item.shape)
     return replace(item, by_kernels=not is_stack(item), parted=parted)
 
 
@@ -197,6 +198,9 @@ def is_divided(item: Item, place: Place) -> bool:
     """Whether replicas divide the work on a tensor, as a run does unless it is told otherwise."""
     if place.replicas == 1 or place.engine == "fused" or place.offload_state:
         return False
+    on_gpu = place.device == "cuda" and place.engine == "auto" and not item.is_sharded
+    if on_gpu and kernels.would_lose_kernels(item.setting, item.shape, item.tensor.dtype):
+        return False
     return is_worth_sending(whole_rule(item), item.shape, arithmetic(item.tensor.dtype), place.device)
 
 
@@ -267,7 +271,8 @@ def collectives_of(items: Sequence[Item], world: int, rank: int) -> int:
 
 def in_slots(items: Sequence[Item]) -> list[list[Item]]:
     """Tensors of one team that travel together."""
-    slots = slots_of([(item.owner if item.is_sharded else None, math.prod(item.shape)) for item in items])
+    most = SLOT if items[0].is_sharded else SLOT // items[0].replicas
+    slots = slots_of([(item.owner, math.prod(item.shape)) for item in items], most)
     return [[items[i] for i in members] for members in slots]
 
 
@@ -355,29 +360,31 @@ class OwnerPeak(NamedTuple):
 
 def owner_peak(items: Sequence[Item], world: int, rank: int) -> OwnerPeak:
     """Of several slots, those one after the other have stages together. A step that is recorded keeps all of it."""
-    # kernels write parts where they are, and keep what they show
-    parted, in_lists = ([item for item in items if item.parted is chosen] for chosen in (True, False))
-    shown = sum(word([item]) * item.tensor.elements for item in parted)
     on_parts = {
-        id(i): footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True) for i in in_lists
+        id(i): footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True)
+        for i in items
+        if not i.parted
     }
-    slots, turns, sent = [], [0], [0]
+    slots, turns, sent, shown, made = [], [0], [0], 0, 0
     for team in teams_of(items):
         own = [(slot, stages_of(slot, world, rank)) for slot in in_slots(team)]
+        if team[0].parted:  # kernels write parts where they are, and keep what they show of the largest slot
+            shown += max(sum(word([item]) * item.tensor.elements for item in slot) for slot, _ in own)
         if team[0].is_sharded or team[0].setting.handling.on_nonfinite == "raise":
             slots += [stages for _, stages in own]
+            made += 0 if team[0].parted else sum(stages.made for _, stages in own)
             continue
         # whole tensors are stepped slot by slot: while one is transformed, the one before is sent and written
         needs = [0]
         for slot, stages in own:
-            parts = [on_parts.pop(id(item)) for item in slot]
+            parts = [on_parts.pop(id(item)) for item in slot if not item.parted]
             needs.append(max(sum(part.waiting for part in parts) + max(stages), sum(part.peak for part in parts)))
         turns += map(sum, itertools.pairwise(needs))
         sent += map(sum, itertools.pairwise([0, *(stages.telling for _, stages in own)]))
     waiting, after = (sum(getattr(own, what) for own in on_parts.values()) for what in ("waiting", "peak"))
     if len(slots) > 1:
-        *by_stage, made = zip(*slots, strict=True)
-        waiting += sum(map(max, by_stage)) + sum(made)
+        *by_stage, _ = zip(*slots, strict=True)
+        waiting += sum(map(max, by_stage)) + made
     elif slots:
         waiting += max(slots[0])
     launched = [item for item in items if item.by_kernels and item.owner == rank]

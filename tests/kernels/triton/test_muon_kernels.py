@@ -60,6 +60,31 @@ def test_numbers_are_those_of_the_rule(options: dict[str, Any]) -> None:
     agree(*both(3, **given))
 
 
+def test_gradients_are_read_where_they_are() -> None:
+    """In steps like the last one, and after one whose gradients begin at odd places."""
+    ours, theirs = (parameters("float32", SHAPES) for _ in range(2))
+    fused, lists = make(ours, "fused", **OPTIONS), make(theirs, "reference", **OPTIONS)
+    steps = gradients(6, "float32", SHAPES)
+    steps[3] = {name: torch.cat([g.new_zeros(1), g.reshape(-1)])[1:].view(g.shape) for name, g in steps[3].items()}
+    for optimizer, named in ((fused, ours), (lists, theirs)):
+        train(optimizer, named, steps)
+    agree(fused, ours, lists, theirs)
+
+
+def test_other_rules_between() -> None:
+    shapes = {"a": (12, 9), "bias": (5,), "wide": (9, 12)}
+    ours, theirs = (parameters("float32", shapes) for _ in range(2))
+    muon, adamw = thalweg.torch.Muon.options(**OPTIONS), thalweg.torch.AdamW.options(lr=0.01)
+    entries = [("a", muon), ("bias", adamw), ("*", thalweg.torch.Muon.options(momentum=0.8, **OPTIONS))]
+    fused, lists = (
+        thalweg.torch.Mixture(named, entries, engine=engine)
+        for named, engine in ((ours, "fused"), (theirs, "reference"))
+    )
+    for optimizer, named in ((fused, ours), (lists, theirs)):
+        train(optimizer, named, gradients(5, "float32", shapes))
+    agree(fused, ours, lists, theirs)
+
+
 @pytest.mark.parametrize("method", ["plain", "gram"])
 def test_products_in_bfloat16(method: str) -> None:
     _, ours, _, theirs = both(3, ns_method=method)

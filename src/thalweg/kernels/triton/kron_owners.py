@@ -8,6 +8,7 @@ every step.
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,8 +26,8 @@ from thalweg.kernels.triton.uploads import Uploads
 from thalweg.rules import Kron
 from thalweg.settings import Handling
 
-#: Rules, with other options each, whose numbers are kept on the device.
-MOST_RULES = 64
+#: Rules, with other options each, whose numbers are kept on the device; formulas of a rule, and numbers of one.
+MOST_RULES, MOST_FORMULAS, OWN_NUMBERS = 64, 16, 32
 
 
 class Job(NamedTuple):
@@ -60,19 +61,39 @@ class Known:
 class Numbers:
     """What steps of one rule begin with, on the device, where recorded launches find that of now."""
 
-    def __init__(self, rule: Kron, formulas: Formulas, device: torch.device) -> None:
-        self.rule, self.formulas, self.uploads = rule, formulas, Uploads(device)
-        self.given: Mapping[str, float] = {}
-        self.places: dict[str, Tensor] = {}
+    def __init__(self, rule: Kron, device: torch.device) -> None:
+        self.rule, self.uploads = rule, Uploads(device)
+        #: By their ids, formulas with the places of their numbers; each has as much room.
+        self.known: dict[int, tuple[Formulas, dict[str, Tensor]]] = {}
+        self.table = self.uploads.empty((MOST_FORMULAS * OWN_NUMBERS,))
+        self.host = array("f", bytes(self.table.nbytes))
+        #: The same memory as a tensor: the driver has taken what it copies of it when a copy returns.
+        self.view = torch.frombuffer(self.host, dtype=torch.float32)
 
     def follow(self, t: int) -> None:
-        given = numbers_of(self.formulas, Options.of(self.rule), t, 0.0, 1.0)
-        if not self.places:
-            self.table = self.uploads.empty((len(given),))
-            self.places = {name: self.table[i : i + 1] for i, name in enumerate(given)}
-        if given != self.given:
-            self.given = given
-            self.uploads.refill(self.table, torch.tensor(list(given.values())))
+        """Take the numbers of a step, all in one copy."""
+        options, has_news = Options.of(self.rule), False
+        for place, (formulas, _) in enumerate(self.known.values()):
+            own = array("f", numbers_of(formulas, options, t, 0.0, 1.0).values())
+            held = slice(place * OWN_NUMBERS, place * OWN_NUMBERS + len(own))
+            if self.host[held] != own:
+                self.host[held], has_news = own, True
+        if has_news:
+            self.uploads.refill(self.table, self.view)
+
+    def places_of(self, formulas: Formulas, t: int) -> dict[str, Tensor]:
+        if id(formulas) not in self.known:
+            begin, names = OWN_NUMBERS * len(self.known), numbers_of(formulas, Options.of(self.rule), t, 0.0, 1.0)
+            own = {name: self.table[begin + i : begin + i + 1] for i, name in enumerate(names)}
+            self.known[id(formulas)] = formulas, own
+        self.follow(t)
+        return self.known[id(formulas)][1]
+
+
+class At(NamedTuple):
+    """Where the numbers of a batch are."""
+
+    places: Mapping[str, Tensor]
 
     def numbers(self, batch: Batch, given: Mapping[str, float]) -> Mapping[str, Tensor]:
         return self.places
@@ -84,8 +105,8 @@ class OwnerKernels(KronKernels):
     def __init__(self) -> None:
         super().__init__()
         self.known: dict[tuple[str, ...], Known] = {}
-        #: Of each rule, by its formulas.
-        self.numbers: dict[Kron, dict[int, Numbers]] = {}
+        #: Of each rule.
+        self.numbers: dict[Kron, Numbers] = {}
         self.latest: tuple[Kron | None, int] = None, 0
         #: How often numbers were dropped, which recorded launches may look for.
         self.age = 0
@@ -94,18 +115,16 @@ class OwnerKernels(KronKernels):
         """Take the numbers of a step of this rule."""
         if rule is not self.latest[0] or t != self.latest[1]:
             self.latest = rule, t
-            for numbers in self.numbers.get(rule, {}).values():
-                numbers.follow(t)
+            if rule in self.numbers:
+                self.numbers[rule].follow(t)
 
-    def numbers_for(self, job: Job, batch: Batch) -> Numbers:
+    def numbers_for(self, job: Job, batch: Batch) -> At:
         if job.rule not in self.numbers and len(self.numbers) == MOST_RULES:
             self.numbers.clear()
             self.age += 1
-        formulas, known = formulas_of(batch, job.rule, bare=True), self.numbers.setdefault(job.rule, {})
-        if id(formulas) not in known:
-            known[id(formulas)] = Numbers(job.rule, formulas, batch.device)
-        known[id(formulas)].follow(job.t)
-        return known[id(formulas)]
+        if job.rule not in self.numbers:
+            self.numbers[job.rule] = Numbers(job.rule, batch.device)
+        return At(self.numbers[job.rule].places_of(formulas_of(batch, job.rule, bare=True), job.t))
 
     def whitened(self, jobs: Sequence[Job]) -> list[tuple[Tensor, Tensor]]:
         """For each job its tensors whitened and clipped, stacked, and the means of squares by tensor and slice.

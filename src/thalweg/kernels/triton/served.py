@@ -10,6 +10,7 @@ from thalweg.arrays import Shape
 from thalweg.codecs import CODECS, grouping, scale_key
 from thalweg.kernels.by_hand import reason_unread
 from thalweg.kernels.triton import READS
+from thalweg.programs.budget import state_entries
 from thalweg.programs.extents import kinds_of, spread_shapes
 from thalweg.programs.parts import own_key, reason_unparted
 from thalweg.programs.reasons import reason_underived
@@ -128,7 +129,7 @@ def reason_against_guards(setting: Setting) -> str:
 
 
 def is_parted(setting: Setting, shape: Shape) -> bool:
-    """Whether kernels step shards of a parameter before and after its owner has transformed the whole."""
+    """Whether kernels step shards or replicas of a parameter before and after its owner has transformed the whole."""
     rule, handling = setting.rule, setting.handling
     if not isinstance(rule, WholeRule) or rule.stacked_axes or handling.is_random:
         return False
@@ -140,13 +141,22 @@ def is_parted(setting: Setting, shape: Shape) -> bool:
     return rule.IN_PARTS and rule.is_stackable(shape)
 
 
+def would_lose_kernels(setting: Setting, shape: Shape, dtype: str, *, capturable: bool = False) -> bool:
+    """Whether fused kernels step a parameter that is whole, and not if its replicas divided the work on it."""
+    kind, rule = (setting, shape, dtype, state_entries(setting, shape, dtype)), setting.rule
+    unserved = reason_against(*kind)
+    is_counted = not capturable or (isinstance(rule, WholeRule) and rule.IN_PARTS)
+    served_in_parts = not unserved and is_counted and is_parted(setting, shape)
+    return not served_in_parts and (not unserved or (is_counted and can_be_parted(*kind)))
+
+
 def reason_against_shard(setting: Setting, shape: Shape, sharded: Collection[int]) -> str:
     """Why fused kernels cannot step a shard of a parameter of this shape, or the whole for its owner; "" if they can.
 
     sharded: along which axes.
     """
     rule = setting.rule
-    if sharded and is_parted(setting, shape):
+    if is_parted(setting, shape):
         return ""
     if isinstance(rule, WholeRule) and rule.is_stackable(shape):
         return f"it is sharded, and owners have library products for {type(rule).__name__} with these options"

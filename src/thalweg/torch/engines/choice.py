@@ -23,6 +23,7 @@ from thalweg.storage import Kept
 from thalweg.torch.engines.protocol import EngineKind
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.params.groups import EngineName
+from thalweg.torch.sharding.shards import is_whole
 
 PLAIN = (Tensor, torch.nn.Parameter)
 #: What Triton's kernels run on, of NVIDIA's.
@@ -75,7 +76,7 @@ def fused_engine(setting: Setting, part: Part | None, *, on_gpu: bool, counted: 
     if not on_gpu or part is None:
         return "triton" if on_gpu else "lists"
     is_known = counted or (isinstance(rule, WholeRule) and rule.IN_PARTS)
-    parted = is_known and any(part.groups) and by_kernels.is_parted(setting, part.shape)
+    parted = is_known and by_kernels.is_parted(setting, part.shape)
     return "triton" if parted else "lists"
 
 
@@ -161,6 +162,13 @@ def can_be_parted(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> b
     counts = [*rule.keys(tuple(p.shape), Count), *(() if rule.IN_PARTS else ["step"])]
     are_known = all(state[key].is_cpu for key in counts if key in state)
     return are_known and by_kernels.can_be_parted(setting, tuple(p.shape), name_of(p), kept_in(state))
+
+
+def would_lose_kernels(setting: Setting, p: Tensor, *, capturable: bool) -> bool:
+    """Whether kernels for GPUs step a parameter that is whole, and not if its replicas divided the work on it."""
+    if not is_on_gpu(p) or reason_missing_for(p) is not None or not is_whole(p):
+        return False
+    return by_kernels.would_lose_kernels(setting, tuple(p.shape), name_of(p), capturable=capturable)
 
 
 def reason_against_shard(setting: Setting, p: Tensor, part: Part, reason: str) -> str:

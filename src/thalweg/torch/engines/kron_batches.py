@@ -13,7 +13,7 @@ from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.replay import NUMBERS, Moving
-from thalweg.torch.engines.triton_whole import KronLaunch
+from thalweg.torch.engines.triton_whole import UNKNOWN, KronLaunch
 
 
 class KronBatches:
@@ -124,9 +124,6 @@ class KronBatches:
             return
         self.steps.advance()
         self.refreshes.write(self.after)
-
-
-UNKNOWN: array[int] = array("Q")
 
 
 def has_plain_numbers(buckets: Sequence[Bucket]) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
-from collections.abc import Sequence
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -88,22 +89,14 @@ class ListsRun:
     @torch.compiler.disable
     def step_replicas(self, statistics: Statistics) -> None:
         """Step whole tensors on which replicas divide the work, slot by slot: new values of few exist at once."""
-        outlines = [outline_of(bucket) for bucket in self.replicated]
-        for team, members in self.owners.by_team(outlines):
-            slots = team.divide([outlines[i] for i in members])
-            for send in in_turn([self.step_slot(team, self.choose(slot, members), statistics) for slot in slots]):
+        slots = self.owners.divide([outline_of(bucket) for bucket in self.replicated])
+        for _, own in itertools.groupby(slots, operator.itemgetter(0)):
+            for send in in_turn([self.step_slot(*slot, statistics) for slot in own]):
                 send()
 
-    def choose(self, slot: Sequence[tuple[int, int]], members: Sequence[int]) -> list[Bucket]:
-        """Buckets of the parameters of a slot."""
-        chosen: dict[int, list[int]] = defaultdict(list)
-        for at, i in slot:
-            chosen[members[at]].append(i)
-        buckets = [(self.replicated[at], own) for at, own in chosen.items()]
-        return [bucket if len(own) == len(bucket.names) else bucket.chosen(own) for bucket, own in buckets]
-
-    def step_slot(self, team: Team, buckets: Sequence[Bucket], statistics: Statistics) -> Messages:
-        computations = [result_of_shards(bucket, self.owners) for bucket in buckets]
+    def step_slot(self, team: Team, slot: Mapping[int, Sequence[int]], statistics: Statistics) -> Messages:
+        chosen = [self.replicated[at].chosen(own) for at, own in slot.items()]
+        computations = [result_of_shards(bucket, self.owners) for bucket in chosen]
         answers = yield from team.make_in_turn([request for each in computations for request in next(each).asked])
         for each, answer in zip(computations, answers, strict=True):
             try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import operator
 from array import array
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -24,10 +26,12 @@ from thalweg.torch.engines.kron_batches import KronBatches
 from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Statistics
 from thalweg.torch.engines.replay import Launches, Moving, Replay
+from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
-from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of
+from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of, step_slot
+from thalweg.torch.engines.whole_batches import WholeBatches
 from thalweg.torch.sharding.collectives import Computation, Question, summed
-from thalweg.torch.sharding.owners import Owners
+from thalweg.torch.sharding.owners import Errand, Owners, in_turn
 
 AnyLaunch: TypeAlias = "Launch | KronLaunch | WholeLaunch"
 
@@ -65,7 +69,15 @@ class TritonRun:
 
     def __init__(self, engine: Triton, buckets: Sequence[Bucket]) -> None:
         self.engine = engine
-        self.launches = [self.launch(bucket) for bucket in buckets]
+        owned = [i for i, bucket in enumerate(buckets) if bucket.parts and isinstance(bucket.setting.rule, WholeRule)]
+        slots = engine.owners.divide([outline_of(buckets[i]) for i in owned])
+        launches: dict[int, OwnedLaunch] = {}
+        for at, i in enumerate(owned):
+            members = {number: slot[at] for number, (_, slot) in enumerate(slots) if at in slot}
+            launches[i] = OwnedLaunch(buckets[i], members, engine.owners, plain_launch)
+        self.launches = [launches.get(i) or self.launch(bucket) for i, bucket in enumerate(buckets)]
+        #: In which whole tensors travel: the team, the number, and launches with something in it.
+        self.slots = [(team, n, [launches[owned[at]] for at in slot]) for n, (team, slot) in enumerate(slots)]
         for launch, bucket in zip(self.launches, buckets, strict=True):
             if isinstance(launch, WholeLaunch) and launch.is_stale():
                 launch.lay_out(bucket)
@@ -88,13 +100,16 @@ class TritonRun:
         #: Of all gradients, in the order of the buckets; None if they are not needed here.
         self.squares: Squares | None = None
         self.batches: KronBatches | None = None
+        self.wholes: WholeBatches | None = None
         self.replay: Replay | None = None
         #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
         self.rounds: Launches | None = None
         if len(devices) == 1:
             (device,) = devices
             kron = [launch for launch in self.launches if isinstance(launch, KronLaunch)]
-            parts = [part for launch in self.launches if not isinstance(launch, KronLaunch) for part in launch.parts()]
+            whole = [launch for launch in self.launches if isinstance(launch, WholeLaunch)]
+            plain = [launch for launch in self.launches if isinstance(launch, Launch)]
+            parts = [part for own in (plain, whole) for launch in cast(Any, own) for part in launch.parts()]
             tables = [part.passes.tables for part in parts if part.moves]
             handling = buckets[0].setting.handling
             if not self.sharded and (handling.needs_norm or handling.may_skip):
@@ -107,6 +122,8 @@ class TritonRun:
                 launch.moving = self.moving
             if kron:
                 self.batches = KronBatches(kron, self.of_kron(buckets), self.moving)
+            if whole:
+                self.wholes = WholeBatches(whole, self.moving)
             self.replay = Replay(device)
         self.measures_gradients = self.squares is not None
         #: What a GradScaler decides, where recorded steps find it; or what decides when the gradients are measured.
@@ -115,8 +132,6 @@ class TritonRun:
         self.decision: Decision | None = None
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
-        if isinstance(bucket.setting.rule, WholeRule) and bucket.parts:
-            return OwnedLaunch(bucket, self.engine.owners, plain_launch)
         if steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
             return KronLaunch(self.engine.kron_kernels(), bucket)
         if isinstance(bucket.setting.rule, WholeRule):
@@ -131,16 +146,19 @@ class TritonRun:
             self.scale, self.allowed = held_in(self.scale, scale), held_in(self.allowed, allowed)
             buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
         together = self.batches is not None and all(self.in_place) and self.batches.prepare(self.of_kron(buckets))
+        repeated = self.wholes is not None and all(self.in_place) and self.wholes.prepare(self.of_whole(buckets))
         for launch, bucket, in_place, contiguous in zip(
             self.launches, buckets, self.in_place, self.contiguous, strict=True
         ):
-            if together and isinstance(launch, KronLaunch):
+            if (together and isinstance(launch, KronLaunch)) or (repeated and isinstance(launch, WholeLaunch)):
                 continue
             places = bucket.addresses if in_place else None
             grads = bucket.grads if places is not None else gradients_of(bucket, contiguous)
             launch.prepare(bucket, grads, places)
         if self.batches is not None and not together:
             self.batches.note(self.of_kron(buckets))
+        if self.wholes is not None and not repeated:
+            self.wholes.note(self.of_whole(buckets))
         if self.decision is not None:
             self.follow_gradients(buckets)
         if self.moving is not None:
@@ -166,6 +184,11 @@ class TritonRun:
         pairs = zip(self.launches, buckets, strict=True)
         return [bucket for launch, bucket in pairs if isinstance(launch, KronLaunch)]
 
+    def of_whole(self, buckets: Sequence[Bucket]) -> list[Bucket]:
+        """Those of which other kernels step stacks."""
+        pairs = zip(self.launches, buckets, strict=True)
+        return [bucket for launch, bucket in pairs if isinstance(launch, WholeLaunch)]
+
     def prepare_kron(self, buckets: Sequence[Bucket], capturing: bool) -> None:
         """Compile what is new, and follow scratch memory, which all batches of an optimizer share."""
         kernels, launches = self.engine.kron, [launch for launch in self.launches if isinstance(launch, KronLaunch)]
@@ -182,7 +205,7 @@ class TritonRun:
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""
         if self.replay is None or on_nonfinite == "raise":
-            return [launch.measure() for launch in self.launches]
+            return [self.ask_owners(), *(launch.measure() for launch in self.launches)]
         self.rounds = self.replay.run(self.launch_all, self.key())
         return [self.ask()] if self.sharded else []
 
@@ -219,8 +242,10 @@ class TritonRun:
                     launch.write()
         if self.batches is not None:
             self.batches.count_step()
-        for launch in self.launches:
-            if isinstance(launch, WholeLaunch) or (isinstance(launch, KronLaunch) and self.batches is None):
+        if self.wholes is not None:
+            self.wholes.count_step()
+        for launch in self.launches if self.moving is None else ():
+            if isinstance(launch, (KronLaunch, WholeLaunch)):
                 launch.count_step()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version(self.params)
@@ -228,35 +253,43 @@ class TritonRun:
 
     def key(self) -> Hashable:
         """What all launches depend on beside tables."""
-        others = [launch.key() for launch in self.launches if not isinstance(launch, KronLaunch)]
+        others = [launch.key() for launch in self.launches if isinstance(launch, Launch)]
         decided, age = None, self.engine.owners.age
         if self.decision is not None and self.squares is not None:
             decided = self.decision.key(), self.squares.key()
-        return tuple(others), None if self.batches is None else self.batches.key(), decided, age
+        together = [None if each is None else each.key() for each in (self.batches, self.wholes)]
+        return tuple(others), *together, decided, age
 
     def launch_all(self) -> Launches:
         sharded = [launch for launch in self.launches if isinstance(launch, Launch) and launch.bucket.parts]
         rounds = [(launch.bucket.parts[0], launch.passes.measure(launch.step)) for launch in sharded]
         while sums := [(part, each) for part, own in rounds for each in next(own, ())]:
             yield from complete(sums)
-        owned = [launch for launch in self.launches if isinstance(launch, OwnedLaunch)]
-        if owned:
-            answers = yield from self.engine.owners.make_in_turn([launch.show() for launch in owned])
-            for each, answer in zip(owned, answers, strict=True):
-                each.answer = answer
+        yield from self.step_owned()
         yield None
         if self.decision is not None and self.squares is not None:
             self.decision.take(self.squares.measure())
             self.decision.commit()
         for launch in self.launches:
-            if launch not in [*sharded, *owned]:
+            if launch not in sharded:
                 for _ in launch.measure():
                     pass
             launch.write()
 
+    def step_owned(self) -> Iterator[Errand]:
+        """Step whole tensors slot by slot; yields what is to be sent, or waited for, before it goes on."""
+        for _, own in itertools.groupby(self.slots, operator.itemgetter(0)):
+            yield from in_turn([step_slot(*slot) for slot in own])
+
+    def ask_owners(self) -> Computation:
+        """The same, and what is to be sent is sent."""
+        for send in self.step_owned():
+            send()
+        yield from ()
+
     def release(self, *, taken: bool) -> None:
         self.rounds = None
-        if not taken and any(isinstance(launch, OwnedLaunch) for launch in self.launches):
+        if not taken and self.slots:
             self.engine.owners.forget()
         for launch in self.launches:
             launch.release()

@@ -13,8 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count, PerSlice
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling, Setting
+from thalweg.spaces import numpy as on_host
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD
@@ -34,12 +36,18 @@ from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import stage_shards
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.results import request_of
-from thalweg.torch.sharding.collectives import Computation, Question
-from thalweg.torch.sharding.owners import Owners
+from thalweg.torch.sharding.collectives import Computation
+from thalweg.torch.sharding.owners import Messages, Owners, Team
 from thalweg.torch.sharding.requests import Request
 from thalweg.torch.wholes import space_of_kernels
 
 NUMBERED = itertools.count()
+#: In the place of a tensor that decides nothing.
+NOTHING: Any = np.zeros(())
+#: Addresses that are no longer known.
+UNKNOWN: array[int] = array("Q")
+#: Elements after which what is shown of another tensor may begin.
+ALIGNED = 64
 #: Lays out the kernels of a rule that is stepped element by element, for a bucket.
 LayOut: TypeAlias = Callable[[Bucket], Any]
 
@@ -52,8 +60,11 @@ class Room:
         self.most = most
         self.memory: dict[torch.device, Tensor] = {}
 
-    def of(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        wanted = count * torch.empty((), dtype=dtype).element_size()
+    def of(self, count: int, bucket: Bucket) -> Tensor:
+        """So many elements, as the rule of a bucket shows them."""
+        rule, device = cast(WholeRule, bucket.setting.stored_rule), bucket.params[0].device
+        dtype = getattr(torch, rule.whole_dtype("float32"))
+        wanted = count * dtype.itemsize
         if device not in self.memory or self.memory[device].numel() < wanted:
             self.memory[device] = torch.empty(wanted, dtype=torch.uint8, device=device)
         return self.memory[device][:wanted].view(dtype)
@@ -62,13 +73,12 @@ class Room:
 class Stack:
     """Some tensors of one shape, with the kernels of both parts."""
 
-    def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
+    def __init__(self, bucket: Bucket, room: Tensor, by_elements: LayOut) -> None:
+        """room: memory for what is shown."""
         setting, rule = bucket.setting, cast(WholeRule, bucket.setting.stored_rule)
         count, shape, device = len(bucket.params), tuple(bucket.params[0].shape), bucket.params[0].device
         self.key, self.around = own_key(rule, bucket.shape), keys_around(rule, bucket.shape)
-        dtype = getattr(torch, rule.whole_dtype("float32"))
-        self.room = room.of(count * bucket.params[0].numel(), dtype, device)
-        self.shown = self.room.view(count, *shape)
+        self.room, self.shown = room, room.view(count, *shape)
         self.states, self.ids = bucket.states, [tensor_id(name) for name in bucket.names]
         #: Entries with a shape of their own, which are whole tensors too, and those that the host decides by.
         self.whole_keys, self.counts = rule.keys(bucket.shape, PerSlice), rule.keys(bucket.shape, Count)
@@ -145,7 +155,7 @@ class Stack:
 
     def decide(self, t: Any) -> None:
         """By counts that the host keeps: what is due, and what the counts are after the step."""
-        known = tuple((key, self.host_counts[key].read(), self.states[0][key].dtype) for key in self.counts)
+        known = tuple((key, self.host_counts[key].read()) for key in self.counts)
         self.due, self.after = decide_by(self.rule, self.key, known, t)
 
     def count_step(self) -> None:
@@ -193,18 +203,13 @@ class Stack:
             self.figures[key] = torch.empty(getattr(figure, "shape", ()), device=self.shown.device)
         self.figures[key].copy_(figure) if isinstance(figure, Tensor) else self.figures[key].fill_(figure)
 
-    def release(self) -> None:
-        self.first.release()
-        self.last.release()
-
 
 @functools.lru_cache(maxsize=64)
-def decide_by(rule: WholeRule, own: str, counts: tuple[tuple[str, Any, Any], ...], t: Any) -> tuple[bool, Any]:
+def decide_by(rule: WholeRule, own: str, counts: tuple[tuple[str, Any], ...], t: Any) -> tuple[bool, Any]:
     """What is due, and the counts after the step. own: the key of what the rule keeps beside counts."""
-    nothing = torch.zeros(())
-    known = {key: torch.tensor(count, dtype=dtype) for key, count, dtype in counts}
-    prepared = rule.prepare(xp, nothing, {own: nothing, **known}, nothing, t)
-    return bool(prepared.due), {key: float(prepared.state[key]) for key in known}
+    known = {key: np.full(1, count, np.float32) for key, count in counts}  # rounded as it is in the state
+    prepared = rule.prepare(cast(Any, on_host), NOTHING, {own: NOTHING, **known}, NOTHING, t)
+    return bool(prepared.due), {key: prepared.state[key].item() for key in known}
 
 
 def watch(rule: WholeRule, read: set[str]) -> WholeRule:
@@ -238,7 +243,9 @@ class WholeLaunch:
         self.members: list[Sequence[int]] = [
             [own[i] for i in part] for own in alike(bucket) for part in pieces([extents[i] for i in own], most)
         ]
-        self.stacks = [Stack(bucket.chosen(own), self.room, self.by_elements) for own in self.members]
+        sizes = [len(own) * bucket.params[own[0]].numel() for own in self.members]
+        room, pairs = self.room.of(max(sizes), bucket), zip(self.members, sizes, strict=True)
+        self.stacks = [Stack(bucket.chosen(own), room[:size], self.by_elements) for own, size in pairs]
 
     def is_stale(self) -> bool:
         """Whether another bucket needed more memory for what is shown, and this one is to follow."""
@@ -255,8 +262,12 @@ class WholeLaunch:
     def key(self) -> Hashable:
         return tuple(stack.identify() for stack in self.stacks)
 
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
+    def begin(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+        """Take a step's bucket."""
         self.bucket, self.grads, self.rate = bucket, grads, bucket.rate
+
+    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
+        self.begin(bucket, grads)
         if self.is_stale() or not all(stack.are_together() for stack in self.stacks):
             self.lay_out(bucket)
         for stack, own in zip(self.stacks, self.members, strict=True):
@@ -272,10 +283,9 @@ class WholeLaunch:
             stack.write()
 
     def release(self) -> None:
-        self.grads = ()
+        self.grads, self.bucket = (), self.idle
         for stack in self.stacks:
-            stack.release()
-        self.bucket = self.idle
+            stack.first.grads = ()
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""
@@ -302,24 +312,46 @@ def alike(bucket: Bucket) -> list[list[int]]:
     return list(found.values())
 
 
-class OwnedLaunch(WholeLaunch):
-    """One bucket of shards, on which owners do the middle part."""
+class Share(NamedTuple):
+    """What a slot has of a bucket: it travels together."""
 
-    def __init__(self, bucket: Bucket, owners: Owners, by_elements: LayOut) -> None:
-        self.owners, self.answer = owners, Direction([], {}, {})
+    members: Sequence[int]
+    #: The stacks of one shape, with the places of their tensors among these members.
+    stacks: Sequence[tuple[Stack, Sequence[int]]]
+    #: Tensors that are not contiguous, with the copies that are stepped in their place.
+    staged: Sequence[tuple[Tensor, Tensor]]
+
+
+class OwnedLaunch(WholeLaunch):
+    """One bucket of shards or replicas, on which owners do the middle part, slot by slot."""
+
+    def __init__(self, bucket: Bucket, slots: Mapping[int, Sequence[int]], owners: Owners, by_elements: LayOut) -> None:
+        """slots: by number, the members that travel together."""
+        self.owners, self.slots = owners, slots
         super().__init__(bucket, Room(), by_elements)
 
     def lay_out(self, bucket: Bucket) -> None:
-        """Make a stack for each shape of shards, with memory of its own: all travel together."""
-        by_shape: dict[Any, list[int]] = defaultdict(list)
-        for place, own in enumerate(alike(bucket)):
-            for i in own:
-                by_shape[place, bucket.params[i].shape].append(i)
-        staged, self.staged = stage_shards(bucket)
-        self.members = [*by_shape.values()]
-        self.stacks = [Stack(staged.chosen(own), Room(), self.by_elements) for own in self.members]
-        for stack in self.stacks:
-            stack.t = None  # owners draw noise
+        """Make a stack for each shape in a slot. What is shown is sent or transformed before the next slot is shown."""
+        sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in bucket.params]
+        memory = self.room.of(max(sum(sizes[i] for i in own) for own in self.slots.values()), bucket)
+        places = {i: place for place, own in enumerate(alike(bucket)) for i in own}
+        self.shares = {}
+        for slot, members in self.slots.items():
+            staged, pairs = stage_shards(bucket.chosen(members))
+            by_shape: dict[Hashable, list[int]] = defaultdict(list)
+            for at, i in enumerate(members):
+                by_shape[places[i], staged.params[at].shape].append(at)
+            stacks, begin = [], 0
+            for own in by_shape.values():
+                room = memory[begin : begin + len(own) * staged.params[own[0]].numel()]
+                stacks.append((Stack(staged.chosen(own), room, self.by_elements), own))
+                stacks[-1][0].t = None  # owners draw noise
+                begin += sum(sizes[members[at]] for at in own)
+            self.shares[slot] = Share(members, stacks, pairs)
+        both = [
+            (stack, [share.members[at] for at in own]) for share in self.shares.values() for stack, own in share.stacks
+        ]
+        self.stacks, self.members = [stack for stack, _ in both], [own for _, own in both]
 
     def is_stale(self) -> bool:
         return False
@@ -327,49 +359,50 @@ class OwnedLaunch(WholeLaunch):
     def key(self) -> Hashable:
         return self.bucket.setting.stored_rule, super().key()
 
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
-        super().prepare(bucket, grads, places)
+    def begin(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
+        super().begin(bucket, grads)
         if bucket.t is not None:
             self.owners.whitening.follow(cast(Any, bucket.setting.stored_rule), bucket.t)
 
-    def measure(self) -> Computation:
-        """Write momentum, and ask owners for the direction."""
-        (self.answer,) = yield Question(self.owners.make, [self.show()])
-
-    def show(self) -> Request:
-        """Write momentum; what owners are asked then."""
-        for tensor, held in self.staged:
+    def show(self, slot: int) -> Request:
+        """Write the momentum of a slot; what owners are asked then."""
+        members, stacks, staged = self.shares[slot]
+        for tensor, held in staged:
             held.copy_(tensor)
-        bucket, count = self.bucket, len(self.bucket.names)
-        shown: list[Any] = [None] * count
-        due = [False] * count
-        for stack, own in zip(self.stacks, self.members, strict=True):
+        bucket, shown, due = self.bucket.chosen(members), list[Any](members), list[Any](members)
+        for stack, own in stacks:
             stack.show()
-            for i, x in zip(own, stack.shown.unbind(), strict=True):
-                shown[i], due[i] = x, stack.due
+            for at, x in zip(own, stack.shown.unbind(), strict=True):
+                shown[at], due[at] = x, stack.due
         rule = cast(WholeRule, bucket.setting.stored_rule)
         state = {key: TensorList([s[key] for s in bucket.states]) for key in self.stacks[0].whole_keys}
-        request = replace(request_of(rule, bucket, [TensorList(shown)], state, bucket.t or 0, due=True), due=due)
-        self.changes = request.changes
-        return request
+        return replace(request_of(rule, bucket, [TensorList(shown)], state, bucket.t or 0, due=True), due=due)
 
-    def write(self) -> None:
-        for key, rows in self.answer.state.items() if self.changes else ():
-            kept = [s[key] for s in self.bucket.states]
+    def take(self, slot: int, answer: Direction, *, changes: bool) -> None:
+        """Write what owners have made for a slot. changes: whether factors do."""
+        members, stacks, staged = self.shares[slot]
+        for key, rows in answer.state.items() if changes else ():
+            kept = [self.bucket.states[i][key] for i in members]
             if self.bucket.allowed is not None:
                 rows = [torch.where(self.bucket.allowed, row, old) for row, old in zip(rows, kept, strict=True)]
             torch._foreach_copy_(kept, list(rows))
-        for stack, own in zip(self.stacks, self.members, strict=True):
-            figures = {key: torch.stack([each[i] for i in own]) for key, each in self.answer.figures.items()}
+        for stack, own in stacks:
+            figures = {key: torch.stack([each[at] for at in own]) for key, each in answer.figures.items()}
             for key, figure in stack.rule.show_figures(xp, figures, stack.due).items():
                 stack.tell(key, figure)
-            stack.apply([self.answer.tensor[i] for i in own])
-        for tensor, held in self.staged:
+            stack.apply([answer.tensor[at] for at in own])
+        for tensor, held in staged:
             tensor.copy_(held)
 
-    def release(self) -> None:
-        self.answer = Direction([], {}, {})
-        super().release()
+    def write(self) -> None:
+        """All was written when it arrived."""
+
+
+def step_slot(team: Team, slot: int, launches: Sequence[OwnedLaunch]) -> Messages:
+    requests = [launch.show(slot) for launch in launches]
+    answers = yield from team.make_in_turn(requests)
+    for launch, request, answer in zip(launches, requests, answers, strict=True):
+        launch.take(slot, answer, changes=request.changes)
 
 
 def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:

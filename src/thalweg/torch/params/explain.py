@@ -12,7 +12,6 @@ from torch import Tensor
 from thalweg.explain import Explanation, GroupRow, explain_parameter, write_programs
 from thalweg.kernels import triton
 from thalweg.kernels.cpu.compiled import source_of as native_source
-from thalweg.rules import Rule
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
 from thalweg.torch.offload.host import HostState
@@ -42,7 +41,7 @@ def explain(
     shown_only: Sequence[bool],
     unused: tuple[Sequence[Any], Sequence[Any]],
     host: HostState,
-    reason_undivided: Callable[[Tensor, Rule], str | None],
+    reason_undivided: Callable[..., str | None],
     *,
     code: bool,
     program: bool,
@@ -57,7 +56,7 @@ def explain(
     beside: list[dict[str, None]] = [{} for _ in groups]  # why state stays beside parameters, in order
     undivided: list[Counter[str | None]] = [Counter() for _ in groups]
     for name, p, index, setting, lr, factor, hint in treatments:
-        undivided[index][reason_undivided(p, setting.rule_at(1))] += 1
+        undivided[index][reason_undivided(p, setting, capturable=groups[index]["capturable"])] += 1
         reason = host.reason_against(name, p, setting.rule_at(1)) if host.wanted else ""
         if reason:
             beside[index][reason] = None

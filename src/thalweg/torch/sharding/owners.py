@@ -96,6 +96,16 @@ class Owners:
             found.append((self.teams[ranks], members))
         return found
 
+    def divide(self, outlines: Sequence[Request]) -> list[tuple[Team, dict[int, list[int]]]]:
+        """What travels together, team by team: in each slot, by request, places of parameters."""
+        slots: list[tuple[Team, dict[int, list[int]]]] = []
+        for team, members in self.by_team(outlines):
+            for places in team.divide([outlines[i] for i in members]):
+                slots.append((team, {}))
+                for at, i in places:
+                    slots[-1][1].setdefault(members[at], []).append(i)
+        return slots
+
 
 def team_key(request: Request) -> TeamKey:
     """The same for the same ranks, whichever axis of a parameter they shard."""
@@ -176,14 +186,15 @@ class Team:
     def divide(self, requests: Sequence[Request]) -> list[list[tuple[int, int]]]:
         """What travels together: in each slot the places of requests, and of parameters in them.
 
-        Of each owner only so many elements; where every rank has whole tensors, of all owners together.
+        Of each owner only so many elements; where every rank has whole tensors, so many of all owners together.
         """
-        places, sizes, apart = [], [], self.shards.size > 1
+        places, sizes = [], []
         for at, request in enumerate(requests):
             for i, (name, part) in enumerate(zip(request.names, request.parts, strict=True)):
                 places.append((at, i))
-                sizes.append((self.owners[name] if apart else None, math.prod(part.shape)))
-        return [[places[one] for one in members] for members in slots_of(sizes, self.slot)]
+                sizes.append((self.owners[name], math.prod(part.shape)))
+        most = self.slot if self.shards.size > 1 else self.slot // self.replicas.size
+        return [[places[one] for one in members] for members in slots_of(sizes, most)]
 
     def make_in_turn(self, requests: Sequence[Request]) -> Generator[Message | None, None, list[Direction]]:
         """What was made of each request, wherever its owner is, beside other slots; yields each message."""

@@ -30,6 +30,11 @@ def local(p: Tensor) -> Tensor:
     return p.to_local() if is_distributed(p) else p  # type: ignore[attr-defined]
 
 
+def is_whole(p: Tensor) -> bool:
+    """Whether every rank has all of a tensor."""
+    return not is_distributed(p) or all(own.is_replicate() for own in p.placements)  # type: ignore[attr-defined]
+
+
 class MeshGroup:
     """The ranks that differ from this one in one dimension of a mesh alone."""
 

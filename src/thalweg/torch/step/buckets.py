@@ -20,6 +20,7 @@ from thalweg.torch.engines.choice import (
     reason_against,
     reason_against_shard,
     reason_missing,
+    would_lose_kernels,
 )
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.params.groups import EngineName
@@ -71,7 +72,8 @@ class Sorter:
             step = state["step"]
             t = None if compiling or launched or not step.is_cpu else int(step.item()) + 1
             g, part = gradients[p], self.part_of(name, p)
-            if self.reason_undivided(p, setting.rule_at(1)) == "":
+            capturable = optimizer.param_groups[index]["capturable"]
+            if self.reason_undivided(p, setting, capturable=capturable) == "":
                 part = replace(part, replicas=self.sharing.groups_of(p))
             kind, unserved = self.treatment(p, setting, state, part)
             if not unserved and type(g) is not Tensor:
@@ -118,11 +120,16 @@ class Sorter:
             )
         return buckets
 
-    def reason_undivided(self, p: Tensor, rule: Rule) -> str | None:
+    def reason_undivided(self, p: Tensor, setting: Setting, *, capturable: bool) -> str | None:
         """Why replicas do not divide the work on a parameter, "" if they do, None if there is nothing to divide."""
+        rule = setting.rule_at(1)
         if not rule.needs_whole or not self.sharing.groups_of(p):
             return None
-        return self.sharing.reason_against(p, rule, self.wanted, offload_state=self.offload_state)
+        reason = self.sharing.reason_against(p, rule, self.wanted, offload_state=self.offload_state)
+        can_lose = not reason and self.sharing.divide_work is None and self.wanted == "auto"
+        if can_lose and would_lose_kernels(setting, p, capturable=capturable):
+            return "fused kernels step it as a whole, and not where work is divided"
+        return reason
 
     def is_launched(self, rule: type[Rule], p: Tensor) -> bool:
         """Whether kernels on a GPU are to step a parameter and to count its steps. Kron's schedule is for the host."""

@@ -6,8 +6,9 @@ import ctypes
 import functools
 import operator
 from array import array
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -121,6 +122,10 @@ class StandIn(Tensor):
     __slots__ = ("grad",)
 
 
+#: Puts a gradient there, without a loop of the interpreter.
+PUT = StandIn.__dict__["grad"].__set__
+
+
 class DividedLook:
     """The same where some parameters are DTensors: native code looks at what this rank has of them."""
 
@@ -162,14 +167,12 @@ class DividedLook:
         own = [grads[i] for i in self.places]
         for i, part in zip(self.places, map(LOCAL, own), strict=True):
             grads[i] = part
-        for stand_in, g in zip(self.stand_ins[0], grads, strict=True):
-            stand_in.grad = g
+        deque(map(PUT, self.stand_ins[0], grads), maxlen=0)
         return list(map(SPEC, own))
 
     def remove_gradients(self) -> None:
         """Keep none of them alive."""
-        for stand_in in self.stand_ins[0]:
-            stand_in.grad = None
+        deque(map(PUT, self.stand_ins[0], repeat(None)), maxlen=0)
 
 
 def entries_of(states: States) -> list[Any]:
