@@ -20,6 +20,7 @@ from torch import Tensor
 
 from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
+from thalweg.kernels.products.stacks import allows_tf32
 from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Direction, WholeRule
@@ -59,6 +60,16 @@ class Room:
         return self.memory[device][:wanted].view(dtype)
 
 
+def fit_side_by_side(stacks: Sequence[tuple[WholeRule, int]], most: int = WHOLE_CHUNK) -> bool:
+    """Whether stacks of several shapes are together no larger than one may be. Each has a rule and elements.
+
+    Then each goes in a stream of its own: what products of one leave idle at their ends is filled by those of others,
+    and tensor cores work while others wait for memory. Rules with factors have too much alive at a time.
+    """
+    is_small = sum(elements for _, elements in stacks) <= most
+    return len(stacks) > 1 and is_small and not any(rule.has_factors for rule, _ in stacks)
+
+
 class Stack:
     """Some tensors of one shape, with the kernels of both parts."""
 
@@ -72,7 +83,7 @@ class Stack:
         self.states, self.ids = bucket.states, [tensor_id(name) for name in bucket.names]
         #: Entries with a shape of their own, which are whole tensors too, and those that the host decides by.
         self.whole_keys, self.counts = rule.keys(bucket.shape, PerSlice), rule.keys(bucket.shape, Count)
-        self.space = xp if rule.has_factors else space_of_kernels()
+        self.space = space_of_kernels()
         #: Unlike an id, never that of a stack that is gone.
         self.number = next(NUMBERED)
         self.due: Any = True
@@ -141,7 +152,8 @@ class Stack:
     def identify(self) -> Hashable:
         """What its launches depend on beside tables."""
         numbers = tuple([getattr(self.rule, name) for name in sorted(self.read)])
-        return self.number, self.due, numbers, self.first.key(), self.last.key()
+        is_rounded = self.shown.dtype == torch.float32 and allows_tf32()
+        return self.number, self.due, numbers, is_rounded, self.first.key(), self.last.key()
 
     def decide(self, t: Any) -> None:
         """By counts that the host keeps: what is due, and what the counts are after the step."""
@@ -223,6 +235,9 @@ def watch(rule: WholeRule, read: set[str]) -> WholeRule:
 
 class WholeLaunch:
     """One bucket of a rule that needs whole tensors."""
+
+    #: Where it is launched beside others; None: in its turn.
+    stream: Any = None
 
     def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
         self.room, self.by_elements = room, by_elements
