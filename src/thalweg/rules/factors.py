@@ -96,9 +96,9 @@ def gram(xp: Space[A], x: A, axis: int, *, diagonal: bool) -> A:
         return xp.reshape(squares, (batch, n))
     if after == 1:
         y = xp.reshape(x, (batch, before, n))
-        return xp.matmul_symmetric(transposed(xp, y), y)
+        return xp.matmul(transposed(xp, y), y)
     y = unfold(xp, x, axis)
-    return xp.matmul_symmetric(y, transposed(xp, y))
+    return xp.matmul(y, transposed(xp, y))
 
 
 def norm_bound(xp: Space[A], x: A) -> Value:
