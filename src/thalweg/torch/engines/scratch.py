@@ -23,7 +23,7 @@ from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.replay import NUMBERS
 from thalweg.torch.engines.squares import Squares
 from thalweg.torch.engines.triton import passes_for
-from thalweg.torch.engines.triton_whole import STREAMS, fit_side_by_side
+from thalweg.torch.engines.triton_whole import fit_side_by_side
 
 
 class Ghost(NamedTuple):
@@ -78,8 +78,7 @@ def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
         total += kron.scratch_bytes(batches)
     needs = [needed for _, _, needed in stacks]
     side_by_side = not is_sharded and fit_side_by_side([(rule, elements) for rule, elements, _ in stacks])
-    streams = STREAMS if side_by_side else 1
-    total += sum(max(needs[i::streams], default=0) for i in range(streams))
+    total += sum(needs) if side_by_side else max(needs, default=0)
     return total + (0 if is_sharded else in_blocks(8 * moving))
 
 

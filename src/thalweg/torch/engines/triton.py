@@ -9,7 +9,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias, TypeGuard, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Statist
 from thalweg.torch.engines.replay import Launches, Moving, Replay
 from thalweg.torch.engines.squares import Squares
 from thalweg.torch.engines.triton_whole import (
-    STREAMS,
     KronLaunch,
     OwnedLaunch,
     Room,
@@ -38,6 +37,8 @@ from thalweg.torch.engines.triton_whole import (
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 from thalweg.torch.sharding.owners import Owners
 
+#: In which stacks of several shapes go side by side.
+STREAMS = 4
 AnyLaunch: TypeAlias = "Launch | KronLaunch | WholeLaunch"
 
 
@@ -77,11 +78,8 @@ class TritonRun:
         self.is_new, self.sharded = True, any(bucket.parts for bucket in buckets)
         whole = [bucket for bucket in buckets if goes_in_stacks(bucket)]
         sizes = [(cast(WholeRule, bucket.setting.rule), sum(map(Tensor.numel, bucket.params))) for bucket in whole]
-        rooms = [engine.room]
-        if not self.sharded and fit_side_by_side(sizes, engine.room.most):
-            rooms = [Room() for _ in range(STREAMS)]
-        given = itertools.cycle(rooms)
-        self.launches = [self.launch(bucket, given) for bucket in buckets]
+        side_by_side = not self.sharded and fit_side_by_side(sizes, engine.room.most)
+        self.launches = [self.launch(bucket, Room() if side_by_side else engine.room) for bucket in buckets]
         for launch, bucket in zip(self.launches, buckets, strict=True):
             if isinstance(launch, WholeLaunch) and launch.is_stale():
                 launch.lay_out(bucket)
@@ -123,19 +121,21 @@ class TritonRun:
             if kron:
                 self.batches = KronBatches(kron, self.of_kron(buckets), self.moving)
             self.replay = Replay(device)
-            if len(rooms) > 1 and self.replay.works:
-                for room in rooms:
-                    room.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            if side_by_side and self.replay.works:
+                streams = [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+                stacks = [launch for launch in self.launches if isinstance(launch, WholeLaunch)]
+                for launch, stream in zip(stacks, itertools.cycle(streams), strict=False):
+                    launch.stream = stream
         self.measures_gradients = self.squares is not None
         #: What a GradScaler decides, where recorded steps find it; or what decides when the gradients are measured.
         self.scale: Tensor | None = None
         self.allowed: Tensor | None = None
         self.decision: Decision | None = None
 
-    def launch(self, bucket: Bucket, rooms: Iterator[Room]) -> AnyLaunch:
-        """rooms: for what is shown of tensors that are needed whole."""
+    def launch(self, bucket: Bucket, room: Room) -> AnyLaunch:
+        """room: for what is shown of tensors that are needed whole."""
         if goes_in_stacks(bucket):
-            return WholeLaunch(bucket, next(rooms), plain_launch)
+            return WholeLaunch(bucket, room, plain_launch)
         if isinstance(bucket.setting.rule, WholeRule) and bucket.parts:
             return OwnedLaunch(bucket, self.engine.owners, plain_launch)
         if isinstance(bucket.setting.rule, WholeRule):
@@ -273,8 +273,9 @@ class TritonRun:
                     pass
             with beside(launch):
                 launch.write()
-        for stream in {launch.room.stream for launch in self.launches if goes_beside(launch)}:
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        for stream in {launch.stream for launch in self.launches if isinstance(launch, WholeLaunch)} - {None}:
+            if is_capturing(stream.device):
+                torch.cuda.current_stream(stream.device).wait_stream(stream)
 
     def release(self, *, taken: bool) -> None:
         self.rounds = None
@@ -302,20 +303,16 @@ def goes_in_stacks(bucket: Bucket) -> bool:
     return is_whole and not steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0])
 
 
-def goes_beside(launch: AnyLaunch) -> TypeGuard[WholeLaunch]:
-    """Whether it has a stream, and becomes part of a graph.
-
-    Launched one by one, it would be no faster for it, and each stream would keep memory of its own.
-    """
-    return isinstance(launch, WholeLaunch) and launch.room.stream is not None and is_capturing(launch.device)
-
-
 def beside(launch: AnyLaunch) -> AbstractContextManager[object]:
-    """The stream of a launch that has one, which begins where the current one is."""
-    if not goes_beside(launch):
+    """A stream that begins where the current one is, if the launch has one and becomes part of a graph.
+
+    Launched one by one, it is no faster for it, and each stream would keep memory of its own.
+    """
+    stream = getattr(launch, "stream", None)
+    if stream is None or not is_capturing(launch.device):
         return nullcontext()
-    launch.room.stream.wait_stream(torch.cuda.current_stream(launch.device))
-    return torch.cuda.stream(launch.room.stream)
+    stream.wait_stream(torch.cuda.current_stream(launch.device))
+    return torch.cuda.stream(stream)
 
 
 def is_capturing(device: torch.device) -> bool:

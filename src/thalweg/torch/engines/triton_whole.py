@@ -41,17 +41,12 @@ from thalweg.torch.sharding.requests import Request
 from thalweg.torch.wholes import space_of_kernels
 
 NUMBERED = itertools.count()
-#: In which stacks of several shapes go side by side.
-STREAMS = 4
 #: Lays out the kernels of a rule that is stepped element by element, for a bucket.
 LayOut: TypeAlias = Callable[[Bucket], Any]
 
 
 class Room:
     """Memory for what is shown, as much as the largest stack needs."""
-
-    #: Where the stacks that share it are launched, beside those of other rooms; None: in their turn.
-    stream: Any = None
 
     def __init__(self, most: int = WHOLE_CHUNK) -> None:
         """most: elements of a stack."""
@@ -68,8 +63,8 @@ class Room:
 def fit_side_by_side(stacks: Sequence[tuple[WholeRule, int]], most: int = WHOLE_CHUNK) -> bool:
     """Whether stacks of several shapes are together no larger than one may be. Each has a rule and elements.
 
-    Then they go in several streams: what products of one leave idle at their ends is filled by those of others, and
-    tensor cores work while others wait for memory. Rules with factors have too much alive at a time.
+    Then each goes in a stream of its own: what products of one leave idle at their ends is filled by those of others,
+    and tensor cores work while others wait for memory. Rules with factors have too much alive at a time.
     """
     is_small = sum(elements for _, elements in stacks) <= most
     return len(stacks) > 1 and is_small and not any(rule.has_factors for rule, _ in stacks)
@@ -240,6 +235,9 @@ def watch(rule: WholeRule, read: set[str]) -> WholeRule:
 
 class WholeLaunch:
     """One bucket of a rule that needs whole tensors."""
+
+    #: Where it is launched beside others; None: in its turn.
+    stream: Any = None
 
     def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
         self.room, self.by_elements = room, by_elements
