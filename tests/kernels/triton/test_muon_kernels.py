@@ -11,10 +11,8 @@ from tolerances import BFLOAT16_PRODUCTS
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
-from thalweg import rules  # noqa: E402
 from thalweg.errors import OptionError  # noqa: E402
 from thalweg.kernels.chunks import WHOLE_CHUNK  # noqa: E402
-from thalweg.torch.engines.triton_whole import fit_side_by_side  # noqa: E402
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 
@@ -87,21 +85,6 @@ def test_products_by_kernels(method: str) -> None:
         assert (kernels - exact).norm() < 1.1 * (library - exact).norm() + 1e-3 * (exact - start).norm()
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="streams are of GPUs")
-@pytest.mark.parametrize("method", ["plain", "auto"])
-def test_shapes_side_by_side_are_stepped_as_alone(method: str) -> None:
-    """Launched one by one at first, and then replayed."""
-    shapes = {f"{kind} {i}": shape for kind, shape in {**LARGE, **SHAPES}.items() for i in range(4)}
-    together, alone = parameters("float32", shapes), parameters("float32", shapes)
-    train(make(together, "fused", ns_method=method), together, gradients(8, "float32", shapes))
-    for shape in {p.shape for _, p in alone}:
-        own = [(name, p) for name, p in alone if p.shape == shape]
-        given = [{name: g for name, g in step.items() if name in dict(own)} for step in gradients(8, "float32", shapes)]
-        train(make(own, "fused", ns_method=method), own, given)
-    for (name, p), (_, q) in zip(together, alone, strict=True):
-        assert torch.equal(p, q), name
-
-
 @pytest.mark.skipif(DEVICE == "cpu", reason="steps are recorded on GPUs")
 def test_recorded_steps_follow_the_precision_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, found = {f"{i}": (1024, 1024) for i in range(8)}, []
@@ -119,14 +102,6 @@ def test_recorded_steps_follow_the_precision_that_is_allowed(monkeypatch: pytest
         torch.set_float32_matmul_precision(before)
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[1], found[2])
-
-
-def test_what_goes_side_by_side() -> None:
-    muon, kron = rules.Muon(), rules.Kron()
-    assert fit_side_by_side([(muon, 20), (muon, 100)], 120)
-    assert not fit_side_by_side([(muon, 20), (muon, 100)], 119)
-    assert not fit_side_by_side([(muon, 20)])
-    assert not fit_side_by_side([(muon, 20), (kron, 20)])
 
 
 def test_lists_that_are_larger_than_one_stack() -> None:

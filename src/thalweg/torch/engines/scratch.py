@@ -23,7 +23,6 @@ from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.replay import NUMBERS
 from thalweg.torch.engines.squares import Squares
 from thalweg.torch.engines.triton import passes_for
-from thalweg.torch.engines.triton_whole import fit_side_by_side
 
 
 class Ghost(NamedTuple):
@@ -40,9 +39,7 @@ def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
     """What kernels keep on a GPU for buckets of parameters, each with what holds for it."""
     from thalweg.kernels.triton.uploads import in_blocks
 
-    total, batches = 0, []
-    #: Of stacks: their rule, elements and bytes.
-    stacks: list[tuple[WholeRule, int, int]] = []
+    total, stacks, batches = 0, 0, []
     # addresses of gradients, and rates, of all that is not sharded are one table
     moving, is_sharded = 0, any(ghost.whole is not None for _, ghosts in buckets for ghost in ghosts)
     for setting, ghosts in buckets:
@@ -59,8 +56,7 @@ def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
             kept = [entry for entry in rule.entries(shape).values() if isinstance(entry, PerSlice)]
             copied = [math.prod(entry.shape(shape, rule.stacked_axes)) for entry in kept]
             count = min(len(ghosts), max(1, most // extent(math.prod(shape), copied)))
-            needed = count * (4 * sum(copied) + middle_peak(rule, shape, "float32", widens=False))
-            stacks.append((rule, len(ghosts) * math.prod(shape), needed))
+            stacks = max(stacks, count * (4 * sum(copied) + middle_peak(rule, shape, "float32", widens=False)))
         else:
             total += kept_by_passes(setting, tuple(ghosts))
             if not is_sharded:
@@ -76,10 +72,7 @@ def scratch_bytes(buckets: Sequence[tuple[Setting, Sequence[Ghost]]]) -> int:
         from thalweg.kernels.triton import kron
 
         total += kron.scratch_bytes(batches)
-    needs = [needed for _, _, needed in stacks]
-    side_by_side = not is_sharded and fit_side_by_side([(rule, elements) for rule, elements, _ in stacks])
-    total += sum(needs) if side_by_side else max(needs, default=0)
-    return total + (0 if is_sharded else in_blocks(8 * moving))
+    return total + stacks + (0 if is_sharded else in_blocks(8 * moving))
 
 
 @functools.lru_cache(maxsize=1024)

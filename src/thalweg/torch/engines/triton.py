@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from array import array
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,19 +25,10 @@ from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, 
 from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Statistics
 from thalweg.torch.engines.replay import Launches, Moving, Replay
 from thalweg.torch.engines.squares import Squares
-from thalweg.torch.engines.triton_whole import (
-    KronLaunch,
-    OwnedLaunch,
-    Room,
-    WholeLaunch,
-    arguments_of,
-    fit_side_by_side,
-)
+from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 from thalweg.torch.sharding.owners import Owners
 
-#: In which stacks of several shapes go side by side.
-STREAMS = 4
 AnyLaunch: TypeAlias = "Launch | KronLaunch | WholeLaunch"
 
 
@@ -75,11 +65,7 @@ class TritonRun:
 
     def __init__(self, engine: Triton, buckets: Sequence[Bucket]) -> None:
         self.engine = engine
-        self.is_new, self.sharded = True, any(bucket.parts for bucket in buckets)
-        whole = [bucket for bucket in buckets if goes_in_stacks(bucket)]
-        sizes = [(cast(WholeRule, bucket.setting.rule), sum(map(Tensor.numel, bucket.params))) for bucket in whole]
-        side_by_side = not self.sharded and fit_side_by_side(sizes, engine.room.most)
-        self.launches = [self.launch(bucket, Room() if side_by_side else engine.room) for bucket in buckets]
+        self.launches = [self.launch(bucket) for bucket in buckets]
         for launch, bucket in zip(self.launches, buckets, strict=True):
             if isinstance(launch, WholeLaunch) and launch.is_stale():
                 launch.lay_out(bucket)
@@ -96,6 +82,7 @@ class TritonRun:
             for bucket, launch in zip(buckets, self.launches, strict=True)
             for i, name in enumerate(bucket.names)
         }
+        self.is_new, self.sharded = True, any(bucket.parts for bucket in buckets)
         devices = {launch.device for launch in self.launches}
         self.moving: Moving | None = None
         #: Of all gradients, in the order of the buckets; None if they are not needed here.
@@ -121,25 +108,19 @@ class TritonRun:
             if kron:
                 self.batches = KronBatches(kron, self.of_kron(buckets), self.moving)
             self.replay = Replay(device)
-            if side_by_side and self.replay.works:
-                streams = [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
-                stacks = [launch for launch in self.launches if isinstance(launch, WholeLaunch)]
-                for launch, stream in zip(stacks, itertools.cycle(streams), strict=False):
-                    launch.stream = stream
         self.measures_gradients = self.squares is not None
         #: What a GradScaler decides, where recorded steps find it; or what decides when the gradients are measured.
         self.scale: Tensor | None = None
         self.allowed: Tensor | None = None
         self.decision: Decision | None = None
 
-    def launch(self, bucket: Bucket, room: Room) -> AnyLaunch:
-        """room: for what is shown of tensors that are needed whole."""
-        if goes_in_stacks(bucket):
-            return WholeLaunch(bucket, room, plain_launch)
+    def launch(self, bucket: Bucket) -> AnyLaunch:
         if isinstance(bucket.setting.rule, WholeRule) and bucket.parts:
             return OwnedLaunch(bucket, self.engine.owners, plain_launch)
-        if isinstance(bucket.setting.rule, WholeRule):
+        if steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
             return KronLaunch(self.engine.kron_kernels(), bucket)
+        if isinstance(bucket.setting.rule, WholeRule):
+            return WholeLaunch(bucket, self.engine.room, plain_launch)
         stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
         return Launch(stepped, pairs)
 
@@ -271,11 +252,7 @@ class TritonRun:
             if launch not in [*sharded, *owned]:
                 for _ in launch.measure():
                     pass
-            with beside(launch):
-                launch.write()
-        for stream in {launch.stream for launch in self.launches if isinstance(launch, WholeLaunch)} - {None}:
-            if is_capturing(stream.device):
-                torch.cuda.current_stream(stream.device).wait_stream(stream)
+            launch.write()
 
     def release(self, *, taken: bool) -> None:
         self.rounds = None
@@ -295,24 +272,6 @@ def complete(sums: Sequence[tuple[Part, Any]]) -> Launches:
     for (figures, _), tensors in zip(asked, together.values(), strict=True):
         for x, total in zip(tensors, figures.split([x.numel() for x in tensors]), strict=True):
             x.copy_(total.view_as(x))
-
-
-def goes_in_stacks(bucket: Bucket) -> bool:
-    """Whether tensors of a bucket are whole here, and equal shapes are one stack."""
-    is_whole = isinstance(bucket.setting.rule, WholeRule) and not bucket.parts
-    return is_whole and not steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0])
-
-
-def beside(launch: AnyLaunch) -> AbstractContextManager[object]:
-    """A stream that begins where the current one is, if the launch has one and becomes part of a graph.
-
-    Launched one by one, it is no faster for it, and each stream would keep memory of its own.
-    """
-    stream = getattr(launch, "stream", None)
-    if stream is None or not is_capturing(launch.device):
-        return nullcontext()
-    stream.wait_stream(torch.cuda.current_stream(launch.device))
-    return torch.cuda.stream(stream)
 
 
 def is_capturing(device: torch.device) -> bool:

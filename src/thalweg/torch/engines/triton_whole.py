@@ -20,7 +20,6 @@ from torch import Tensor
 
 from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
-from thalweg.kernels.products.stacks import allows_tf32
 from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Direction, WholeRule
@@ -58,16 +57,6 @@ class Room:
         if device not in self.memory or self.memory[device].numel() < wanted:
             self.memory[device] = torch.empty(wanted, dtype=torch.uint8, device=device)
         return self.memory[device][:wanted].view(dtype)
-
-
-def fit_side_by_side(stacks: Sequence[tuple[WholeRule, int]], most: int = WHOLE_CHUNK) -> bool:
-    """Whether stacks of several shapes are together no larger than one may be. Each has a rule and elements.
-
-    Then each goes in a stream of its own: what products of one leave idle at their ends is filled by those of others,
-    and tensor cores work while others wait for memory. Rules with factors have too much alive at a time.
-    """
-    is_small = sum(elements for _, elements in stacks) <= most
-    return len(stacks) > 1 and is_small and not any(rule.has_factors for rule, _ in stacks)
 
 
 class Stack:
@@ -152,8 +141,7 @@ class Stack:
     def identify(self) -> Hashable:
         """What its launches depend on beside tables."""
         numbers = tuple([getattr(self.rule, name) for name in sorted(self.read)])
-        is_rounded = self.shown.dtype == torch.float32 and allows_tf32()
-        return self.number, self.due, numbers, is_rounded, self.first.key(), self.last.key()
+        return self.number, self.due, numbers, self.first.key(), self.last.key()
 
     def decide(self, t: Any) -> None:
         """By counts that the host keeps: what is due, and what the counts are after the step."""
@@ -235,9 +223,6 @@ def watch(rule: WholeRule, read: set[str]) -> WholeRule:
 
 class WholeLaunch:
     """One bucket of a rule that needs whole tensors."""
-
-    #: Where it is launched beside others; None: in its turn.
-    stream: Any = None
 
     def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
         self.room, self.by_elements = room, by_elements
