@@ -2,6 +2,7 @@
 
     python benchmarks/products.py            # with the tiles that thalweg chooses
     python benchmarks/products.py --sweep    # with other tiles as well, to find which are to be chosen
+    python benchmarks/products.py --tf32     # of float32, in TF32
 
 Numbers are compared with float64 before anything is timed. Each product is timed as a CUDA graph, beside the library's
 call for the same result (bmm, baddbmm), in turns. TFLOP/s of a symmetric product count half of the work of a full one,
@@ -21,7 +22,7 @@ import torch
 from muon import MODELS
 from torch import Tensor
 
-from thalweg.kernels.products.choices import LARGE, SMALL, Tiling
+from thalweg.kernels.products.choices import LARGE, ROUNDED_LARGE, ROUNDED_SMALL, SMALL, Tiling
 from thalweg.kernels.products.stacks import multiply, multiply_tiles
 from thalweg.rules import Muon
 from thalweg.spaces import torch as library
@@ -34,8 +35,13 @@ TILINGS = {
     "small": SMALL,
     "large, 4 stages": LARGE._replace(stages=4),
     "large, 2 stages": LARGE._replace(stages=2),
-    "small, 3 stages": SMALL._replace(stages=3),
-    "small, 8 warps": SMALL._replace(warps=8),
+    "small, 5 stages": SMALL._replace(stages=5),
+    "small, 2 deep stages": SMALL._replace(depth=64, stages=2),
+}
+TILINGS_TF32 = {
+    "large": ROUNDED_LARGE,
+    "small": ROUNDED_SMALL,
+    "small, 4 warps": ROUNDED_SMALL._replace(warps=4, stages=3),
 }
 
 Run = Callable[[], Any]
@@ -65,7 +71,7 @@ class Case(NamedTuple):
         options: dict[str, Any] = dict(symmetric=self.symmetric, beta=self.beta)
         options["alpha"] = 1.0 if self.plus is None else self.alpha
         if tiling is None:
-            return multiply(self.a, self.b, self.plus, **options)
+            return multiply(self.a, self.b, self.plus, b_symmetric=self.b is self.a, **options)
         return multiply_tiles(self.a, self.b, self.plus, tiling, **options)
 
     def error(self, found: Tensor) -> float:
@@ -80,9 +86,9 @@ def draw(count: int, rows: int, columns: int, dtype: torch.dtype = torch.bfloat1
     return (torch.randn(count, rows, columns, device="cuda") / columns**0.5).to(dtype)
 
 
-def list_cases() -> Iterator[Case]:
+def list_cases(dtype: torch.dtype) -> Iterator[Case]:
     for name, short, longer, many in (("GPT-2", 768, 3072, 12), ("Llama", 2048, 8192, 16), ("k v", 512, 2048, 32)):
-        wide, tall, r = draw(many, short, longer), draw(many, longer, short), draw(many, short, short)
+        wide, tall, r = (draw(many, *sizes, dtype) for sizes in ((short, longer), (longer, short), (short, short)))
         r = (r + r.mT) / 2
         yield Case(f"{name}: x x^T", wide, wide.mT, None, True)
         yield Case(f"{name}: x^T x", tall.mT, tall, None, True)
@@ -128,7 +134,8 @@ def time_in_turns(runs: dict[str, Run], rounds: int, calls: int) -> dict[str, fl
 def time_case(case: Case, given: argparse.Namespace) -> dict[str, float]:
     """Of the library, and of each tiling whose numbers are right."""
     runs: dict[str, Run] = {"library": case.run_library}
-    for name, tiling in {"chosen": None, **(TILINGS if given.sweep else {})}.items():
+    others = TILINGS_TF32 if given.tf32 else TILINGS
+    for name, tiling in {"chosen": None, **(others if given.sweep else {})}.items():
         try:
             error = case.error(case.run(tiling))
         except Exception as failure:  # a tiling that the GPU has no room for
@@ -173,20 +180,23 @@ def floor_of(model: str, method: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sweep", action="store_true", help="try other tiles too")
+    parser.add_argument("--tf32", action="store_true", help="products of float32 in TF32, and no iterations")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each that count (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=10, help="calls of a turn (default: %(default)s)")
     parser.add_argument("--json", help="file for all times")
     given = parser.parse_args(arguments)
     torch.manual_seed(0)
+    if given.tf32:
+        torch.set_float32_matmul_precision("high")
     found: dict[str, dict[str, float]] = {}
     sys.stdout.write("| product | by | ms | TFLOP/s | of the floor |\n|---|---|---:|---:|---:|\n")
-    for case in list_cases():
+    for case in list_cases(torch.float32 if given.tf32 else torch.bfloat16):
         found[case.name] = time_case(case, given)
         for name, taken in sorted(found[case.name].items(), key=lambda item: item[1]):
             rate, share = case.flops() / taken / 1e9, 1e3 * case.flops() / FLOOR / taken
             sys.stdout.write(f"| {case.name} | {name} | {taken:.4f} | {rate:.0f} | {share:.0%} |\n")
         sys.stdout.flush()
-    iterations = {model: time_iterations(model, given) for model in MODELS}
+    iterations = {} if given.tf32 else {model: time_iterations(model, given) for model in MODELS}
     sys.stdout.write("\n| five steps of | | ms | floor, ms | of the floor |\n|---|---|---:|---:|---:|\n")
     for model, times in iterations.items():
         for name, taken in times.items():

@@ -171,7 +171,7 @@ class Space(Protocol[A]):
         ...
 
     def matmul_add_symmetric(self, x: A, y: A, z: A, product: float, plus: float) -> A:
-        """product * (x @ y) + plus * z where x @ y and z are known to be symmetric."""
+        """product * (x @ y) + plus * z where x @ y, and each of the three, are known to be symmetric."""
         ...
 
     def rounded(self, x: A, dtype: str) -> A:

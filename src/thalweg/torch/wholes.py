@@ -75,14 +75,13 @@ def space_of_kernels() -> Any:
     from thalweg.kernels.triton.matrices import divided
 
     def matmul_add(x: Tensor, y: Tensor, z: Tensor, product: float, plus: float, *, symmetric: bool = False) -> Tensor:
-        return multiply(x, y, z, alpha=product, beta=plus, symmetric=symmetric)
+        return multiply(x, y, z, alpha=product, beta=plus, symmetric=symmetric, b_symmetric=symmetric)
 
     def matmul_rounded(x: Tensor, y: Tensor, dtype: str) -> Tensor:
         return multiply(x, y, dtype=getattr(torch, dtype))
 
     ours = dict(
         divided=divided,
-        matmul=multiply,
         matmul_rounded=matmul_rounded,
         matmul_symmetric=functools.partial(multiply, symmetric=True),
         matmul_add=matmul_add,

@@ -110,6 +110,25 @@ def test_products_by_kernels(method: str) -> None:
         assert (kernels - exact).norm() < 1.1 * (library - exact).norm() + 1e-3 * (exact - start).norm()
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="steps are recorded on GPUs")
+def test_recorded_steps_follow_the_precision_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, found = {f"{i}": (1024, 1024) for i in range(8)}, []
+    before = torch.get_float32_matmul_precision()
+    try:
+        for replays, last in (("1", "highest"), ("0", "highest"), ("0", "high")):
+            monkeypatch.setenv("THALWEG_REPLAY", replays)
+            named, steps = parameters("float32", shapes), gradients(7, "float32", shapes)
+            optimizer = make(named, "fused", ns_dtype="float32")
+            for precision, given in (("high", steps[:6]), (last, steps[6:])):
+                torch.set_float32_matmul_precision(precision)
+                train(optimizer, named, given)
+            found.append(torch.stack([p.detach() for _, p in named]))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[1], found[2])
+
+
 def test_lists_that_are_larger_than_one_stack() -> None:
     agree(*both(3, most=2 * 34 * 20, **OPTIONS))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton.tools.tensor_descriptor")
 
 from thalweg.kernels.products import stacks  # noqa: E402
-from thalweg.kernels.products.choices import LARGE, SMALL, Tiling, choose_tiling  # noqa: E402
+from thalweg.kernels.products.choices import LARGE, ROUNDED_LARGE, ROUNDED_SMALL, SMALL, Tiling, choose_tiling  # noqa: E402
 
 #: Small: every program is interpreted.
 SQUARE = Tiling(side=16, halves=1, depth=16, warps=4, stages=2, resident=2)
@@ -37,21 +38,33 @@ def multiply(a: Any, b: Any, plus: Any, alpha: float, beta: float) -> Any:
     return product if plus is None else product + beta * plus.double()
 
 
-def assert_near(found: Any, expected: Any) -> None:
+def assert_near(found: Any, expected: Any, *, rounded: bool = False) -> None:
+    """rounded: the operands were float32, and a GPU has rounded them to TF32."""
     assert found.shape == expected.shape
-    tolerance = STACK_PRODUCTS[str(found.dtype).removeprefix("torch.")]
+    is_tf32 = rounded and found.dtype == torch.float32 and DEVICE != "cpu"
+    tolerance = STACK_PRODUCTS["tf32" if is_tf32 else str(found.dtype).removeprefix("torch.")]
     assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.fixture
+def precision() -> Iterator[Callable[[str], None]]:
+    """Sets what products of float32 may be rounded to; afterwards it is as before."""
+    before = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.slow  # programs are interpreted
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize(("dtype", "tiling"), [("bfloat16", WIDE), ("float16", SQUARE)], ids=lambda x: str(x)[:8])
+@pytest.mark.parametrize(
+    ("dtype", "tiling"), [("bfloat16", WIDE), ("float16", SQUARE), ("float32", WIDE)], ids=lambda x: str(x)[:8]
+)
 def test_symmetric_products(size: tuple[int, int], dtype: str, tiling: Tiling) -> None:
     m, n = size
     x, d = draw(2, m, n, dtype=dtype), draw(2, m, m, dtype=dtype)
-    for a, plus in ((x, d + d.mT), (turn(x), None)):
+    for a, plus in ((x, d + d.mT), *([(turn(x), None)] if dtype != "float32" else [])):
         found = stacks.multiply_tiles(a, a.mT, plus, tiling, alpha=0.5, beta=-2.0, symmetric=True)
-        assert_near(found, multiply(a, a.mT, plus, 0.5, -2.0))
+        assert_near(found, multiply(a, a.mT, plus, 0.5, -2.0), rounded=True)
         assert torch.equal(found, found.mT)
 
 
@@ -82,6 +95,10 @@ def test_what_cannot_be_described() -> None:
     assert not stacks.can_describe(x[:, :, ::2], x.mT[:, ::2], None)
     assert not stacks.can_describe(x, x.mT, turn(draw(2, 24, 24)))
     assert not stacks.can_describe(draw(2, 24, 8), draw(2, 8, 20), None)
+    x = draw(2, 24, 48, dtype="float32")  # which is only multiplied along lines
+    assert stacks.can_describe(x, x.mT, None)
+    assert not stacks.can_describe(x.mT, x, None)
+    assert not stacks.can_describe(draw(2, 24, 24, dtype="float32"), x, None)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +106,17 @@ def test_what_cannot_be_described() -> None:
     [
         ("bfloat16", 12, (768, 768), dict(symmetric=True, more=False), SMALL),
         ("float16", 4, (2048, 2048), dict(symmetric=True, more=True), LARGE),
-        ("bfloat16", 12, (768, 3072), dict(symmetric=False, more=True), LARGE),
+        ("bfloat16", 12, (768, 3072), dict(symmetric=False, more=True), SMALL),
+        ("bfloat16", 16, (2048, 8192), dict(symmetric=False, more=True), SMALL),
         ("bfloat16", 12, (768, 3072), dict(symmetric=False, more=False), None),
-        ("bfloat16", 32, (512, 512), dict(symmetric=True, more=False), None),
+        ("bfloat16", 32, (512, 512), dict(symmetric=True, more=False), SMALL),
+        ("bfloat16", 32, (504, 504), dict(symmetric=True, more=False), None),
         ("bfloat16", 1, (768, 768), dict(symmetric=True, more=True), None),
-        ("float32", 12, (768, 768), dict(symmetric=True, more=True), None),
+        ("float32", 8, (2048, 2048), dict(symmetric=True, more=True), None),
+        ("tf32", 8, (2048, 2048), dict(symmetric=True, more=True), ROUNDED_LARGE),
+        ("tf32", 12, (768, 768), dict(symmetric=True, more=False), ROUNDED_SMALL),
+        ("tf32", 8, (2048, 2048), dict(symmetric=False, more=False), None),
+        ("tf32", 32, (512, 512), dict(symmetric=True, more=True), None),
     ],
     ids=str,
 )
@@ -106,6 +129,22 @@ def test_the_library_multiplies_elsewhere() -> None:
     a, b, plus = draw(2, 24, 16, dtype="float32"), draw(2, 16, 8, dtype="float32"), draw(2, 24, 8, dtype="float32")
     assert_near(stacks.multiply(a, b, alpha=0.5), multiply(a, b, None, 0.5, 0.0))
     assert_near(stacks.multiply(a, b, plus, alpha=0.5, beta=2.0), multiply(a, b, plus, 0.5, 2.0))
+
+
+def test_float32_is_rounded_only_if_the_user_allows_it(precision: Callable[[str], None]) -> None:
+    x, r = draw(4, 1024, 256, dtype="float32"), draw(4, 1024, 1024, dtype="float32")
+    r = r + r.mT
+    for asked in ("highest", "high"):
+        precision(asked)
+        assert stacks.allows_tf32() == (asked == "high")
+        own = stacks.multiply(x, x.mT, symmetric=True)
+        square = stacks.multiply(r, r, r, symmetric=True, b_symmetric=True)
+        if asked == "high" and stacks.count_processors(r.device):
+            assert torch.equal(own, stacks.multiply_tiles(x, x.mT, None, ROUNDED_SMALL, symmetric=True))
+            assert torch.equal(square, stacks.multiply_tiles(r, r.mT, r, ROUNDED_SMALL, symmetric=True))
+        else:
+            assert torch.equal(own, torch.bmm(x, x.mT))
+            assert torch.equal(square, torch.baddbmm(r, r, r))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="matrices that are too large to be interpreted")
@@ -121,3 +160,15 @@ def test_large_products(dtype: str, tiling: Tiling, m: int, n: int) -> None:
     for a, b, added in ((q, x, x), (turned, q, turned)):
         found = stacks.multiply_tiles(a, b, added, tiling, alpha=2.0, beta=0.5)
         assert_near(found, multiply(a, b, added, 2.0, 0.5))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="matrices that are too large to be interpreted")
+@pytest.mark.parametrize("tiling", [ROUNDED_LARGE, ROUNDED_SMALL], ids=["large", "small"])
+@pytest.mark.parametrize(("m", "n"), [(520, 1096), (2048, 2048)])
+def test_large_products_in_tf32(tiling: Tiling, m: int, n: int) -> None:
+    x, q = draw(3, m, n, dtype="float32"), draw(3, m, m, dtype="float32")
+    plus = q + q.mT
+    found = stacks.multiply_tiles(x, x.mT, plus, tiling, alpha=2.0, beta=0.5, symmetric=True)
+    assert torch.equal(found, found.mT)
+    assert_near(found, multiply(x, x.mT, plus, 2.0, 0.5), rounded=True)
+    assert_near(stacks.multiply_tiles(q, turn(x), x, tiling), multiply(q, x, x, 1.0, 1.0), rounded=True)

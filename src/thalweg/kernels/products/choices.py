@@ -26,7 +26,10 @@ class Tiling(NamedTuple):
 
 
 LARGE = Tiling(128, 2, 64, 8, 3, 1)
-SMALL = Tiling(128, 1, 64, 4, 2, 2)
+SMALL = Tiling(128, 1, 32, 4, 4, 2)
+#: Of float32, in TF32.
+ROUNDED_LARGE = Tiling(128, 2, 32, 8, 3, 1)
+ROUNDED_SMALL = Tiling(128, 1, 32, 8, 4, 1)
 
 
 def choose_tiling(
@@ -34,15 +37,19 @@ def choose_tiling(
 ) -> Tiling | None:
     """The tiles of products of rows x columns; None: the library is faster, or alone can do it.
 
-    processors: multiprocessors of a GPU that fetches tiles by itself, as Hopper's do; 0: it does not.
+    processors: multiprocessors of a GPU that fetches tiles by itself, as Hopper's do; 0: it does not. dtype: "tf32" for
+    float32 whose digits may be rounded to those of TF32.
     more: something is added to products, or they are converted, for which the library goes over them once more. It wins
     where there is nothing more and all of a product is needed.
     """
     least = min(rows, columns)
-    if not processors or dtype not in ("bfloat16", "float16") or least < 512:
+    if not processors or dtype not in ("bfloat16", "float16", "tf32") or least < (768 if dtype == "tf32" else 512):
         return None
-    if not more and (not symmetric or least < 640):
+    if not more and not symmetric:
         return None
-    tiling = SMALL if symmetric and least < 1024 else LARGE
+    if dtype == "tf32":
+        tiling = ROUNDED_SMALL if symmetric and least < 2048 else ROUNDED_LARGE
+    else:
+        tiling = LARGE if symmetric and least >= 1024 else SMALL
     is_filled = 2 * count * tiling.count_tiles(rows, columns, symmetric=symmetric) >= processors
     return tiling if is_filled else None

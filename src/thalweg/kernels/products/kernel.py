@@ -91,7 +91,7 @@ def multiply_tile(
     else:
         for at in tl.range(0, depth, BK):
             x = fetch(a, matrix, top, at, A_TURNED, SIDE, BK)
-            total = tl.dot(x, fetch(b, matrix, at, left, B_TURNED, BK, BN), total)
+            total = tl.dot(x, fetch(b, matrix, at, left, B_TURNED, BK, BN), total, input_precision="tf32")
     return total
 
 

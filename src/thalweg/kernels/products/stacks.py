@@ -27,6 +27,15 @@ def count_processors(device: torch.device) -> int:
     return found.multi_processor_count if found.major >= 9 else 0
 
 
+def allows_tf32() -> bool:
+    """Whether the user lets products of float32 be computed in TF32, as ``torch.set_float32_matmul_precision`` says."""
+    matmul = torch.backends.cuda.matmul
+    try:
+        return bool(matmul.fp32_precision == "tf32")
+    except AttributeError:  # torch before 2.9
+        return bool(matmul.allow_tf32)
+
+
 def multiply(
     a: Tensor,
     b: Tensor,
@@ -35,19 +44,24 @@ def multiply(
     alpha: float = 1.0,
     beta: float = 1.0,
     symmetric: bool = False,
+    b_symmetric: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """alpha a b + beta plus for each matrix.
 
     symmetric: the product and what is added to it are known to be symmetric, so that one half need not be computed.
-    dtype: of the result; None: that of the operands.
+    b_symmetric: and so is b. dtype: of the result; None: that of the operands.
     """
     count, rows, columns, dtype = a.shape[0], a.shape[1], b.shape[2], dtype or a.dtype
     more = plus is not None or dtype != a.dtype
     kept = str(a.dtype).removeprefix("torch.")
+    if kept == "float32" and allows_tf32():
+        kept = "tf32"
     tiling = choose_tiling(count_processors(a.device), kept, count, rows, columns, symmetric=symmetric, more=more)
-    if tiling is not None and can_describe(a, b, plus):
-        return multiply_tiles(a, b, plus, tiling, alpha=alpha, beta=beta, symmetric=symmetric, dtype=dtype)
+    if tiling is not None:
+        own = b.mT if kept == "tf32" and b_symmetric else b
+        if can_describe(a, own, plus):
+            return multiply_tiles(a, own, plus, tiling, alpha=alpha, beta=beta, symmetric=symmetric, dtype=dtype)
     if plus is not None:
         return torch.baddbmm(plus, a, b, beta=beta, alpha=alpha).to(dtype)
     product = torch.bmm(a, b)
@@ -60,7 +74,12 @@ def is_turned(x: Tensor) -> bool:
 
 
 def can_describe(a: Tensor, b: Tensor, plus: Tensor | None) -> bool:
-    """Whether the GPU can fetch tiles by itself: lines, of results too, begin at multiples of 16 bytes."""
+    """Whether the GPU can fetch tiles by itself: lines, of results too, begin at multiples of 16 bytes.
+
+    Tensor cores take float32 only from lines along which it is summed.
+    """
+    if a.element_size() == 4 and (is_turned(a) or not is_turned(b)):
+        return False
     if (plus is not None and plus.stride(2) != 1) or 1 not in a.stride()[1:] or 1 not in b.stride()[1:]:
         return False
     given = [x.mT if is_turned(x) else x for x in (a, b, plus) if x is not None]
@@ -79,7 +98,7 @@ def multiply_tiles(
     symmetric: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The same by the kernel. Stacks of 16-bit numbers that can be described, and so results."""
+    """The same by the kernel, in TF32 where operands are float32. Stacks that can be described, and so results."""
     from thalweg.kernels.products.kernel import product_kernel
 
     (count, rows, depth), columns = a.shape, b.shape[2]
