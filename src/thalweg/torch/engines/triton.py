@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from thalweg.codecs import scale_key
+from thalweg.kernels.products.stacks import allows_tf32
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import WholeRule
 from thalweg.settings import Setting
@@ -258,7 +259,8 @@ class TritonRun:
         if self.decision is not None and self.squares is not None:
             decided = self.decision.key(), self.squares.key()
         together = [None if each is None else each.key() for each in (self.batches, self.wholes)]
-        return tuple(others), *together, decided, age
+        is_rounded = self.wholes is not None and allows_tf32()
+        return tuple(others), *together, decided, age, is_rounded
 
     def launch_all(self) -> Launches:
         sharded = [launch for launch in self.launches if isinstance(launch, Launch) and launch.bucket.parts]

@@ -15,7 +15,6 @@ from copy import copy
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeAlias, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +27,6 @@ from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count, PerSlice
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling, Setting
-from thalweg.spaces import numpy as on_host
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD
@@ -43,7 +41,7 @@ from thalweg.torch.wholes import space_of_kernels
 
 NUMBERED = itertools.count()
 #: In the place of a tensor that decides nothing.
-NOTHING: Any = np.zeros(())
+NOTHING: Any = torch.zeros(())
 #: Addresses that are no longer known.
 UNKNOWN: array[int] = array("Q")
 #: Elements after which what is shown of another tensor may begin.
@@ -207,8 +205,8 @@ class Stack:
 @functools.lru_cache(maxsize=64)
 def decide_by(rule: WholeRule, own: str, counts: tuple[tuple[str, Any], ...], t: Any) -> tuple[bool, Any]:
     """What is due, and the counts after the step. own: the key of what the rule keeps beside counts."""
-    known = {key: np.full(1, count, np.float32) for key, count in counts}  # rounded as it is in the state
-    prepared = rule.prepare(cast(Any, on_host), NOTHING, {own: NOTHING, **known}, NOTHING, t)
+    known = {key: torch.full((1,), count, dtype=torch.float32) for key, count in counts}  # rounded as in the state
+    prepared = rule.prepare(xp, NOTHING, {own: NOTHING, **known}, NOTHING, t)
     return bool(prepared.due), {key: prepared.state[key].item() for key in known}
 
 
