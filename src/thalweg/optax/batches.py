@@ -216,7 +216,9 @@ def goes_alone(job: Job) -> bool:
 def stack_jobs(lists: Sequence[Sequence[Job]], space: Any) -> list[Job]:
     """Each list as one, with a leading axis more; one as it is."""
     several = [own for own in lists if len(own) > 1]
-    made = iter(space.stack_all([each for own in several for each in ([job.g for job in own], *kept(own).values())]))
+    made = iter(
+        space.stack_all([each for own in several for each in ([job.g for job in own], *collect_entries(own).values())])
+    )
 
     def stack(jobs: Sequence[Job]) -> Job:
         first, sizes = jobs[0], tuple(job.p.size for job in jobs)
@@ -229,14 +231,14 @@ def stack_jobs(lists: Sequence[Sequence[Job]], space: Any) -> list[Job]:
             mesh_axes=((), *first.mesh_axes),
             axes=first.axes,
             g=next(made),
-            state={**first.state, **{key: next(made) for key in kept(jobs)}},
+            state={**first.state, **{key: next(made) for key in collect_entries(jobs)}},
             lengths=() if len(set(sizes)) == 1 else sizes,
         )
 
     return list(map(stack, lists))
 
 
-def kept(jobs: Sequence[Job]) -> dict[str, list[Any]]:
+def collect_entries(jobs: Sequence[Job]) -> dict[str, list[Any]]:
     """The entries of which each has its own. Counts are the same: they have taken every step together."""
     counts = jobs[0].keys(Count)
     return {key: [job.state[key] for job in jobs] for key in jobs[0].state if key not in counts}
@@ -247,7 +249,7 @@ def unstack(lists: Sequence[Sequence[Job]], results: Sequence[LeafUpdate], space
     stacks, shapes = [], []
     for jobs, result in zip(lists, results, strict=True):
         if len(jobs) > 1:
-            own = kept(jobs)
+            own = collect_entries(jobs)
             stacks += [result.delta, *(result.state[key] for key in own)]
             shapes += [[x.shape for x in each] for each in ([job.p for job in jobs], *own.values())]
     made = iter(space.take_apart(stacks, shapes))
@@ -256,7 +258,7 @@ def unstack(lists: Sequence[Sequence[Job]], results: Sequence[LeafUpdate], space
         if len(jobs) == 1:
             return [result]
         deltas, states = next(made), [dict(result.state) for _ in jobs]
-        for key in kept(jobs):
+        for key in collect_entries(jobs):
             for state, entry in zip(states, next(made), strict=True):
                 state[key] = entry
         rows = zip(deltas, states, figures_of(result.stats, len(jobs)), strict=True)
