@@ -135,7 +135,7 @@ def test_rules_that_need_no_whole_tensors_divide_nothing() -> None:
     ("options", "message"),
     [
         (dict(replicas="all"), "replicas must be a process group, such as torch.distributed.group.WORLD, got 'all'"),
-        (dict(divide_work="yes"), "divide_work must be True or False, got 'yes'"),
+        (dict(divide_work="yes"), "divide_work must be True, False or None, got 'yes'"),
         (dict(divide_work=True, engine="fused"), "divide_work=True cannot be combined with engine='fused'"),
         (dict(divide_work=True, offload_state=True), "divide_work=True cannot be combined with offload_state=True"),
     ],

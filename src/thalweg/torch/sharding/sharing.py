@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thalweg.errors import OptionError
 from thalweg.rules import Rule
-from thalweg.rules.checks import check_choice, check_flag
+from thalweg.rules.checks import check_choice
 from thalweg.rules.whole import WholeRule, is_worth_sending
 from thalweg.spaces import torch as xp
 from thalweg.storage import arithmetic
@@ -31,8 +31,8 @@ class Sharing:
     meshes: dict[str, MeshGroup] = field(default_factory=dict, compare=False)
 
     def check(self, engine: str, *, offload_state: bool) -> None:
-        if self.divide_work is not None:
-            check_flag("divide_work", self.divide_work)
+        if self.divide_work is not None and not isinstance(self.divide_work, bool):
+            raise OptionError(f"divide_work must be True, False or None, got {self.divide_work!r}")
         check_choice("message_dtype", self.message_dtype, None, "int8")
         if self.group is not None and not isinstance(self.group, torch.distributed.ProcessGroup):
             raise OptionError(
