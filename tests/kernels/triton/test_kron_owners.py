@@ -10,7 +10,7 @@ import torch
 from on_device import DEVICE
 from tolerances import SPACE, TENSOR_CORES
 
-from thalweg.kernels.triton.kron_owners import Job, OwnerKernels
+from thalweg.kernels.triton.kron_owners import MOST_FORMULAS, Job, OwnerKernels
 from thalweg.rules import Kron
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.settings import Handling
@@ -101,3 +101,14 @@ def test_tables_are_kept_while_factors_stay_where_they_are() -> None:
     both.step([True, True], averaged=True)
     (other,) = both.kernels.known.values()
     assert other is not known
+
+
+def test_more_formulas_than_there_is_room_for() -> None:
+    both, others = Both((9,)), Both((4, 5))
+    others.kernels = both.kernels
+    both.step([True, True])
+    (numbers,) = both.kernels.numbers.values()
+    numbers.known |= {-place: next(iter(numbers.known.values())) for place in range(1, MOST_FORMULAS)}
+    others.step([True, True])
+    assert both.kernels.age == 1  # recorded launches are not replayed
+    both.step([True, False])

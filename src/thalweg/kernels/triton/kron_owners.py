@@ -81,9 +81,13 @@ class Numbers:
         if has_news:
             self.uploads.refill(self.table, self.view)
 
+    def has_room(self, formulas: Formulas) -> bool:
+        return id(formulas) in self.known or len(self.known) < MOST_FORMULAS
+
     def places_of(self, formulas: Formulas, t: int) -> dict[str, Tensor]:
         if id(formulas) not in self.known:
             begin, names = OWN_NUMBERS * len(self.known), numbers_of(formulas, Options.of(self.rule), t, 0.0, 1.0)
+            assert len(names) <= OWN_NUMBERS
             own = {name: self.table[begin + i : begin + i + 1] for i, name in enumerate(names)}
             self.known[id(formulas)] = formulas, own
         self.follow(t)
@@ -119,12 +123,14 @@ class OwnerKernels(KronKernels):
                 self.numbers[rule].follow(t)
 
     def numbers_for(self, job: Job, batch: Batch) -> At:
-        if job.rule not in self.numbers and len(self.numbers) == MOST_RULES:
+        formulas, known = formulas_of(batch, job.rule, bare=True), self.numbers.get(job.rule)
+        is_full = len(self.numbers) == MOST_RULES if known is None else not known.has_room(formulas)
+        if is_full:
             self.numbers.clear()
             self.age += 1
         if job.rule not in self.numbers:
             self.numbers[job.rule] = Numbers(job.rule, batch.device)
-        return At(self.numbers[job.rule].places_of(formulas_of(batch, job.rule, bare=True), job.t))
+        return At(self.numbers[job.rule].places_of(formulas, job.t))
 
     def whitened(self, jobs: Sequence[Job]) -> list[tuple[Tensor, Tensor]]:
         """For each job its tensors whitened and clipped, stacked, and the means of squares by tensor and slice.
