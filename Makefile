@@ -87,8 +87,12 @@ clean:
 	THALWEG_QUICK=1 $(EDITABLE) ".[cli]" $(UNCOMPILED)
 	touch $@
 
+# The core is compiled while all else is installed.
 .venv/ready-to-test: .venv/bin/python pyproject.toml constraints.txt tests/peers.txt tests/peers-need.txt $(NATIVE)
-	$(PIP) $(UNCOMPILED) torch
-	THALWEG_OWN_LEVEL=1 $(EDITABLE) ".[dev]" $(UNCOMPILED) --requirement tests/peers-need.txt
-	$(PIP) $(UNCOMPILED) --no-deps --requirement tests/peers.txt
+	$(BIN)/python tools/needs.py dev > .venv/needs.txt
+	THALWEG_OWN_LEVEL=1 $(EDITABLE) . --no-deps & core=$$!; \
+	$(PIP) $(UNCOMPILED) torch && \
+	$(PIP) $(UNCOMPILED) --requirement .venv/needs.txt --requirement tests/peers-need.txt && \
+	$(PIP) $(UNCOMPILED) --no-deps --requirement tests/peers.txt; others=$$?; \
+	wait $$core && exit $$others
 	touch $@
