@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from thalweg.check.problem import assert_close, begin, copy_state, draw, leaves, run_steps, values, weights
+from thalweg.check.problem import assert_close, assert_usual, begin, copy_state, draw, leaves, values, weights
 from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
@@ -41,13 +41,7 @@ def gradient(p: torch.Tensor, place: int, t: int) -> torch.Tensor:
 def gpu_steps_as_cpu(s: Subject) -> None:
     """Steps on a GPU go the way of those on the CPU."""
     params = on_gpu(weights(s))
-    assert_close(
-        train_there(s.make(params), params, 4),
-        run_steps(s, steps=4),
-        weights(s),
-        "on the GPU and on the CPU",
-        TENSOR_CORES,
-    )
+    assert_usual(s, train_there(s.make(params), params, 4), 4, "on the GPU and on the CPU", TENSOR_CORES)
 
 
 @holds("devices")
@@ -61,7 +55,7 @@ def state_moves_to_another_device(s: Subject) -> None:
         if isinstance(leaf, torch.Tensor) and leaf.numel() > 1 and not leaf.is_cuda:
             raise Failed(f"{path} is on {leaf.device} after loading for parameters on the GPU")
     found = train_there(other, others, 3, first=3)
-    assert_close(found, run_steps(s, steps=6), weights(s), "continued on the GPU and on the CPU", TENSOR_CORES)
+    assert_usual(s, found, 6, "continued on the GPU and on the CPU", TENSOR_CORES)
 
 
 @holds("devices")

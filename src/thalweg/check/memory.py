@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thalweg.check.problem import begin, give, make_fresh, tensors_of, train
+from thalweg.check.problem import begin, give, leaves, make_fresh, tensors_of, train
 from thalweg.check.registry import Failed, holds
 from thalweg.check.subject import Subject
 
@@ -45,10 +45,7 @@ class Allocations(TorchDispatchMode):
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [leaf for each in inside for leaf in tensors_in(each)]
+    return [leaf for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 @holds("memory")
@@ -91,10 +88,9 @@ def everything_is_released(s: Subject) -> None:
         raise Failed("a parameter is alive after its optimizer was dropped")
 
 
-@holds("memory")
+@holds("memory", needs="temporaries")
 def temporaries(s: Subject) -> None:
     """Declared: a step needs no more memory for its time than this multiple of the parameters."""
-    s.needs("temporaries", "not declared")
     shapes = [(64, 64)] * 4
     params, optimizer = make_fresh(s, shapes=shapes)
     train(optimizer, params, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,6 +86,14 @@ def values(params: Sequence[Tensor]) -> list[Tensor]:
     return [p.detach().clone() for p in params]
 
 
+def module_of(params: Iterable[Parameter]) -> torch.nn.Module:
+    """A module with these parameters, for checkpoints by name."""
+    found = torch.nn.Module()
+    for place, p in enumerate(params):
+        found.register_parameter(f"p{place}", p)
+    return found
+
+
 def copy_state(optimizer: Any) -> Any:
     """A copy of the state dict, which nothing changes."""
     return copy.deepcopy(optimizer.state_dict())
@@ -134,6 +142,38 @@ def assert_close(
         rounding = torch.finfo(torch.float32).eps * other.double().norm().item()
         if not apart <= rtol * way + rounding:
             raise Failed(f"{where}: tensor {place} is {apart:.3g} apart after a way of {way:.3g}")
+
+
+def assert_usual(
+    s: Subject,
+    found: Sequence[Tensor],
+    steps: int,
+    where: str,
+    rtol: float | None = None,
+    shapes: Shapes | None = None,
+) -> None:
+    """Fail unless parameters are where as many usual steps end: to the bit, or up to a share of the way."""
+    usual = run_steps(s, shapes, steps)
+    if rtol is None:
+        assert_same(found, usual, where)
+    else:
+        assert_close(found, usual, weights(s if shapes is None else shapes), where, rtol)
+
+
+def assert_changed(found: Sequence[Tensor], usual: Sequence[Tensor], what: str) -> None:
+    if all(map(torch.equal, found, usual)):
+        raise Failed(f"{what} changes nothing")
+
+
+def step_unless_refused(optimizer: Any) -> bool:
+    """Whether a step is taken; one that is refused has to say why."""
+    try:
+        optimizer.step()
+    except Exception as error:
+        if not str(error).strip():
+            raise Failed(f"{type(error).__name__} without a word") from None
+        return False
+    return True
 
 
 def describe(value: Tensor) -> str:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from thalweg.check.subject import Facts, Subject
-from thalweg.check.surroundings import keep_surroundings
+from thalweg.check.subject import Facts, Subject, keep_surroundings
 from thalweg.errors import CommandError
 from thalweg.rules import Rule
 from thalweg.show.modules import describe_error

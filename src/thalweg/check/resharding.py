@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.nn import Parameter
 
-from thalweg.check.problem import Shapes, assert_close, run_steps, shapes_for, tensors_of, train, weights
+from thalweg.check.problem import Shapes, assert_usual, module_of, shapes_for, tensors_of, train, weights
 from thalweg.check.registry import Failed, NotOffered
 from thalweg.check.sharded import (
     MATRICES,
@@ -30,7 +30,6 @@ from thalweg.check.sharded import (
     halves,
     holds_for_shards,
     line,
-    module_of,
     split,
     spread,
     tolerance_for,
@@ -55,7 +54,7 @@ def place_again(s: Subject, reached: Any, place: Place) -> tuple[list[Parameter]
 def continues(s: Subject, params: Any, optimizer: Any, shapes: Shapes, where: str) -> None:
     """Fail unless two more steps end where five of one process do."""
     found = train_shards(optimizer, params, 2, first=3)
-    assert_close(found, run_steps(s, shapes, 5), weights(shapes), f"two steps after {where}", tolerance_for(s))
+    assert_usual(s, found, 5, f"two steps after {where}", tolerance_for(s), shapes=shapes)
 
 
 def together(action: Callable[[], Any] | None) -> Any:

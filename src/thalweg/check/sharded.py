@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tenso
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thalweg.check.problem import Shapes, assert_close, give, run_steps, shapes_for, unless_refused, values, weights
+from thalweg.check.problem import Shapes, assert_usual, give, run_steps, shapes_for, unless_refused, values, weights
 from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.subject import Subject
 
@@ -78,7 +78,7 @@ def by_rows(tensor: Tensor, _: int = 0) -> Tensor:
     return split(tensor, line(), Shard(0))
 
 
-def holds_for_shards(group: str) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+def holds_for_shards(group: str, **facts: str) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
     """Register a check that is not offered where shards of rows, which have checks of their own, raise an error."""
 
     def register(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
@@ -89,7 +89,7 @@ def holds_for_shards(group: str) -> Callable[[Callable[[Subject], None]], Callab
                 train_shards(optimizer, params, 1)
             function(s)
 
-        return holds(group, "ranks")(run)
+        return holds(group, "ranks", **facts)(run)
 
     return register
 
@@ -130,7 +130,7 @@ def assert_equals_one_process(s: Subject, place: Place, shapes: Shapes | None = 
     found = shapes_for(s) if shapes is None else shapes
     params, optimizer = spread(s, place, found)
     after = train_shards(optimizer, params, 3)
-    assert_close(after, run_steps(s, found, 3), weights(found), f"{where} and in one process", tolerance_for(s))
+    assert_usual(s, after, 3, f"{where} and in one process", tolerance_for(s), shapes=found)
 
 
 def assert_same_on_all_ranks(tensors: dict[str, Tensor], where: str) -> None:
@@ -141,11 +141,3 @@ def assert_same_on_all_ranks(tensors: dict[str, Tensor], where: str) -> None:
         if not all(torch.equal(other, every[0]) for other in every):
             apart = max(float((other.double() - every[0].double()).abs().max()) for other in every)
             raise Failed(f"{where}: {name} differs by {apart:.3g} between ranks")
-
-
-def module_of(params: Iterable[Parameter]) -> torch.nn.Module:
-    """A module with these parameters, for checkpoints by name."""
-    found = torch.nn.Module()
-    for place, p in enumerate(params):
-        found.register_parameter(f"p{place}", p)
-    return found

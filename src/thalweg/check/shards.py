@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -9,7 +11,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import Parameter
 
-from thalweg.check.problem import assert_close, assert_moved, assert_same, run_steps, values, weights
+from thalweg.check.problem import (
+    assert_close,
+    assert_moved,
+    assert_same,
+    assert_usual,
+    run_steps,
+    step_unless_refused,
+    values,
+    weights,
+)
 from thalweg.check.registry import Failed, holds
 from thalweg.check.sharded import (
     MATRICES,
@@ -44,9 +55,7 @@ def shards_with_different_seeds(s: Subject) -> None:
     params, optimizer = spread(s, shapes=MATRICES)
     torch.manual_seed(1 + dist.get_rank())
     found = train_shards(optimizer, params, 5)
-    assert_close(
-        found, run_steps(s, MATRICES, 5), weights(MATRICES), "with a seed by rank and in one process", tolerance_for(s)
-    )
+    assert_usual(s, found, 5, "with a seed by rank and in one process", tolerance_for(s), shapes=MATRICES)
 
 
 @holds_for_shards("shards")
@@ -122,47 +131,45 @@ def shards_without_gradients(s: Subject) -> None:
     assert_moved(found[1:], weights(MATRICES)[1:], "beside one without a gradient")
 
 
+def compare_runs(s: Subject, run: Callable[[list[Parameter]], list[Tensor]], where: str) -> list[Tensor]:
+    """What a run makes of shards of rows; fail unless it makes the same of whole parameters."""
+    start = values(weights(MATRICES))
+    whole, sharded = (run([Parameter(p) for p in params]) for params in (start, map(by_rows, start)))
+    assert_close(sharded, whole, start, f"{where}, sharded and in one process", tolerance_for(s))
+    return sharded
+
+
 @holds_for_shards("shards")
 def groups_of_shards(s: Subject) -> None:
     """Each group's lr holds for its shards alone, as in one process."""
-    runs = []
-    for place in (lambda p: p, by_rows):
-        params = [Parameter(place(p.detach())) for p in weights(MATRICES)]
+
+    def train_groups(params: list[Parameter]) -> list[Tensor]:
         optimizer = s.make([{"params": params[:1]}, {"params": params[1:]}])
         optimizer.param_groups[0]["lr"] = 8 * (optimizer.param_groups[0]["lr"] or 1e-2)
-        runs.append(train_shards(optimizer, params, 3))
-    assert_close(runs[1], runs[0], weights(MATRICES), "in two groups, sharded and in one process", tolerance_for(s))
+        return train_shards(optimizer, params, 3)
+
+    found, rtol = compare_runs(s, train_groups, "in two groups"), tolerance_for(s)
     if not s.facts.couples_parameters:
-        plain = run_steps(s, MATRICES, 3)
-        assert_close(
-            runs[1][1:],
-            plain[1:],
-            weights(MATRICES)[1:],
-            "sharded, the lr of another group was changed",
-            tolerance_for(s),
-        )
+        plain, start = run_steps(s, MATRICES, 3), weights(MATRICES)
+        assert_close(found[1:], plain[1:], start[1:], "sharded, the lr of another group was changed", rtol)
 
 
 @holds_for_shards("shards")
 def added_group_of_shards(s: Subject) -> None:
     """Shards that add_param_group brings are stepped as in one process from then on."""
-    runs = []
-    for place in (lambda p: p, by_rows):
-        params = [Parameter(place(p.detach())) for p in weights(MATRICES)]
+
+    def add_group(params: list[Parameter]) -> list[Tensor]:
         optimizer = s.make(params[:1])
         train_shards(optimizer, params[:1], 2)
         optimizer.add_param_group({"params": params[1:]})
-        runs.append(train_shards(optimizer, params, 2, first=2))
-    assert_close(
-        runs[1], runs[0], weights(MATRICES), "after add_param_group, sharded and in one process", tolerance_for(s)
-    )
-    assert_moved(runs[1], weights(MATRICES), "after add_param_group")
+        return train_shards(optimizer, params, 2, first=2)
+
+    assert_moved(compare_runs(s, add_group, "after add_param_group"), weights(MATRICES), "after add_param_group")
 
 
-@holds_for_shards("shards")
+@holds_for_shards("shards", needs="lr_zero_is_no_step")
 def lr_zero_for_shards(s: Subject) -> None:
     """A learning rate of 0 moves no shard: loading sharded state takes such a step."""
-    s.needs("lr_zero_is_no_step", "declared otherwise")
     params, optimizer = spread(s)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -183,30 +190,20 @@ def gradients_of_shards_untouched(s: Subject) -> None:
         assert_same(whole_of(after), before, f"gradients after step {t + 1}")
 
 
-@holds_for_shards("shards")
+@holds_for_shards("shards", without="couples_parameters")
 def nan_in_one_shard(s: Subject) -> None:
     """NaN in the shard of one rank does not reach other parameters, and all ranks go on alike."""
-    s.refuses("couples_parameters", "steps depend on other parameters")
     params, optimizer = spread(s, shapes=MATRICES)
     give_shards(params, 0)
     gradient = params[0].grad
     if dist.get_rank() == 0 and isinstance(gradient, DTensor):
         gradient.to_local()[0, 0] = float("nan")
-    try:
-        optimizer.step()
-    except Exception as error:
-        if not str(error).strip():
-            raise Failed(f"{type(error).__name__} without a word") from None
-        assert_same(whole_of(params), values(weights(MATRICES)), "after a gradient that was refused")
-        return
-    found, start = whole_of(params), weights(MATRICES)
-    if all(map(_equal, found, start)):
-        return  # skipped by all ranks
+    is_taken, found, start = step_unless_refused(optimizer), whole_of(params), weights(MATRICES)
+    if not is_taken:
+        assert_same(found, values(start), "after a gradient that was refused")
+    if all(bool((one == other).all()) for one, other in zip(found, start, strict=True)):
+        return  # refused, or skipped by all ranks
     assert_close(found[1:], run_steps(s, MATRICES)[1:], start[1:], "others, beside a shard with NaN", tolerance_for(s))
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return bool((one == other).all())
 
 
 @holds_for_shards("shards")
@@ -245,10 +242,9 @@ def messages_do_not_grow(s: Subject) -> None:
         raise Failed(f"up to {max(numbers[:6])} collectives in a step at first, then {max(numbers[6:])}")
 
 
-@holds_for_shards("messages")
+@holds_for_shards("messages", needs="collectives")
 def collectives(s: Subject) -> None:
     """Declared: a step of many shards takes at most so many collectives, however many parameters there are."""
-    s.needs("collectives", "not declared")
     params, optimizer = spread(s, shapes=[(8, 4)] * 8)
     train_shards(optimizer, params, 2)
     give_shards(params, 2)
