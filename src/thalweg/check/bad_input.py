@@ -14,19 +14,8 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from thalweg.check.problem import (
-    assert_refused,
-    assert_usual,
-    begin,
-    draw,
-    give,
-    make_fresh,
-    require_option,
-    train,
-    weights,
-)
+from thalweg.check.problem import TorchSubject, assert_refused, assert_usual, draw, give, require_option, train
 from thalweg.check.registry import Failed, NotOffered, holds
-from thalweg.check.subject import Subject
 
 WRONG = (ValueError, TypeError)
 
@@ -44,13 +33,13 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
 def register_range_check(option: str) -> None:
     """Register the check that values out of an option's range are refused."""
 
-    def out_of_range(s: Subject) -> None:
-        require_option(made := s.make(weights(s)), option)
+    def out_of_range(s: TorchSubject) -> None:
+        require_option(made := s.make(s.weights()), option)
         now = made.param_groups[0][option]
         for value in OUT_OF_RANGE[option]:
             if isinstance(value, tuple) == isinstance(now, (tuple, list)):
                 value = (*value, *now[len(value) :]) if isinstance(value, tuple) else value  # of as many numbers
-                assert_refused(partial(s.make, weights(s), **{option: value}), f"{option}={value}")
+                assert_refused(partial(s.make, s.weights(), **{option: value}), f"{option}={value}")
 
     out_of_range.__name__ = f"{option}_out_of_range"
     out_of_range.__doc__ = f"Values of {option} such as {OUT_OF_RANGE[option][0]} are refused, with a word."
@@ -62,45 +51,45 @@ for each in OUT_OF_RANGE:
 
 
 @holds("bad input")
-def no_parameters(s: Subject) -> None:
+def no_parameters(s: TorchSubject) -> None:
     """An empty list of parameters is refused: most often a model was filtered to nothing."""
     assert_refused(lambda: s.make([]), "an empty list", WRONG)
 
 
 @holds("bad input")
-def no_tensors(s: Subject) -> None:
+def no_tensors(s: TorchSubject) -> None:
     """What is no tensor is refused."""
     assert_refused(lambda: s.make([1.0, "weight"]), "numbers and texts as parameters", WRONG)
 
 
 @holds("bad input")
-def sets_of_parameters(s: Subject) -> None:
+def sets_of_parameters(s: TorchSubject) -> None:
     """A set of parameters is refused: its order differs between processes, and state goes by it."""
-    assert_refused(lambda: s.make([{"params": set(weights(s))}]), "a group with a set", (TypeError,))
+    assert_refused(lambda: s.make([{"params": set(s.weights())}]), "a group with a set", (TypeError,))
 
 
 @holds("bad input")
-def no_leaves(s: Subject) -> None:
+def no_leaves(s: TorchSubject) -> None:
     """A tensor that was computed is refused: stepping it changes no parameter."""
-    assert_refused(lambda: s.make([weights(s)[0] * 2]), "a tensor that is no leaf", WRONG)
+    assert_refused(lambda: s.make([s.weights()[0] * 2]), "a tensor that is no leaf", WRONG)
 
 
 @holds("bad input")
-def lr_of_a_group_out_of_range(s: Subject) -> None:
+def lr_of_a_group_out_of_range(s: TorchSubject) -> None:
     """A negative lr of a group is refused, as that of all is."""
-    assert_refused(lambda: s.make([{"params": weights(s), "lr": -0.1}]), "a group with lr=-0.1")
+    assert_refused(lambda: s.make([{"params": s.weights(), "lr": -0.1}]), "a group with lr=-0.1")
 
 
 @holds("bad input")
-def misspelt_option(s: Subject) -> None:
+def misspelt_option(s: TorchSubject) -> None:
     """An option that does not exist is refused: a typing mistake must not train with defaults."""
-    assert_refused(lambda: s.make(weights(s), weight_decya=0.1), "weight_decya=0.1")
+    assert_refused(lambda: s.make(s.weights(), weight_decya=0.1), "weight_decya=0.1")
 
 
 @holds("bad input")
-def bad_group_is_not_added(s: Subject) -> None:
+def bad_group_is_not_added(s: TorchSubject) -> None:
     """When add_param_group refuses a group, the optimizer is as before."""
-    params, optimizer = begin(s)
+    params, optimizer = s.begin()
     number = len(optimizer.param_groups)
     for wrong in ({"params": params[:1]}, {"params": [torch.ones(2) * params[0].sum()]}):
         assert_refused(partial(optimizer.add_param_group, wrong), "a parameter that is there, or no leaf", WRONG)
@@ -110,9 +99,9 @@ def bad_group_is_not_added(s: Subject) -> None:
 
 
 @holds("bad input")
-def failing_closure(s: Subject) -> None:
+def failing_closure(s: TorchSubject) -> None:
     """An error in a closure comes out, and parameters and state are as before."""
-    params, optimizer = begin(s)
+    params, optimizer = s.begin()
 
     def closure() -> float:
         raise KeyError("from the closure")
@@ -124,10 +113,10 @@ def failing_closure(s: Subject) -> None:
 
 
 @holds("bad input")
-def failed_step_changes_nothing(s: Subject) -> None:
+def failed_step_changes_nothing(s: TorchSubject) -> None:
     """A step that fails at the last parameter has not written the first: the run can go on."""
     shapes = [(6, 4), (6, 4), (5, 6)]
-    params, optimizer = make_fresh(s, shapes=shapes)
+    params, optimizer = s.make_fresh(shapes=shapes)
     train(optimizer, params, 2)
     give(params, 2)
     params[2].grad = draw((5, 6), 1).float().to_sparse()
@@ -174,7 +163,7 @@ def is_needed(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef) and (node.name == FOR_ALL or node.name.startswith(FOR_EACH))
 
 
-def rows(s: Subject) -> tuple[list[Any], list[Any]]:
+def rows(s: TorchSubject) -> tuple[list[Any], list[Any]]:
     """The rows for all optimizers, and those about options that the subject has."""
     try:
         inside = load_table()
@@ -186,7 +175,7 @@ def rows(s: Subject) -> tuple[list[Any], list[Any]]:
         raise NotOffered(f"torch's table of error inputs is another here: {type(error).__name__}") from error
     is_torchs = str(getattr(s.factory, "__module__", "")).startswith("torch.optim.")
     own = each.pop(f"{FOR_EACH}{s.factory.__name__.lower()}", []) if is_torchs else []
-    options = s.make(weights(s)).param_groups[0]
+    options = s.make(s.weights()).param_groups[0]
     found = [row for row in own[len(for_all) :] if row.optimizer_error_input.params is None]
     others = [row for rows in each.values() for row in rows[len(for_all) :]]
     return for_all, [*found, *(row for row in others if is_about(row.optimizer_error_input, options))]
@@ -208,11 +197,11 @@ def is_plain(value: Any) -> bool:
 
 
 @holds("bad input")
-def torch_error_inputs(s: Subject) -> None:
+def torch_error_inputs(s: TorchSubject) -> None:
     """Inputs that every optimizer of torch must refuse, by its own table, are refused."""
     for row in rows(s)[0]:
         given = row.optimizer_error_input
-        params = weights(s) if given.params is None else given.params
+        params = s.weights() if given.params is None else given.params
         make = partial(s.make, params, **given.kwargs)
         if not issubclass(row.error_type, Warning):
             assert_refused(make, given.desc)
@@ -228,11 +217,11 @@ def torch_error_inputs(s: Subject) -> None:
 
 
 @holds("bad input")
-def torch_error_options(s: Subject) -> None:
+def torch_error_options(s: TorchSubject) -> None:
     """Options that torch's table has errors for are refused, where the optimizer has them too."""
     found = rows(s)[1]
     if not found:
         raise NotOffered("none of its options is in the table")
     for row in found:
         given = row.optimizer_error_input
-        assert_refused(partial(s.make, weights(s), **given.kwargs), f"{given.kwargs} ({given.desc})")
+        assert_refused(partial(s.make, s.weights(), **given.kwargs), f"{given.kwargs} ({given.desc})")

@@ -13,17 +13,7 @@ from thalweg.show.arguments import split_words, suggest
 
 #: Where the checks of a framework are, in the order in which they are run.
 ROOMS = {
-    "torch": (
-        "contract",
-        "numbers",
-        "states",
-        "memory",
-        "tensors",
-        "bad_input",
-        "nonfinite",
-        "companions",
-        "devices",
-    ),
+    "torch": ("contract", "numbers", "states", "memory", "tensors", "bad_input", "nonfinite", "companions", "devices"),
     "optax": ("transformations",),
     "ranks": ("replicas", "models", "shards", "resharding"),
 }

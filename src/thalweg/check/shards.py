@@ -12,11 +12,11 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import Parameter
 
 from thalweg.check.problem import (
+    TorchSubject,
     assert_close,
     assert_moved,
     assert_same,
     assert_usual,
-    run_steps,
     step_unless_refused,
     values,
     weights,
@@ -37,20 +37,19 @@ from thalweg.check.sharded import (
     train_shards,
     whole_of,
 )
-from thalweg.check.subject import Subject
 
 #: More rows than ranks, and a number of them that no usual world divides.
 UNEVEN = [(13, 4), (11, 3)]
 
 
 @holds("shards", "ranks")
-def shards_of_rows(s: Subject) -> None:
+def shards_of_rows(s: TorchSubject) -> None:
     """Parameters sharded by rows, as FSDP2 does, step as in one process: norms and factors are of whole tensors."""
     assert_equals_one_process(s, by_rows)
 
 
 @holds_for_shards("shards")
-def shards_with_different_seeds(s: Subject) -> None:
+def shards_with_different_seeds(s: TorchSubject) -> None:
     """Shards step as in one process whatever the global seed of each rank is: trainers set it by rank."""
     params, optimizer = spread(s, shapes=MATRICES)
     torch.manual_seed(1 + dist.get_rank())
@@ -59,49 +58,49 @@ def shards_with_different_seeds(s: Subject) -> None:
 
 
 @holds_for_shards("shards")
-def shards_of_columns(s: Subject) -> None:
+def shards_of_columns(s: TorchSubject) -> None:
     """Matrices sharded by columns, as tensor parallelism does, step as in one process."""
     assert_equals_one_process(s, lambda p, _: split(p, line(), Shard(1)), MATRICES)
 
 
 @holds_for_shards("shards")
-def uneven_shards(s: Subject) -> None:
+def uneven_shards(s: TorchSubject) -> None:
     """Rows that the ranks cannot share evenly step as in one process."""
     assert_equals_one_process(s, by_rows, UNEVEN)
 
 
 @holds_for_shards("shards")
-def empty_shards(s: Subject) -> None:
+def empty_shards(s: TorchSubject) -> None:
     """Fewer rows than ranks, so that some ranks have none, step as in one process, and no rank waits for another."""
     assert_equals_one_process(s, by_rows, [(1, 6), (6, 4)])
 
 
 @holds_for_shards("shards")
-def replicated_dtensors(s: Subject) -> None:
+def replicated_dtensors(s: TorchSubject) -> None:
     """DTensors that every rank has as a whole step as in one process: nothing is summed twice."""
     assert_equals_one_process(s, lambda p, _: split(p, line(), Replicate()), where="replicated")
 
 
 @holds_for_shards("shards")
-def replicated_shards(s: Subject) -> None:
+def replicated_shards(s: TorchSubject) -> None:
     """Shards with replicas of each, as hybrid FSDP has them, step as in one process."""
     assert_equals_one_process(s, lambda p, _: split(p, grid(), Replicate(), Shard(0)), where="sharded and replicated")
 
 
 @holds_for_shards("shards")
-def shards_of_rows_and_columns(s: Subject) -> None:
+def shards_of_rows_and_columns(s: TorchSubject) -> None:
     """Matrices sharded both ways, on a mesh of two dimensions, step as in one process."""
     assert_equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(1)), MATRICES)
 
 
 @holds_for_shards("shards")
-def shards_of_shards(s: Subject) -> None:
+def shards_of_shards(s: TorchSubject) -> None:
     """Rows sharded over both dimensions of a mesh step as in one process."""
     assert_equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(0)), [*MATRICES, *UNEVEN])
 
 
 @holds_for_shards("shards")
-def stages(s: Subject) -> None:
+def stages(s: TorchSubject) -> None:
     """Ranks with different parameters, as stages of a pipeline have, step each as in one process."""
     own = int(dist.get_rank() >= dist.get_world_size() // 2)
     shapes = [MATRICES, [(6, 4)]][own]  # one stage has more of them: what is sent must not depend on it
@@ -110,28 +109,28 @@ def stages(s: Subject) -> None:
 
 
 @holds_for_shards("shards")
-def plain_tensors_among_shards(s: Subject) -> None:
+def plain_tensors_among_shards(s: TorchSubject) -> None:
     """Plain tensors beside sharded ones step as in one process: some layers are left whole."""
     assert_equals_one_process(s, lambda p, place: by_rows(p) if place else p, MATRICES)
 
 
 @holds_for_shards("shards")
-def different_placements(s: Subject) -> None:
+def different_placements(s: TorchSubject) -> None:
     """Parameters by rows, by columns and replicated step together as in one process."""
     ways = [Shard(0), Shard(1), Replicate()]
     assert_equals_one_process(s, lambda p, place: split(p, line(), ways[place % 3]), MATRICES)
 
 
 @holds_for_shards("shards")
-def shards_without_gradients(s: Subject) -> None:
+def shards_without_gradients(s: TorchSubject) -> None:
     """A sharded parameter without a gradient stays as it is, and the others step as without it."""
     params, optimizer = spread(s, shapes=MATRICES)
     found = train_shards(optimizer, params, 3, without=[0])
-    assert_same(found[:1], values(weights(MATRICES)[:1]), "a parameter without a gradient")
+    assert_same(found[:1], weights(MATRICES)[:1], "a parameter without a gradient")
     assert_moved(found[1:], weights(MATRICES)[1:], "beside one without a gradient")
 
 
-def compare_runs(s: Subject, run: Callable[[list[Parameter]], list[Tensor]], where: str) -> list[Tensor]:
+def compare_runs(s: TorchSubject, run: Callable[[list[Parameter]], list[Tensor]], where: str) -> list[Tensor]:
     """What a run makes of shards of rows; fail unless it makes the same of whole parameters."""
     start = values(weights(MATRICES))
     whole, sharded = (run([Parameter(p) for p in params]) for params in (start, map(by_rows, start)))
@@ -140,7 +139,7 @@ def compare_runs(s: Subject, run: Callable[[list[Parameter]], list[Tensor]], whe
 
 
 @holds_for_shards("shards")
-def groups_of_shards(s: Subject) -> None:
+def groups_of_shards(s: TorchSubject) -> None:
     """Each group's lr holds for its shards alone, as in one process."""
 
     def train_groups(params: list[Parameter]) -> list[Tensor]:
@@ -150,12 +149,12 @@ def groups_of_shards(s: Subject) -> None:
 
     found, rtol = compare_runs(s, train_groups, "in two groups"), tolerance_for(s)
     if not s.facts.couples_parameters:
-        plain, start = run_steps(s, MATRICES, 3), weights(MATRICES)
+        plain, start = s.run_steps(MATRICES, 3), weights(MATRICES)
         assert_close(found[1:], plain[1:], start[1:], "sharded, the lr of another group was changed", rtol)
 
 
 @holds_for_shards("shards")
-def added_group_of_shards(s: Subject) -> None:
+def added_group_of_shards(s: TorchSubject) -> None:
     """Shards that add_param_group brings are stepped as in one process from then on."""
 
     def add_group(params: list[Parameter]) -> list[Tensor]:
@@ -168,16 +167,16 @@ def added_group_of_shards(s: Subject) -> None:
 
 
 @holds_for_shards("shards", needs="lr_zero_is_no_step")
-def lr_zero_for_shards(s: Subject) -> None:
+def lr_zero_for_shards(s: TorchSubject) -> None:
     """A learning rate of 0 moves no shard: loading sharded state takes such a step."""
     params, optimizer = spread(s)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    assert_same(train_shards(optimizer, params, 2), values(weights(s)), "after two steps with lr 0")
+    assert_same(train_shards(optimizer, params, 2), s.weights(), "after two steps with lr 0")
 
 
 @holds_for_shards("shards")
-def gradients_of_shards_untouched(s: Subject) -> None:
+def gradients_of_shards_untouched(s: TorchSubject) -> None:
     """Sharded gradients are read, never written."""
     params, optimizer = spread(s)
     for t in range(2):
@@ -191,7 +190,7 @@ def gradients_of_shards_untouched(s: Subject) -> None:
 
 
 @holds_for_shards("shards", without="couples_parameters")
-def nan_in_one_shard(s: Subject) -> None:
+def nan_in_one_shard(s: TorchSubject) -> None:
     """NaN in the shard of one rank does not reach other parameters, and all ranks go on alike."""
     params, optimizer = spread(s, shapes=MATRICES)
     give_shards(params, 0)
@@ -200,14 +199,14 @@ def nan_in_one_shard(s: Subject) -> None:
         gradient.to_local()[0, 0] = float("nan")
     is_taken, found, start = step_unless_refused(optimizer), whole_of(params), weights(MATRICES)
     if not is_taken:
-        assert_same(found, values(start), "after a gradient that was refused")
+        assert_same(found, start, "after a gradient that was refused")
     if all(bool((one == other).all()) for one, other in zip(found, start, strict=True)):
         return  # refused, or skipped by all ranks
-    assert_close(found[1:], run_steps(s, MATRICES)[1:], start[1:], "others, beside a shard with NaN", tolerance_for(s))
+    assert_close(found[1:], s.run_steps(MATRICES)[1:], start[1:], "others, beside a shard with NaN", tolerance_for(s))
 
 
 @holds_for_shards("shards")
-def shards_stay_in_place(s: Subject) -> None:
+def shards_stay_in_place(s: TorchSubject) -> None:
     """Sharded parameters keep their placements and their memory: FSDP2 gathers them from there."""
     params, optimizer = spread(s, shapes=MATRICES)
     before = [(p.placements, p.to_local().data_ptr()) for p in params if isinstance(p, DTensor)]
@@ -217,7 +216,7 @@ def shards_stay_in_place(s: Subject) -> None:
 
 
 @holds_for_shards("shards")
-def state_is_sharded(s: Subject) -> None:
+def state_is_sharded(s: TorchSubject) -> None:
     """State as large as its parameter is sharded as it is: no rank has memory for that of the whole model."""
     params, optimizer = spread(s, shapes=MATRICES)
     train_shards(optimizer, params, 2)
@@ -229,7 +228,7 @@ def state_is_sharded(s: Subject) -> None:
 
 
 @holds_for_shards("messages")
-def messages_do_not_grow(s: Subject) -> None:
+def messages_do_not_grow(s: TorchSubject) -> None:
     """A step sends no more messages later in a run than in its beginning."""
     params, optimizer = spread(s, shapes=MATRICES)
     numbers = []
@@ -243,7 +242,7 @@ def messages_do_not_grow(s: Subject) -> None:
 
 
 @holds_for_shards("messages", needs="collectives")
-def collectives(s: Subject) -> None:
+def collectives(s: TorchSubject) -> None:
     """Declared: a step of many shards takes at most so many collectives, however many parameters there are."""
     params, optimizer = spread(s, shapes=[(8, 4)] * 8)
     train_shards(optimizer, params, 2)

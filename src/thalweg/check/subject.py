@@ -44,14 +44,7 @@ class Subject:
     kind: str
 
     def make(self, *params: Any, **more: Any) -> Any:
-        """An instance with the subject's options, and others beside them or instead.
-
-        The global seed of torch is set before: one that draws from it fails where that is checked, and not everywhere.
-        """
-        if self.kind == "torch":
-            import torch
-
-            torch.manual_seed(0)
+        """An instance with the subject's options, and others beside them or instead."""
         return self.factory(*params, **{**self.options, **more})
 
 

@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from thalweg.check.registry import Check
 from thalweg.check.run import Report
 from thalweg.check.verdicts import CONSTRUCTION, FAILED, NOT_OFFERED, PASSED, Verdict
+from thalweg.show.console import make_table
 from thalweg.show.extras import extra
 
 with extra("cli"):
-    from rich import box
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.table import Table
     from rich.text import Text
 
 #: Names of checks in one cell.
@@ -99,7 +98,7 @@ def progress(console: Console, subject: str) -> Iterator[Callable[[Verdict], Non
 
 def show(console: Console, reports: Sequence[Report]) -> None:
     """Print counts by group, then each failure with the command that repeats it."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = make_table()
     table.add_column("group")
     for report in reports:
         table.add_column(Text(report.subject), justify="right")
@@ -124,7 +123,7 @@ def show(console: Console, reports: Sequence[Report]) -> None:
 
 
 def show_list(console: Console, checks: Sequence[Check]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = make_table()
     for title in ("group", "check", "what must hold"):
         table.add_column(title)
     for each in checks:
