@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.show.published import hollow_timm, is_installed
+from thalweg.show.published import is_installed, prepare_timm
 
 WIDTH = 512
 IN_A_ROW = 10
@@ -46,8 +46,7 @@ def optimizers() -> dict[str, Callable[[Any], Any]]:
         "torch AdamW(foreach=True)": peer("torch.optim", "AdamW", foreach=True),
     }
     if is_installed("timm"):
-        if not is_installed("torchvision"):
-            hollow_timm()
+        prepare_timm()
         found["timm Lamb"] = peer("timm.optim.lamb", "Lamb", max_grad_norm=None)
     return found
 

@@ -28,7 +28,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-from thalweg.show.published import hollow_timm, is_installed
+from thalweg.show.published import is_installed, prepare_timm
 
 MODELS = {
     "even": [(64, 32), (64,), (32, 64), (32,), (16, 8, 3, 3), (16,), (130, 140), (140, 2)],
@@ -54,8 +54,8 @@ class Peer:
         return f"{self.package} {self.name}" + (f"({told})" if told else "")
 
     def build(self, params: Any) -> Any:
-        if self.package == "timm" and not is_installed("torchvision"):
-            hollow_timm()
+        if self.package == "timm":
+            prepare_timm()
         return getattr(importlib.import_module(self.module), self.name)(params, **self.options)
 
 

@@ -20,7 +20,7 @@ import thalweg.torch as ours
 from benchmarks.training.tasks import SuiteTask
 from thalweg.race.contestants import Contestant
 from thalweg.rules import AdamW
-from thalweg.show.published import hollow_timm
+from thalweg.show.published import prepare_timm
 from thalweg.torch.routing import HIDDEN, roles_of
 
 Make = Callable[..., Optimizer]
@@ -66,7 +66,7 @@ def make_own(kind: str, model: nn.Module, *, lr: float, standard: bool = True, *
 def make_peer(path: str, model: nn.Module, *, lr: float, weight_decay: float, **options: Any) -> Optimizer:
     """An optimizer of another package, by its path: matrices with decay, tensors of one axis without."""
     if path.startswith("timm."):
-        hollow_timm()
+        prepare_timm()
     module, _, name = path.rpartition(".")
     groups = [
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": weight_decay},

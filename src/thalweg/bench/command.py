@@ -16,14 +16,13 @@ from thalweg.bench.rounds import Progress
 from thalweg.bench.run import DTYPES, Stopped, bench
 from thalweg.errors import CommandError
 from thalweg.plan.command import complete_model
-from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS
 from thalweg.rules import RULES
 from thalweg.show.arguments import choose_names, parse_option, split_words
 from thalweg.show.choices import complete_list
 from thalweg.show.devices import prepare_process
 from thalweg.show.extras import extra
 from thalweg.show.published import PACKAGES, is_installed
-from thalweg.show.registered import MIXTURES
+from thalweg.show.registered import DEVICES, ENGINES, FRONT_ENDS, MIXTURES
 from thalweg.show.units import parse_size
 
 with extra("cli"):

@@ -215,22 +215,15 @@ def show(console: Console, found: Comparison) -> None:
 
 def table_in_terminal(found: Comparison, width: int) -> Table:
     """All columns, or those that matter most where the terminal is narrow: the files have them all."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
+
+    from thalweg.show.console import make_table
 
     columns = make_columns(found)
     kept = fit_columns(columns, width)
     left_out = [title for title in columns if title not in kept]
-    table = Table(
-        title=Text(found.model, style="bold"),
-        title_justify="left",
-        caption=Text(f"In bench.md only: {'; '.join(left_out)}.", "dim") if left_out else None,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-    )
+    caption = Text(f"In bench.md only: {'; '.join(left_out)}.", "dim") if left_out else None
+    table = make_table(title=Text(found.model, style="bold"), caption=caption)
     for title, room in kept.items():
         table.add_column(title, justify="left" if title in TEXT else "right", width=room)
     for place, row in enumerate(found.rows):

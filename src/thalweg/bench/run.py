@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thalweg.bench.bandwidth import Yardstick, make_yardstick
 from thalweg.bench.contestants import Contestant, Stepping
@@ -18,15 +18,12 @@ from thalweg.errors import CommandError
 from thalweg.kernels.cpu.library import level_used
 from thalweg.plan.models import Model
 from thalweg.plan.optimizers import resolve_optimizer, resolve_owners
-from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
 from thalweg.show.arguments import Given, check_options, check_word
 from thalweg.show.devices import Device, machine, versions
 from thalweg.show.published import PACKAGES, how_to_install, is_installed
-
-if TYPE_CHECKING:
-    pass
+from thalweg.show.registered import DEVICES, ENGINES, FRONT_ENDS
 
 DTYPES = ("float32", "bfloat16")
 #: Packages whose versions a record has, beside those that take part.

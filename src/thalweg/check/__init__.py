@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from thalweg.check.as_tests import parametrize
 from thalweg.check.registry import Check, Failed, NotOffered, checks_of
-from thalweg.check.run import Report, check
+from thalweg.check.run import Report, check, parametrize
 from thalweg.check.subject import Facts, Subject
 from thalweg.check.verdicts import Verdict
 

@@ -73,8 +73,7 @@ def command(
     from thalweg.check.references import ConstructionError, split_references, subject_of
     from thalweg.check.registry import choose_checks
     from thalweg.check.run import check, report_unconstructed
-    from thalweg.check.tables import as_markdown
-    from thalweg.check.terminal import progress, show, show_list
+    from thalweg.check.tables import as_markdown, progress, show, show_list
     from thalweg.show.console import aside, console
 
     given = {"options": parse_json(options, "--options"), "facts": parse_json(facts, "--facts")}

@@ -12,19 +12,18 @@ from torch.nn import Parameter
 from torch.optim import lr_scheduler, swa_utils
 
 from thalweg.check.problem import (
+    TorchSubject,
+    assert_changed,
     assert_close,
     assert_finite,
     assert_same,
+    assert_usual,
     give,
-    make_fresh,
-    run_steps,
     train,
     unless_refused,
     values,
-    weights,
 )
 from thalweg.check.registry import Failed, NotOffered, holds
-from thalweg.check.subject import Subject
 from thalweg.show.modules import describe_error
 
 #: The step whose gradients overflow.
@@ -73,9 +72,9 @@ def has_momentum(optimizer: Any) -> bool:
     return any(key in optimizer.defaults for key in ("momentum", "betas"))
 
 
-def follow_schedule(s: Subject, name: str, schedule: Callable[[Any], Any]) -> None:
+def follow_schedule(s: TorchSubject, name: str, schedule: Callable[[Any], Any]) -> None:
     """Fail unless a scheduler steps as setting the options that it sets by hand does."""
-    params, others = weights(s), weights(s)
+    params, others = s.weights(), s.weights()
     scheduled, by_hand = s.make(params), s.make(others)
     rate_of(by_hand)
     try:
@@ -90,30 +89,29 @@ def follow_schedule(s: Subject, name: str, schedule: Callable[[Any], Any]) -> No
         train(scheduled, params, 1, first=t)
         train(by_hand, others, 1, first=t)
         scheduler.step(*([float(t)] if name == "ReduceLROnPlateau" else []))
-    assert_same(values(params), values(others), f"with {name}")
+    assert_same(params, others, f"with {name}")
     if len(rates) == 1:
         raise Failed(f"{name} changes nothing")
     assert_finite(params, f"with {name}")
 
 
 @holds("companions")
-def schedulers(s: Subject) -> None:
+def schedulers(s: TorchSubject) -> None:
     """Schedulers of torch step as setting lr by hand does, and lr has an effect."""
     for name, schedule in SCHEDULERS.items():
         follow_schedule(s, name, schedule)
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     halving = lr_scheduler.LambdaLR(optimizer, lambda t: 1.0 / (1 + t))
     for t in range(3):
         train(optimizer, params, 1, first=t)
         halving.step()
-    if all(map(torch.equal, values(params), run_steps(s, steps=3))):
-        raise Failed("LambdaLR changes nothing")
+    assert_changed(params, s.run_steps(steps=3), "LambdaLR")
 
 
 @holds("companions")
-def schedulers_with_lr_as_a_tensor(s: Subject) -> None:
+def schedulers_with_lr_as_a_tensor(s: TorchSubject) -> None:
     """Where lr may be a tensor, a scheduler changes its value, and it stays a tensor: compiled steps rely on that."""
-    params = weights(s)
+    params = s.weights()
     rate = rate_of(s.make(params))
     with unless_refused("lr as a tensor"):
         optimizer = s.make(params, lr=torch.tensor(rate, dtype=torch.float64))
@@ -123,20 +121,20 @@ def schedulers_with_lr_as_a_tensor(s: Subject) -> None:
     found = optimizer.param_groups[0]["lr"]
     if not isinstance(found, Tensor) or float(found) != rate / 2:
         raise Failed(f"lr was a tensor of {rate} and is {found} after it was halved")
-    others = weights(s)
+    others = s.weights()
     plain = s.make(others, lr=rate)
     train(plain, others, 1)
     for group in plain.param_groups:
         group["lr"] = rate / 2
-    assert_close(train(optimizer, params, 1, first=1), train(plain, others, 1, first=1), weights(s), "lr halved", 1e-4)
+    assert_close(train(optimizer, params, 1, first=1), train(plain, others, 1, first=1), s.weights(), "lr halved", 1e-4)
 
 
 @holds("companions")
-def schedulers_resume(s: Subject) -> None:
+def schedulers_resume(s: TorchSubject) -> None:
     """A scheduler and its optimizer are saved and resumed together."""
     runs = []
     for stop in (False, True):
-        params = weights(s)
+        params = s.weights()
         optimizer = s.make(params)
         rate_of(optimizer)
         schedule = lr_scheduler.StepLR(optimizer, 2, 0.5)
@@ -155,16 +153,16 @@ def schedulers_resume(s: Subject) -> None:
 
 
 @holds("companions")
-def one_cycle(s: Subject) -> None:
+def one_cycle(s: TorchSubject) -> None:
     """OneCycleLR and CyclicLR, which change momentum or betas too where there are any, step as doing so by hand."""
     for name, schedule in CYCLES.items():
         follow_schedule(s, name, schedule)
 
 
 @holds("companions")
-def grad_scaler(s: Subject) -> None:
+def grad_scaler(s: TorchSubject) -> None:
     """GradScaler's unscaled steps are those without it; a step that overflows writes nothing and does not count."""
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for t in (0, 1, OVERFLOW, 2):
         before = values(params)
@@ -178,37 +176,36 @@ def grad_scaler(s: Subject) -> None:
         scaler.step(optimizer)
         scaler.update()
         if t == OVERFLOW:
-            assert_same(values(params), before, "after gradients that overflowed")
-    assert_close(params, run_steps(s, steps=3), weights(s), "through GradScaler", 1e-5)
+            assert_same(params, before, "after gradients that overflowed")
+    assert_usual(s, params, 3, "through GradScaler", 1e-5)
 
 
 @holds("companions")
-def autocast_ignored(s: Subject) -> None:
+def autocast_ignored(s: TorchSubject) -> None:
     """A step within autocast is the same as outside: its arithmetic is not lowered."""
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     with torch.autocast("cpu", torch.bfloat16):
         found = train(optimizer, params, 3)
-    assert_same(found, run_steps(s, steps=3), "within autocast")
+    assert_usual(s, found, 3, "within autocast")
 
 
 @holds("companions")
-def deterministic_algorithms(s: Subject) -> None:
+def deterministic_algorithms(s: TorchSubject) -> None:
     """Steps run under torch.use_deterministic_algorithms(True)."""
     before = torch.are_deterministic_algorithms_enabled()
     try:
         torch.use_deterministic_algorithms(True)
-        run_steps(s, steps=2)
+        s.run_steps(steps=2)
     finally:
         torch.use_deterministic_algorithms(before)
 
 
-@holds("companions")
-def in_backward(s: Subject) -> None:
+@holds("companions", without="couples_parameters")
+def in_backward(s: TorchSubject) -> None:
     """An optimizer for each parameter, stepped by hooks within backward(), steps as one for all does."""
-    s.refuses("couples_parameters", "steps depend on other parameters")
     runs = []
     for hooked in (False, True):
-        params = weights(s)
+        params = s.weights()
         made = {p: s.make([p]) for p in params} if hooked else {}
         whole = None if hooked else s.make(params)
 
@@ -224,13 +221,13 @@ def in_backward(s: Subject) -> None:
                 whole.step()
                 whole.zero_grad()
         runs.append(values(params))
-    assert_close(runs[1], runs[0], weights(s), "stepped within backward()", 1e-5)
+    assert_close(runs[1], runs[0], s.weights(), "stepped within backward()", 1e-5)
 
 
 @holds("companions")
-def compiles(s: Subject) -> None:
+def compiles(s: TorchSubject) -> None:
     """torch.compile of the step, without its code generation, gives the same steps."""
-    params, others = weights(s), weights(s)
+    params, others = s.weights(), s.weights()
     optimizer, plain = s.make(params), s.make(others)
     compiled = torch.compile(optimizer.step, backend="eager")
     torch.compiler.set_stance("default", force_backend="eager")  # also what it compiles itself
@@ -238,4 +235,4 @@ def compiles(s: Subject) -> None:
         give(params, t)
         compiled()
         train(plain, others, 1, first=t)
-    assert_close(params, values(others), weights(s), "compiled", 1e-4)
+    assert_close(params, others, s.weights(), "compiled", 1e-4)

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from thalweg.check.problem import assert_close, begin, copy_state, draw, leaves, run_steps, values, weights
+from thalweg.check.problem import TorchSubject, assert_close, assert_usual, copy_state, give, leaves, train, values
 from thalweg.check.registry import Failed, NotOffered, holds
-from thalweg.check.subject import Subject
 
 GRADIENTS = 3
 #: How far a way may be from that on the CPU, as a share of it: GPUs may multiply matrices of float32 on tensor cores,
@@ -25,35 +24,21 @@ def on_gpu(tensors: Any) -> list[Parameter]:
 
 
 def train_there(optimizer: Any, params: list[Parameter], steps: int, first: int = 0) -> list[torch.Tensor]:
-    """The steps that ``problem.train`` makes, with parameters elsewhere."""
-    for t in range(first, first + steps):
-        for place, p in enumerate(params):
-            p.grad = gradient(p, place, t)
-        optimizer.step()
-    return [p.cpu() for p in values(params)]
-
-
-def gradient(p: torch.Tensor, place: int, t: int) -> torch.Tensor:
-    return (0.1 * draw(p.shape, 1, place, t)).to(p)
+    """Steps as ``problem.train`` makes them; what the parameters are then, on the CPU."""
+    return [p.cpu() for p in train(optimizer, params, steps, first)]
 
 
 @holds("devices")
-def gpu_steps_as_cpu(s: Subject) -> None:
+def gpu_steps_as_cpu(s: TorchSubject) -> None:
     """Steps on a GPU go the way of those on the CPU."""
-    params = on_gpu(weights(s))
-    assert_close(
-        train_there(s.make(params), params, 4),
-        run_steps(s, steps=4),
-        weights(s),
-        "on the GPU and on the CPU",
-        TENSOR_CORES,
-    )
+    params = on_gpu(s.weights())
+    assert_usual(s, train_there(s.make(params), params, 4), 4, "on the GPU and on the CPU", TENSOR_CORES)
 
 
 @holds("devices")
-def state_moves_to_another_device(s: Subject) -> None:
+def state_moves_to_another_device(s: TorchSubject) -> None:
     """A run begun on the CPU continues on a GPU, with its state there: models are moved between stages."""
-    params, optimizer = begin(s)
+    params, optimizer = s.begin()
     others = on_gpu(params)
     other = s.make(others)
     other.load_state_dict(copy_state(optimizer))
@@ -61,13 +46,13 @@ def state_moves_to_another_device(s: Subject) -> None:
         if isinstance(leaf, torch.Tensor) and leaf.numel() > 1 and not leaf.is_cuda:
             raise Failed(f"{path} is on {leaf.device} after loading for parameters on the GPU")
     found = train_there(other, others, 3, first=3)
-    assert_close(found, run_steps(s, steps=6), weights(s), "continued on the GPU and on the CPU", TENSOR_CORES)
+    assert_usual(s, found, 6, "continued on the GPU and on the CPU", TENSOR_CORES)
 
 
 @holds("devices")
-def cuda_graphs(s: Subject) -> None:
+def cuda_graphs(s: TorchSubject) -> None:
     """A step that is captured in a CUDA graph, with capturable=True where there is such an option, replays the same."""
-    params, others = on_gpu(weights(s)), on_gpu(weights(s))
+    params, others = on_gpu(s.weights()), on_gpu(s.weights())
     more = {"capturable": True} if "capturable" in s.make(params).param_groups[0] else {}
     captured, plain = s.make(params, **more), s.make(others, **more)
     expected = train_there(plain, others, 6)
@@ -85,9 +70,9 @@ def cuda_graphs(s: Subject) -> None:
         raise NotOffered(f"steps cannot be captured: {type(error).__name__}") from error
     if not all(map(torch.equal, values(params), before)):
         raise Failed("capturing a step changed parameters")
+    given = [p.grad for p in params if p.grad is not None]  # from which the graph reads
     for t in range(GRADIENTS, 6):
-        for place, p in enumerate(params):
-            assert p.grad is not None
-            p.grad.copy_(gradient(p, place, t))
+        give(params, t)
+        torch._foreach_copy_(given, [p.grad for p in params if p.grad is not None])
         graph.replay()
-    assert_close([p.cpu() for p in params], expected, weights(s), "replayed and not captured", 1e-4)
+    assert_close([p.cpu() for p in params], expected, s.weights(), "replayed and not captured", 1e-4)

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thalweg.check.problem import begin, give, make_fresh, tensors_of, train
+from thalweg.check.problem import TorchSubject, give, leaves, tensors_of, train
 from thalweg.check.registry import Failed, holds
-from thalweg.check.subject import Subject
 
 
 class Allocations(TorchDispatchMode):
@@ -45,16 +44,13 @@ class Allocations(TorchDispatchMode):
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [leaf for each in inside for leaf in tensors_in(each)]
+    return [leaf for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 @holds("memory")
-def state_does_not_grow(s: Subject) -> None:
+def state_does_not_grow(s: TorchSubject) -> None:
     """State takes as many bytes after twelve steps as after three."""
-    params, optimizer = begin(s)
+    params, optimizer = s.begin()
     before = sum(leaf.nbytes for leaf in tensors_of(optimizer).values())
     train(optimizer, params, 9, first=3)
     after = sum(leaf.nbytes for leaf in tensors_of(optimizer).values())
@@ -63,9 +59,9 @@ def state_does_not_grow(s: Subject) -> None:
 
 
 @holds("memory")
-def gradients_are_released(s: Subject) -> None:
+def gradients_are_released(s: TorchSubject) -> None:
     """After zero_grad() nothing holds the gradients: they are as large as the model."""
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     for t in range(2):
         give(params, t)
         held = [weakref.ref(p.grad) for p in params if p.grad is not None]
@@ -81,9 +77,9 @@ def gradients_are_released(s: Subject) -> None:
 
 
 @holds("memory")
-def everything_is_released(s: Subject) -> None:
+def everything_is_released(s: TorchSubject) -> None:
     """When an optimizer is dropped, so are its parameters: sweeps make hundreds in one process."""
-    params, optimizer = begin(s)
+    params, optimizer = s.begin()
     held = [weakref.ref(each) for each in params]
     del params, optimizer
     gc.collect()
@@ -91,12 +87,11 @@ def everything_is_released(s: Subject) -> None:
         raise Failed("a parameter is alive after its optimizer was dropped")
 
 
-@holds("memory")
-def temporaries(s: Subject) -> None:
+@holds("memory", needs="temporaries")
+def temporaries(s: TorchSubject) -> None:
     """Declared: a step needs no more memory for its time than this multiple of the parameters."""
-    s.needs("temporaries", "not declared")
     shapes = [(64, 64)] * 4
-    params, optimizer = make_fresh(s, shapes=shapes)
+    params, optimizer = s.make_fresh(shapes=shapes)
     train(optimizer, params, 2)
     give(params, 2)
     gc.collect()

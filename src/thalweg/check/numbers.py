@@ -8,42 +8,40 @@ import torch
 
 from thalweg.check.problem import (
     GRADIENT,
+    TorchSubject,
+    assert_changed,
     assert_close,
     assert_finite,
     assert_same,
+    assert_usual,
     give,
-    make_fresh,
     require_option,
-    run_steps,
     train,
     unless_refused,
     values,
     weights,
 )
 from thalweg.check.registry import Failed, holds
-from thalweg.check.subject import Subject
-
-COUPLED = "steps depend on other parameters"
 
 
 @holds("numbers")
-def deterministic(s: Subject) -> None:
+def deterministic(s: TorchSubject) -> None:
     """The same run gives the same bits: else no result can be reproduced."""
-    assert_same(run_steps(s, steps=5), run_steps(s, steps=5), "the same run again")
+    assert_usual(s, s.run_steps(steps=5), 5, "the same run again")
 
 
 @holds("numbers")
-def independent_of_the_global_seed(s: Subject) -> None:
+def independent_of_the_global_seed(s: TorchSubject) -> None:
     """Steps do not depend on torch's global generator: replicas with different seeds would drift apart."""
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     torch.manual_seed(1)
-    assert_same(train(optimizer, params, 5), run_steps(s, steps=5), "with another global seed")
+    assert_usual(s, train(optimizer, params, 5), 5, "with another global seed")
 
 
 @holds("numbers")
-def generators_untouched(s: Subject) -> None:
+def generators_untouched(s: TorchSubject) -> None:
     """A step draws nothing from global generators: dropout and data order would depend on the optimizer."""
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     before = torch.get_rng_state(), random.getstate()
     train(optimizer, params, 3)
     if not torch.equal(torch.get_rng_state(), before[0]):
@@ -52,59 +50,55 @@ def generators_untouched(s: Subject) -> None:
         raise Failed("Python's generator has moved")
 
 
-@holds("numbers")
-def independent_of_other_parameters(s: Subject) -> None:
+@holds("numbers", without="couples_parameters")
+def independent_of_other_parameters(s: TorchSubject) -> None:
     """A parameter's steps do not depend on which others the optimizer has, of the same shape too."""
-    s.refuses("couples_parameters", COUPLED)
     shapes = [(6, 4), (6, 4), (5, 6)]
-    together, start = run_steps(s, shapes, 4), weights(shapes)
+    together, start = s.run_steps(shapes, 4), weights(shapes)
     for place, shape in enumerate(shapes):
         alone = weights([shape], which=[place])
         found = train(s.make(alone), alone, 4, which=[place])
         assert_close(found, together[place : place + 1], start[place : place + 1], f"parameter {place} by itself", 1e-5)
 
 
-@holds("numbers")
-def order_of_parameters(s: Subject) -> None:
+@holds("numbers", without="couples_parameters")
+def order_of_parameters(s: TorchSubject) -> None:
     """The order of parameters does not matter: refactoring a model must not change its training."""
-    s.refuses("couples_parameters", COUPLED)
-    params = weights(s)
+    params = s.weights()
     backwards, which = params[::-1], range(len(params))[::-1]
     train(s.make(backwards), backwards, 4, which=which)
-    assert_close(params, run_steps(s, steps=4), weights(s), "in the opposite order", 1e-5)
+    assert_usual(s, params, 4, "in the opposite order", 1e-5)
 
 
-@holds("numbers")
-def one_group_or_many(s: Subject) -> None:
+@holds("numbers", without="couples_parameters")
+def one_group_or_many(s: TorchSubject) -> None:
     """A group for each parameter gives the same steps as one group for all."""
-    s.refuses("couples_parameters", COUPLED)
-    params = weights(s)
+    params = s.weights()
     found = train(s.make([{"params": [p]} for p in params]), params, 4)
-    assert_close(found, run_steps(s, steps=4), weights(s), "with a group each", 1e-5)
+    assert_usual(s, found, 4, "with a group each", 1e-5)
 
 
-@holds("numbers")
-def lr_zero(s: Subject) -> None:
+@holds("numbers", needs="lr_zero_is_no_step")
+def lr_zero(s: TorchSubject) -> None:
     """A learning rate of 0 moves nothing: warm-ups begin there, and loading sharded state relies on it."""
-    s.needs("lr_zero_is_no_step", "declared otherwise")
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    assert_same(train(optimizer, params, 2), values(weights(s)), "after two steps with lr 0")
+    assert_same(train(optimizer, params, 2), s.weights(), "after two steps with lr 0")
 
 
 @holds("numbers")
-def zero_gradients(s: Subject) -> None:
+def zero_gradients(s: TorchSubject) -> None:
     """Gradients of zero from the first step on give finite steps: unused experts and dead units have them."""
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     train(optimizer, params, 3, size=0.0)
     assert_finite(params, "after three gradients of zero")
 
 
 @holds("numbers")
-def zero_parameters(s: Subject) -> None:
+def zero_parameters(s: TorchSubject) -> None:
     """Parameters that begin at zero, as biases and output layers do, get away from there."""
-    params = weights(s)
+    params = s.weights()
     with torch.no_grad():
         for p in params:
             p.zero_()
@@ -115,25 +109,25 @@ def zero_parameters(s: Subject) -> None:
 
 
 @holds("numbers")
-def huge_gradients(s: Subject) -> None:
+def huge_gradients(s: TorchSubject) -> None:
     """Gradients of 1e15, whose squares float32 still holds, give finite parameters."""
-    params, optimizer = make_fresh(s, lr=1e-3)
+    params, optimizer = s.make_fresh(lr=1e-3)
     train(optimizer, params, 3, size=1e15)
     assert_finite(params, "after gradients of 1e15")
 
 
 @holds("numbers")
-def tiny_gradients(s: Subject) -> None:
+def tiny_gradients(s: TorchSubject) -> None:
     """Gradients of 1e-25, whose squares vanish in float32, give finite parameters."""
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     train(optimizer, params, 3, size=1e-25)
     assert_finite(params, "after gradients of 1e-25")
 
 
 @holds("numbers")
-def descends(s: Subject) -> None:
+def descends(s: TorchSubject) -> None:
     """A simple bowl is descended: the sum of squares is smaller after fifty steps."""
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     before = sum(float(p.detach().square().sum()) for p in params)
     for _ in range(50):
         for p in params:
@@ -145,95 +139,85 @@ def descends(s: Subject) -> None:
 
 
 @holds("numbers")
-def maximize(s: Subject) -> None:
+def maximize(s: TorchSubject) -> None:
     """maximize=True ascends: it steps as minimizing does with opposite gradients."""
-    params = weights(s)
+    params = s.weights()
     require_option(s.make(params), "maximize")
     optimizer = s.make(params, maximize=True)
     train(optimizer, params, 3, size=-GRADIENT)
-    assert_same(values(params), run_steps(s, steps=3), "maximize=True with opposite gradients")
+    assert_usual(s, params, 3, "maximize=True with opposite gradients")
 
 
 @holds("numbers")
-def float64_agrees(s: Subject) -> None:
+def float64_agrees(s: TorchSubject) -> None:
     """float64 and float32 go the same way: else one of them computes something else."""
-    params = weights(s, torch.float64)
-    assert_close(
-        run_steps(s, steps=3), train(s.make(params), params, 3), weights(s, torch.float64), "float32 and float64", 2e-2
-    )
+    params, optimizer = s.make_fresh(torch.float64)
+    start, found = values(params), s.run_steps(steps=3)
+    assert_close(found, train(optimizer, params, 3), start, "float32 and float64", 2e-2)
 
 
-@holds("numbers")
-def scale_invariant(s: Subject) -> None:
+@holds("numbers", needs="scale_invariant")
+def scale_invariant(s: TorchSubject) -> None:
     """Declared: gradients that are 1024 times as large make the same steps."""
-    s.needs("scale_invariant", "not declared")
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     train(optimizer, params, 3, size=1024 * GRADIENT)
-    assert_close(values(params), run_steps(s, steps=3), weights(s), "with gradients times 1024", 1e-3)
+    assert_usual(s, params, 3, "with gradients times 1024", 1e-3)
 
 
-@holds("numbers")
-def odd(s: Subject) -> None:
+@holds("numbers", needs="odd")
+def odd(s: TorchSubject) -> None:
     """Declared: opposite parameters and gradients make opposite steps."""
-    s.needs("odd", "not declared")
-    params = weights(s)
+    params = s.weights()
     with torch.no_grad():
         for p in params:
             p.neg_()
     optimizer = s.make(params)
     train(optimizer, params, 3, size=-GRADIENT)
-    assert_same([-p for p in values(params)], run_steps(s, steps=3), "opposite parameters and gradients")
+    assert_usual(s, [-p for p in values(params)], 3, "opposite parameters and gradients")
 
 
 @holds("numbers")
-def lr_as_a_tensor(s: Subject) -> None:
+def lr_as_a_tensor(s: TorchSubject) -> None:
     """Where lr may be a tensor of one element, in float32 or float64, it steps as the number does."""
-    rate = float(s.make(weights(s)).param_groups[0]["lr"] or 1e-2)
-    plain = run_steps(s, steps=3, lr=rate)
+    rate = float(s.make(s.weights()).param_groups[0]["lr"] or 1e-2)
+    plain = s.run_steps(steps=3, lr=rate)
     for shape, dtype in (((), torch.float32), ((1,), torch.float64)):
-        params = weights(s)
+        params = s.weights()
         with unless_refused("lr as a tensor"):
             found = train(s.make(params, lr=torch.full(shape, rate, dtype=dtype)), params, 3)
-        assert_close(found, plain, weights(s), f"with a tensor of shape {shape} as lr", 1e-4)
+        assert_close(found, plain, s.weights(), f"with a tensor of shape {shape} as lr", 1e-4)
 
 
 @holds("numbers")
-def weight_decay_shrinks(s: Subject) -> None:
+def weight_decay_shrinks(s: TorchSubject) -> None:
     """weight_decay pulls parameters towards zero: they end nearer to it than without."""
-    params = weights(s)
+    params = s.weights()
     require_option(s.make(params), "weight_decay")
-    sizes = [[float(p.norm()) for p in run_steps(s, steps=10, lr=1e-2, weight_decay=decay)] for decay in (0.0, 0.5)]
+    sizes = [[float(p.norm()) for p in s.run_steps(steps=10, lr=1e-2, weight_decay=decay)] for decay in (0.0, 0.5)]
     if not sum(sizes[1]) < sum(sizes[0]):
         raise Failed(f"norms with decay 0.5 sum to {sum(sizes[1]):.4g}, without to {sum(sizes[0]):.4g}")
 
 
-@holds("numbers")
-def weight_decay_by_group(s: Subject) -> None:
+@holds("numbers", without="couples_parameters")
+def weight_decay_by_group(s: TorchSubject) -> None:
     """A group's own weight_decay holds for it alone: biases and norms go without."""
-    s.refuses("couples_parameters", COUPLED)
-    params = weights(s)
+    params = s.weights()
     require_option(s.make(params), "weight_decay")
     groups = [{"params": params[:1], "weight_decay": 0.5}, {"params": params[1:]}]
     found = train(s.make(groups, weight_decay=0.0), params, 3)
-    assert_same(found[1:], run_steps(s, steps=3, weight_decay=0.0)[1:], "decay of another group")
-    if torch.equal(found[0], run_steps(s, steps=3, weight_decay=0.0)[0]):
-        raise Failed("a group's own weight_decay changes nothing")
+    plain = s.run_steps(steps=3, weight_decay=0.0)
+    assert_same(found[1:], plain[1:], "decay of another group")
+    assert_changed(found[:1], plain[:1], "a group's own weight_decay")
 
 
-@holds("numbers")
-def late_parameters(s: Subject) -> None:
+@holds("numbers", without="couples_parameters")
+def late_parameters(s: TorchSubject) -> None:
     """A parameter whose first gradient comes late begins then: its averages start at their own first step."""
-    s.refuses("couples_parameters", COUPLED)
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     for t in range(8):
         give(params, t)
         params[0].grad = None if t < 6 else params[0].grad
         optimizer.step()
-    alone = weights(s)[:1]
-    assert_close(
-        params[:1],
-        train(s.make(alone), alone, 2, first=6),
-        weights(s)[:1],
-        "two steps after six without gradient",
-        1e-4,
-    )
+    alone, start = s.weights()[:1], s.weights()[:1]
+    wanted = train(s.make(alone), alone, 2, first=6)
+    assert_close(params[:1], wanted, start, "two steps after six without gradient", 1e-4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,17 +27,44 @@ def draw(shape: Sequence[int], *key: int) -> Tensor:
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
 
 
-def shapes_for(subject: Subject) -> Shapes:
-    return [shape for shape in MODEL if len(shape) == 2] if subject.facts.needs_matrices else MODEL
+class TorchSubject(Subject):
+    """An optimizer for torch, and parameters for it."""
+
+    @property
+    def shapes(self) -> Shapes:
+        return [shape for shape in MODEL if len(shape) == 2] if self.facts.needs_matrices else MODEL
+
+    def make(self, *params: Any, **more: Any) -> Any:
+        """The global seed is set before: one that draws from it fails where that is checked, and not everywhere."""
+        torch.manual_seed(0)
+        return super().make(*params, **more)
+
+    def weights(self, dtype: torch.dtype = torch.float32, shapes: Shapes | None = None) -> list[Parameter]:
+        return weights(self.shapes if shapes is None else shapes, dtype)
+
+    def make_fresh(
+        self, dtype: torch.dtype = torch.float32, shapes: Shapes | None = None, **more: Any
+    ) -> tuple[list[Parameter], Any]:
+        """Parameters and an optimizer for them."""
+        params = self.weights(dtype, shapes)
+        return params, self.make(params, **more)
+
+    def begin(self, dtype: torch.dtype = torch.float32, steps: int = 3) -> tuple[list[Parameter], Any]:
+        """Parameters and their optimizer in the middle of a run."""
+        params, optimizer = self.make_fresh(dtype)
+        train(optimizer, params, steps)
+        return params, optimizer
+
+    def run_steps(self, shapes: Shapes | None = None, steps: int = 1, **more: Any) -> list[Tensor]:
+        """The parameters after some steps of an optimizer that is made for it."""
+        params, optimizer = self.make_fresh(shapes=shapes, **more)
+        return train(optimizer, params, steps)
 
 
-def weights(
-    shapes: Subject | Shapes, dtype: torch.dtype = torch.float32, which: Sequence[int] | None = None
-) -> list[Parameter]:
+def weights(shapes: Shapes, dtype: torch.dtype = torch.float32, which: Sequence[int] | None = None) -> list[Parameter]:
     """Parameters; ``which`` says whose numbers each has, by default those of its place."""
-    found = shapes_for(shapes) if isinstance(shapes, Subject) else shapes
-    places = range(len(found)) if which is None else which
-    return [Parameter((WEIGHT * draw(shape, 0, place)).to(dtype)) for shape, place in zip(found, places, strict=True)]
+    places = range(len(shapes)) if which is None else which
+    return [Parameter((WEIGHT * draw(shape, 0, place)).to(dtype)) for shape, place in zip(shapes, places, strict=True)]
 
 
 def give(params: Sequence[Tensor], t: int, which: Sequence[int] | None = None, size: float = GRADIENT) -> None:
@@ -61,29 +88,16 @@ def train(
     return values(params)
 
 
-def make_fresh(
-    subject: Subject, dtype: torch.dtype = torch.float32, shapes: Shapes | None = None, **more: Any
-) -> tuple[list[Parameter], Any]:
-    """Parameters and an optimizer for them."""
-    params = weights(subject if shapes is None else shapes, dtype)
-    return params, subject.make(params, **more)
-
-
-def begin(subject: Subject, dtype: torch.dtype = torch.float32, steps: int = 3) -> tuple[list[Parameter], Any]:
-    """Parameters and their optimizer in the middle of a run."""
-    params, optimizer = make_fresh(subject, dtype)
-    train(optimizer, params, steps)
-    return params, optimizer
-
-
-def run_steps(subject: Subject, shapes: Shapes | None = None, steps: int = 1, **more: Any) -> list[Tensor]:
-    """The parameters after some steps of an optimizer that is made for it."""
-    params, optimizer = make_fresh(subject, shapes=shapes, **more)
-    return train(optimizer, params, steps)
-
-
 def values(params: Sequence[Tensor]) -> list[Tensor]:
     return [p.detach().clone() for p in params]
+
+
+def module_of(params: Iterable[Parameter]) -> torch.nn.Module:
+    """A module with these parameters, for checkpoints by name."""
+    found = torch.nn.Module()
+    for place, p in enumerate(params):
+        found.register_parameter(f"p{place}", p)
+    return found
 
 
 def copy_state(optimizer: Any) -> Any:
@@ -134,6 +148,38 @@ def assert_close(
         rounding = torch.finfo(torch.float32).eps * other.double().norm().item()
         if not apart <= rtol * way + rounding:
             raise Failed(f"{where}: tensor {place} is {apart:.3g} apart after a way of {way:.3g}")
+
+
+def assert_usual(
+    s: TorchSubject,
+    found: Sequence[Tensor],
+    steps: int,
+    where: str,
+    rtol: float | None = None,
+    shapes: Shapes | None = None,
+) -> None:
+    """Fail unless parameters are where as many usual steps end: to the bit, or up to a share of the way."""
+    usual = s.run_steps(shapes, steps)
+    if rtol is None:
+        assert_same(found, usual, where)
+    else:
+        assert_close(found, usual, s.weights(shapes=shapes), where, rtol)
+
+
+def assert_changed(found: Sequence[Tensor], usual: Sequence[Tensor], what: str) -> None:
+    if all(map(torch.equal, found, usual)):
+        raise Failed(f"{what} changes nothing")
+
+
+def step_unless_refused(optimizer: Any) -> bool:
+    """Whether a step is taken; one that is refused has to say why."""
+    try:
+        optimizer.step()
+    except Exception as error:
+        if not str(error).strip():
+            raise Failed(f"{type(error).__name__} without a word") from None
+        return False
+    return True
 
 
 def describe(value: Tensor) -> str:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from thalweg.check.subject import Facts, Subject
-from thalweg.check.surroundings import keep_surroundings
+from thalweg.check.subject import Facts, Subject, keep_surroundings
 from thalweg.errors import CommandError
 from thalweg.rules import Rule
 from thalweg.show.modules import describe_error
@@ -53,12 +52,17 @@ def untried_subject(given: Any, options: Mapping[str, Any] | None, facts: Mappin
     known = [field.name for field in fields(Facts)]
     if unknown := sorted(set(declared) - set(known)):
         raise CommandError(f"{name}: unknown facts {', '.join(unknown)}; there are {', '.join(known)}")
-    return Subject(
+    kind, made = "optax", Subject
+    if is_for_torch(factory):
+        from thalweg.check.problem import TorchSubject
+
+        kind, made = "torch", TorchSubject
+    return made(
         name=name,
         factory=factory,
         options={**written, **(options or {})},
         facts=Facts(**declared),
-        kind="torch" if is_for_torch(factory) else "optax",
+        kind=kind,
     )
 
 
@@ -80,10 +84,9 @@ def probe(subject: Subject) -> Subject:
 
         vectors = {"vector": jnp.ones(4)}
         return try_vectors(subject, lambda: made.update(vectors, made.init(vectors), vectors))
-    from thalweg.check import problem
-
-    attempt(subject, lambda: problem.run_steps(subject, [(4, 3)]))
-    return try_vectors(subject, lambda: problem.run_steps(subject, [(4,)]))
+    stepped: Any = subject  # a TorchSubject
+    attempt(subject, lambda: stepped.run_steps([(4, 3)]))
+    return try_vectors(subject, lambda: stepped.run_steps([(4,)]))
 
 
 def try_vectors(subject: Subject, step_a_vector: Callable[[], Any]) -> Subject:
@@ -134,9 +137,7 @@ def split_references(text: str) -> list[str]:
 
 def resolve(reference: str) -> Any:
     """Import what ``module:Name`` or ``package.module.Name`` stands for."""
-    module, colon, attribute = reference.partition(":")
-    if not colon:
-        module, _, attribute = reference.rpartition(".")
-    if not module or not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
+    parts = reference.replace(":", ".", 1).split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise CommandError(f"{reference!r} is no optimizer: write module:Class, such as torch.optim:AdamW")
-    return import_optimizer(module, attribute)[0]
+    return import_optimizer(reference)[0]

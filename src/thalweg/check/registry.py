@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,19 +13,7 @@ from thalweg.show.arguments import split_words, suggest
 
 #: Where the checks of a framework are, in the order in which they are run.
 ROOMS = {
-    "torch": (
-        "contract",
-        "numbers",
-        "states",
-        "memory",
-        "dtypes",
-        "layouts",
-        "bad_input",
-        "error_inputs",
-        "nonfinite",
-        "companions",
-        "devices",
-    ),
+    "torch": ("contract", "numbers", "states", "memory", "tensors", "bad_input", "nonfinite", "companions", "devices"),
     "optax": ("transformations",),
     "ranks": ("replicas", "models", "shards", "resharding"),
 }
@@ -55,13 +44,31 @@ class Check:
 FOUND: dict[str, dict[str, Check]] = {kind: {} for kind in ROOMS}
 
 
-def holds(group: str, kind: str = "torch") -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    """Register a function as a check: its name and its docstring are the check's."""
+#: Facts that some checks cannot do with, and what is said of an optimizer that has them.
+EXCLUDED = {"couples_parameters": "steps depend on other parameters", "needs_matrices": "only matrices are taken"}
+
+
+def holds(
+    group: str, kind: str = "torch", *, needs: str = "", without: str = ""
+) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """Register a function as a check: its name and its docstring are the check's.
+
+    needs: a fact that must be declared, else the check is not offered. without: one that must not, of ``EXCLUDED``.
+    """
 
     def register(function: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(function)
+        def run(subject: Any) -> None:
+            declared = getattr(subject.facts, needs) if needs else True
+            if declared is None or declared is False:
+                raise NotOffered("declared otherwise" if needs == "lr_zero_is_no_step" else "not declared")
+            if without and getattr(subject.facts, without):
+                raise NotOffered(EXCLUDED[without])
+            function(subject)
+
         name = function.__name__.replace("_", "-")
-        FOUND[kind][name] = Check(name, group, (function.__doc__ or "").strip(), function, kind)
-        return function
+        FOUND[kind][name] = Check(name, group, (function.__doc__ or "").strip(), run, kind)
+        return run
 
     return register
 

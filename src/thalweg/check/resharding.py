@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.nn import Parameter
 
-from thalweg.check.problem import Shapes, assert_close, run_steps, shapes_for, tensors_of, train, weights
+from thalweg.check.problem import Shapes, TorchSubject, assert_usual, module_of, tensors_of, train
 from thalweg.check.registry import Failed, NotOffered
 from thalweg.check.sharded import (
     MATRICES,
@@ -30,32 +30,32 @@ from thalweg.check.sharded import (
     halves,
     holds_for_shards,
     line,
-    module_of,
     split,
     spread,
     tolerance_for,
     train_shards,
 )
-from thalweg.check.subject import Subject
 from thalweg.show.modules import describe_error
 
 
-def begin_shards(s: Subject, place: Place = by_rows, shapes: Shapes | None = None) -> tuple[list[Parameter], Any, Any]:
+def begin_shards(
+    s: TorchSubject, place: Place = by_rows, shapes: Shapes | None = None
+) -> tuple[list[Parameter], Any, Any]:
     """Sharded parameters, their optimizer in the middle of a run, and the whole parameters."""
     params, optimizer = spread(s, place, shapes)
     return params, optimizer, train_shards(optimizer, params, 3)
 
 
-def place_again(s: Subject, reached: Any, place: Place) -> tuple[list[Parameter], Any]:
+def place_again(s: TorchSubject, reached: Any, place: Place) -> tuple[list[Parameter], Any]:
     """Parameters with these values, placed anew, and an optimizer that has not stepped."""
     params = [Parameter(place(p, which)) for which, p in enumerate(reached)]
     return params, s.make(params)
 
 
-def continues(s: Subject, params: Any, optimizer: Any, shapes: Shapes, where: str) -> None:
+def continues(s: TorchSubject, params: Any, optimizer: Any, shapes: Shapes, where: str) -> None:
     """Fail unless two more steps end where five of one process do."""
     found = train_shards(optimizer, params, 2, first=3)
-    assert_close(found, run_steps(s, shapes, 5), weights(shapes), f"two steps after {where}", tolerance_for(s))
+    assert_usual(s, found, 5, f"two steps after {where}", tolerance_for(s), shapes=shapes)
 
 
 def together(action: Callable[[], Any] | None) -> Any:
@@ -77,7 +77,7 @@ def together(action: Callable[[], Any] | None) -> Any:
     return every[0][0]
 
 
-def save(s: Subject, shapes: Shapes, mesh: DeviceMesh, files: str) -> Any:
+def save(s: TorchSubject, shapes: Shapes, mesh: DeviceMesh, files: str) -> Any:
     """Three steps, then files; the whole parameters."""
     params, optimizer, reached = begin_shards(s, lambda p, _: split(p, mesh, Shard(0)), shapes)
     state = get_optimizer_state_dict(module_of(params), optimizer)
@@ -99,7 +99,7 @@ def group_of(mesh: DeviceMesh) -> Any:
 
 
 def through_files(
-    s: Subject, before: DeviceMesh, after: DeviceMesh, shapes: Shapes, where: str, *placements: Shard
+    s: TorchSubject, before: DeviceMesh, after: DeviceMesh, shapes: Shapes, where: str, *placements: Shard
 ) -> None:
     """Fail unless a run that is saved by the ranks of one mesh continues on another. Others wait meanwhile."""
 
@@ -119,49 +119,49 @@ def within(mesh: DeviceMesh) -> bool:
 
 
 @holds_for_shards("checkpoints")
-def files_at_the_same_size(s: Subject) -> None:
+def files_at_the_same_size(s: TorchSubject) -> None:
     """torch.distributed.checkpoint's files continue a sharded run by as many ranks."""
-    through_files(s, line(), line(), shapes_for(s), "loading files")
+    through_files(s, line(), line(), s.shapes, "loading files")
 
 
 @holds_for_shards("checkpoints")
-def files_at_fewer_ranks(s: Subject) -> None:
+def files_at_fewer_ranks(s: TorchSubject) -> None:
     """Files of all ranks continue the run by half of them."""
-    through_files(s, line(), halves()[0], shapes_for(s), "loading files by half of the ranks")
+    through_files(s, line(), halves()[0], s.shapes, "loading files by half of the ranks")
 
 
 @holds_for_shards("checkpoints")
-def files_at_more_ranks(s: Subject) -> None:
+def files_at_more_ranks(s: TorchSubject) -> None:
     """Files of half of the ranks continue the run by all."""
-    through_files(s, halves()[0], line(), shapes_for(s), "loading files of half of the ranks")
+    through_files(s, halves()[0], line(), s.shapes, "loading files of half of the ranks")
 
 
 @holds_for_shards("checkpoints")
-def files_on_another_mesh(s: Subject) -> None:
+def files_on_another_mesh(s: TorchSubject) -> None:
     """Files of parameters sharded by rows continue the run by rows and columns."""
     through_files(s, line(), grid(), MATRICES, "loading files onto a mesh of two dimensions", Shard(0), Shard(1))
 
 
 @holds_for_shards("checkpoints")
-def files_of_uneven_shards(s: Subject) -> None:
+def files_of_uneven_shards(s: TorchSubject) -> None:
     """Files of uneven and empty shards continue the run by half of the ranks."""
     through_files(s, line(), halves()[0], [(5, 4), (1, 6)], "loading files of uneven shards")
 
 
 @holds_for_shards("checkpoints")
-def gathered_by_one_process(s: Subject) -> None:
+def gathered_by_one_process(s: TorchSubject) -> None:
     """A whole state, gathered from all ranks, continues the run in one process as if it had never been sharded."""
     params, optimizer, reached = begin_shards(s)
     saved = get_optimizer_state_dict(module_of(params), optimizer, options=StateDictOptions(full_state_dict=True))
     others, other = place_again(s, reached, lambda p, _: p.clone())
     set_optimizer_state_dict(module_of(others), other, copy.deepcopy(saved), options=StateDictOptions())
-    continues(s, others, other, shapes_for(s), "loading in one process")
+    continues(s, others, other, s.shapes, "loading in one process")
 
 
 @holds_for_shards("checkpoints")
-def spread_from_one_process(s: Subject) -> None:
+def spread_from_one_process(s: TorchSubject) -> None:
     """The state of one process, which the first rank has, continues the run by shards of all ranks."""
-    whole = weights(s)
+    whole = s.weights()
     single = s.make(whole)
     reached = train(single, whole, 3)
     if all(leaf.dim() == 0 for leaf in tensors_of(single).values()):
@@ -170,31 +170,31 @@ def spread_from_one_process(s: Subject) -> None:
     others, other = place_again(s, reached, by_rows)
     how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_optimizer_state_dict(module_of(others), other, saved if dist.get_rank() == 0 else {}, options=how)
-    continues(s, others, other, shapes_for(s), "loading the state of one process")
+    continues(s, others, other, s.shapes, "loading the state of one process")
 
 
 @holds_for_shards("checkpoints")
-def state_dict_of_each_rank(s: Subject) -> None:
+def state_dict_of_each_rank(s: TorchSubject) -> None:
     """state_dict() and load_state_dict() of every rank continue a sharded run."""
     _, optimizer, reached = begin_shards(s)
     others, other = place_again(s, reached, by_rows)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    continues(s, others, other, shapes_for(s), "load_state_dict on every rank")
+    continues(s, others, other, s.shapes, "load_state_dict on every rank")
 
 
 @holds_for_shards("checkpoints")
-def flattened_state(s: Subject) -> None:
+def flattened_state(s: TorchSubject) -> None:
     """A state with one key an entry, as other parallel programs exchange it, continues a sharded run."""
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
     params, optimizer, reached = begin_shards(s)
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer, options=flat))
     others, other = place_again(s, reached, by_rows)
     set_optimizer_state_dict(module_of(others), other, saved, options=flat)
-    continues(s, others, other, shapes_for(s), "loading a flattened state")
+    continues(s, others, other, s.shapes, "loading a flattened state")
 
 
 @holds_for_shards("checkpoints")
-def options_of_sharded_groups_come_back(s: Subject) -> None:
+def options_of_sharded_groups_come_back(s: TorchSubject) -> None:
     """Options of groups come back with the state of a sharded run: schedules continue where they were."""
     params, optimizer, reached = begin_shards(s)
     optimizer.param_groups[0]["lr"] = 0.123

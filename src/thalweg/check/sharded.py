@@ -14,9 +14,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tenso
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thalweg.check.problem import Shapes, assert_close, give, run_steps, shapes_for, unless_refused, values, weights
+from thalweg.check.problem import Shapes, TorchSubject, assert_usual, give, unless_refused, values, weights
 from thalweg.check.registry import Failed, NotOffered, holds
-from thalweg.check.subject import Subject
 
 #: What makes a parameter of a whole tensor and its place in the model.
 Place = Callable[[Tensor, int], Tensor]
@@ -39,10 +38,10 @@ class Outputs(TorchDispatchMode):
         return found
 
 
-def tolerance_for(s: Subject) -> float:
+def tolerance_for(s: TorchSubject) -> float:
     """How near shards of float32 parameters must come to one process."""
     with Outputs() as seen:
-        run_steps(s, [(4, 3)])
+        s.run_steps([(4, 3)])
     return NEAR_IN_16_BITS if seen.in_16_bits else NEAR
 
 
@@ -78,26 +77,27 @@ def by_rows(tensor: Tensor, _: int = 0) -> Tensor:
     return split(tensor, line(), Shard(0))
 
 
-def holds_for_shards(group: str) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+def holds_for_shards(
+    group: str, **facts: str
+) -> Callable[[Callable[[TorchSubject], None]], Callable[[TorchSubject], None]]:
     """Register a check that is not offered where shards of rows, which have checks of their own, raise an error."""
 
-    def register(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
+    def register(function: Callable[[TorchSubject], None]) -> Callable[[TorchSubject], None]:
         @functools.wraps(function)
-        def run(s: Subject) -> None:
+        def run(s: TorchSubject) -> None:
             with unless_refused("shards of rows"):
                 params, optimizer = spread(s)
                 train_shards(optimizer, params, 1)
             function(s)
 
-        return holds(group, "ranks")(run)
+        return holds(group, "ranks", **facts)(run)
 
     return register
 
 
-def spread(s: Subject, place: Place = by_rows, shapes: Shapes | None = None) -> tuple[list[Parameter], Any]:
+def spread(s: TorchSubject, place: Place = by_rows, shapes: Shapes | None = None) -> tuple[list[Parameter], Any]:
     """Sharded parameters and an optimizer for them."""
-    whole = weights(shapes_for(s) if shapes is None else shapes)
-    params = [Parameter(place(p.detach(), which)) for which, p in enumerate(whole)]
+    params = [Parameter(place(p.detach(), which)) for which, p in enumerate(s.weights(shapes=shapes))]
     return params, s.make(params)
 
 
@@ -125,12 +125,13 @@ def whole_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [each.full_tensor() if isinstance(each, DTensor) else each for each in values(tensors)]
 
 
-def assert_equals_one_process(s: Subject, place: Place, shapes: Shapes | None = None, where: str = "sharded") -> None:
+def assert_equals_one_process(
+    s: TorchSubject, place: Place, shapes: Shapes | None = None, where: str = "sharded"
+) -> None:
     """Fail unless sharded parameters step as those of one process do."""
-    found = shapes_for(s) if shapes is None else shapes
-    params, optimizer = spread(s, place, found)
+    params, optimizer = spread(s, place, shapes)
     after = train_shards(optimizer, params, 3)
-    assert_close(after, run_steps(s, found, 3), weights(found), f"{where} and in one process", tolerance_for(s))
+    assert_usual(s, after, 3, f"{where} and in one process", tolerance_for(s), shapes=shapes)
 
 
 def assert_same_on_all_ranks(tensors: dict[str, Tensor], where: str) -> None:
@@ -141,11 +142,3 @@ def assert_same_on_all_ranks(tensors: dict[str, Tensor], where: str) -> None:
         if not all(torch.equal(other, every[0]) for other in every):
             apart = max(float((other.double() - every[0].double()).abs().max()) for other in every)
             raise Failed(f"{where}: {name} differs by {apart:.3g} between ranks")
-
-
-def module_of(params: Iterable[Parameter]) -> torch.nn.Module:
-    """A module with these parameters, for checkpoints by name."""
-    found = torch.nn.Module()
-    for place, p in enumerate(params):
-        found.register_parameter(f"p{place}", p)
-    return found

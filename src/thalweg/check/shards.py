@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -9,7 +11,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import Parameter
 
-from thalweg.check.problem import assert_close, assert_moved, assert_same, run_steps, values, weights
+from thalweg.check.problem import (
+    TorchSubject,
+    assert_close,
+    assert_moved,
+    assert_same,
+    assert_usual,
+    step_unless_refused,
+    values,
+    weights,
+)
 from thalweg.check.registry import Failed, holds
 from thalweg.check.sharded import (
     MATRICES,
@@ -26,73 +37,70 @@ from thalweg.check.sharded import (
     train_shards,
     whole_of,
 )
-from thalweg.check.subject import Subject
 
 #: More rows than ranks, and a number of them that no usual world divides.
 UNEVEN = [(13, 4), (11, 3)]
 
 
 @holds("shards", "ranks")
-def shards_of_rows(s: Subject) -> None:
+def shards_of_rows(s: TorchSubject) -> None:
     """Parameters sharded by rows, as FSDP2 does, step as in one process: norms and factors are of whole tensors."""
     assert_equals_one_process(s, by_rows)
 
 
 @holds_for_shards("shards")
-def shards_with_different_seeds(s: Subject) -> None:
+def shards_with_different_seeds(s: TorchSubject) -> None:
     """Shards step as in one process whatever the global seed of each rank is: trainers set it by rank."""
     params, optimizer = spread(s, shapes=MATRICES)
     torch.manual_seed(1 + dist.get_rank())
     found = train_shards(optimizer, params, 5)
-    assert_close(
-        found, run_steps(s, MATRICES, 5), weights(MATRICES), "with a seed by rank and in one process", tolerance_for(s)
-    )
+    assert_usual(s, found, 5, "with a seed by rank and in one process", tolerance_for(s), shapes=MATRICES)
 
 
 @holds_for_shards("shards")
-def shards_of_columns(s: Subject) -> None:
+def shards_of_columns(s: TorchSubject) -> None:
     """Matrices sharded by columns, as tensor parallelism does, step as in one process."""
     assert_equals_one_process(s, lambda p, _: split(p, line(), Shard(1)), MATRICES)
 
 
 @holds_for_shards("shards")
-def uneven_shards(s: Subject) -> None:
+def uneven_shards(s: TorchSubject) -> None:
     """Rows that the ranks cannot share evenly step as in one process."""
     assert_equals_one_process(s, by_rows, UNEVEN)
 
 
 @holds_for_shards("shards")
-def empty_shards(s: Subject) -> None:
+def empty_shards(s: TorchSubject) -> None:
     """Fewer rows than ranks, so that some ranks have none, step as in one process, and no rank waits for another."""
     assert_equals_one_process(s, by_rows, [(1, 6), (6, 4)])
 
 
 @holds_for_shards("shards")
-def replicated_dtensors(s: Subject) -> None:
+def replicated_dtensors(s: TorchSubject) -> None:
     """DTensors that every rank has as a whole step as in one process: nothing is summed twice."""
     assert_equals_one_process(s, lambda p, _: split(p, line(), Replicate()), where="replicated")
 
 
 @holds_for_shards("shards")
-def replicated_shards(s: Subject) -> None:
+def replicated_shards(s: TorchSubject) -> None:
     """Shards with replicas of each, as hybrid FSDP has them, step as in one process."""
     assert_equals_one_process(s, lambda p, _: split(p, grid(), Replicate(), Shard(0)), where="sharded and replicated")
 
 
 @holds_for_shards("shards")
-def shards_of_rows_and_columns(s: Subject) -> None:
+def shards_of_rows_and_columns(s: TorchSubject) -> None:
     """Matrices sharded both ways, on a mesh of two dimensions, step as in one process."""
     assert_equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(1)), MATRICES)
 
 
 @holds_for_shards("shards")
-def shards_of_shards(s: Subject) -> None:
+def shards_of_shards(s: TorchSubject) -> None:
     """Rows sharded over both dimensions of a mesh step as in one process."""
     assert_equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(0)), [*MATRICES, *UNEVEN])
 
 
 @holds_for_shards("shards")
-def stages(s: Subject) -> None:
+def stages(s: TorchSubject) -> None:
     """Ranks with different parameters, as stages of a pipeline have, step each as in one process."""
     own = int(dist.get_rank() >= dist.get_world_size() // 2)
     shapes = [MATRICES, [(6, 4)]][own]  # one stage has more of them: what is sent must not depend on it
@@ -101,76 +109,74 @@ def stages(s: Subject) -> None:
 
 
 @holds_for_shards("shards")
-def plain_tensors_among_shards(s: Subject) -> None:
+def plain_tensors_among_shards(s: TorchSubject) -> None:
     """Plain tensors beside sharded ones step as in one process: some layers are left whole."""
     assert_equals_one_process(s, lambda p, place: by_rows(p) if place else p, MATRICES)
 
 
 @holds_for_shards("shards")
-def different_placements(s: Subject) -> None:
+def different_placements(s: TorchSubject) -> None:
     """Parameters by rows, by columns and replicated step together as in one process."""
     ways = [Shard(0), Shard(1), Replicate()]
     assert_equals_one_process(s, lambda p, place: split(p, line(), ways[place % 3]), MATRICES)
 
 
 @holds_for_shards("shards")
-def shards_without_gradients(s: Subject) -> None:
+def shards_without_gradients(s: TorchSubject) -> None:
     """A sharded parameter without a gradient stays as it is, and the others step as without it."""
     params, optimizer = spread(s, shapes=MATRICES)
     found = train_shards(optimizer, params, 3, without=[0])
-    assert_same(found[:1], values(weights(MATRICES)[:1]), "a parameter without a gradient")
+    assert_same(found[:1], weights(MATRICES)[:1], "a parameter without a gradient")
     assert_moved(found[1:], weights(MATRICES)[1:], "beside one without a gradient")
 
 
+def compare_runs(s: TorchSubject, run: Callable[[list[Parameter]], list[Tensor]], where: str) -> list[Tensor]:
+    """What a run makes of shards of rows; fail unless it makes the same of whole parameters."""
+    start = values(weights(MATRICES))
+    whole, sharded = (run([Parameter(p) for p in params]) for params in (start, map(by_rows, start)))
+    assert_close(sharded, whole, start, f"{where}, sharded and in one process", tolerance_for(s))
+    return sharded
+
+
 @holds_for_shards("shards")
-def groups_of_shards(s: Subject) -> None:
+def groups_of_shards(s: TorchSubject) -> None:
     """Each group's lr holds for its shards alone, as in one process."""
-    runs = []
-    for place in (lambda p: p, by_rows):
-        params = [Parameter(place(p.detach())) for p in weights(MATRICES)]
+
+    def train_groups(params: list[Parameter]) -> list[Tensor]:
         optimizer = s.make([{"params": params[:1]}, {"params": params[1:]}])
         optimizer.param_groups[0]["lr"] = 8 * (optimizer.param_groups[0]["lr"] or 1e-2)
-        runs.append(train_shards(optimizer, params, 3))
-    assert_close(runs[1], runs[0], weights(MATRICES), "in two groups, sharded and in one process", tolerance_for(s))
+        return train_shards(optimizer, params, 3)
+
+    found, rtol = compare_runs(s, train_groups, "in two groups"), tolerance_for(s)
     if not s.facts.couples_parameters:
-        plain = run_steps(s, MATRICES, 3)
-        assert_close(
-            runs[1][1:],
-            plain[1:],
-            weights(MATRICES)[1:],
-            "sharded, the lr of another group was changed",
-            tolerance_for(s),
-        )
+        plain, start = s.run_steps(MATRICES, 3), weights(MATRICES)
+        assert_close(found[1:], plain[1:], start[1:], "sharded, the lr of another group was changed", rtol)
 
 
 @holds_for_shards("shards")
-def added_group_of_shards(s: Subject) -> None:
+def added_group_of_shards(s: TorchSubject) -> None:
     """Shards that add_param_group brings are stepped as in one process from then on."""
-    runs = []
-    for place in (lambda p: p, by_rows):
-        params = [Parameter(place(p.detach())) for p in weights(MATRICES)]
+
+    def add_group(params: list[Parameter]) -> list[Tensor]:
         optimizer = s.make(params[:1])
         train_shards(optimizer, params[:1], 2)
         optimizer.add_param_group({"params": params[1:]})
-        runs.append(train_shards(optimizer, params, 2, first=2))
-    assert_close(
-        runs[1], runs[0], weights(MATRICES), "after add_param_group, sharded and in one process", tolerance_for(s)
-    )
-    assert_moved(runs[1], weights(MATRICES), "after add_param_group")
+        return train_shards(optimizer, params, 2, first=2)
+
+    assert_moved(compare_runs(s, add_group, "after add_param_group"), weights(MATRICES), "after add_param_group")
 
 
-@holds_for_shards("shards")
-def lr_zero_for_shards(s: Subject) -> None:
+@holds_for_shards("shards", needs="lr_zero_is_no_step")
+def lr_zero_for_shards(s: TorchSubject) -> None:
     """A learning rate of 0 moves no shard: loading sharded state takes such a step."""
-    s.needs("lr_zero_is_no_step", "declared otherwise")
     params, optimizer = spread(s)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    assert_same(train_shards(optimizer, params, 2), values(weights(s)), "after two steps with lr 0")
+    assert_same(train_shards(optimizer, params, 2), s.weights(), "after two steps with lr 0")
 
 
 @holds_for_shards("shards")
-def gradients_of_shards_untouched(s: Subject) -> None:
+def gradients_of_shards_untouched(s: TorchSubject) -> None:
     """Sharded gradients are read, never written."""
     params, optimizer = spread(s)
     for t in range(2):
@@ -183,34 +189,24 @@ def gradients_of_shards_untouched(s: Subject) -> None:
         assert_same(whole_of(after), before, f"gradients after step {t + 1}")
 
 
-@holds_for_shards("shards")
-def nan_in_one_shard(s: Subject) -> None:
+@holds_for_shards("shards", without="couples_parameters")
+def nan_in_one_shard(s: TorchSubject) -> None:
     """NaN in the shard of one rank does not reach other parameters, and all ranks go on alike."""
-    s.refuses("couples_parameters", "steps depend on other parameters")
     params, optimizer = spread(s, shapes=MATRICES)
     give_shards(params, 0)
     gradient = params[0].grad
     if dist.get_rank() == 0 and isinstance(gradient, DTensor):
         gradient.to_local()[0, 0] = float("nan")
-    try:
-        optimizer.step()
-    except Exception as error:
-        if not str(error).strip():
-            raise Failed(f"{type(error).__name__} without a word") from None
-        assert_same(whole_of(params), values(weights(MATRICES)), "after a gradient that was refused")
-        return
-    found, start = whole_of(params), weights(MATRICES)
-    if all(map(_equal, found, start)):
-        return  # skipped by all ranks
-    assert_close(found[1:], run_steps(s, MATRICES)[1:], start[1:], "others, beside a shard with NaN", tolerance_for(s))
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return bool((one == other).all())
+    is_taken, found, start = step_unless_refused(optimizer), whole_of(params), weights(MATRICES)
+    if not is_taken:
+        assert_same(found, start, "after a gradient that was refused")
+    if all(bool((one == other).all()) for one, other in zip(found, start, strict=True)):
+        return  # refused, or skipped by all ranks
+    assert_close(found[1:], s.run_steps(MATRICES)[1:], start[1:], "others, beside a shard with NaN", tolerance_for(s))
 
 
 @holds_for_shards("shards")
-def shards_stay_in_place(s: Subject) -> None:
+def shards_stay_in_place(s: TorchSubject) -> None:
     """Sharded parameters keep their placements and their memory: FSDP2 gathers them from there."""
     params, optimizer = spread(s, shapes=MATRICES)
     before = [(p.placements, p.to_local().data_ptr()) for p in params if isinstance(p, DTensor)]
@@ -220,7 +216,7 @@ def shards_stay_in_place(s: Subject) -> None:
 
 
 @holds_for_shards("shards")
-def state_is_sharded(s: Subject) -> None:
+def state_is_sharded(s: TorchSubject) -> None:
     """State as large as its parameter is sharded as it is: no rank has memory for that of the whole model."""
     params, optimizer = spread(s, shapes=MATRICES)
     train_shards(optimizer, params, 2)
@@ -232,7 +228,7 @@ def state_is_sharded(s: Subject) -> None:
 
 
 @holds_for_shards("messages")
-def messages_do_not_grow(s: Subject) -> None:
+def messages_do_not_grow(s: TorchSubject) -> None:
     """A step sends no more messages later in a run than in its beginning."""
     params, optimizer = spread(s, shapes=MATRICES)
     numbers = []
@@ -245,10 +241,9 @@ def messages_do_not_grow(s: Subject) -> None:
         raise Failed(f"up to {max(numbers[:6])} collectives in a step at first, then {max(numbers[6:])}")
 
 
-@holds_for_shards("messages")
-def collectives(s: Subject) -> None:
+@holds_for_shards("messages", needs="collectives")
+def collectives(s: TorchSubject) -> None:
     """Declared: a step of many shards takes at most so many collectives, however many parameters there are."""
-    s.needs("collectives", "not declared")
     params, optimizer = spread(s, shapes=[(8, 4)] * 8)
     train_shards(optimizer, params, 2)
     give_shards(params, 2)

@@ -10,21 +10,18 @@ from typing import Any
 import torch
 
 from thalweg.check.problem import (
+    TorchSubject,
     assert_refused,
     assert_same,
-    begin,
+    assert_usual,
     copy_state,
     give,
     leaves,
-    make_fresh,
-    run_steps,
+    module_of,
     tensors_of,
     train,
-    values,
-    weights,
 )
 from thalweg.check.registry import Failed, NotOffered, holds
-from thalweg.check.subject import Subject
 
 
 def through_a_file(state: Any, *, weights_only: bool) -> Any:
@@ -34,7 +31,7 @@ def through_a_file(state: Any, *, weights_only: bool) -> Any:
     return torch.load(file, weights_only=weights_only)
 
 
-def restore(s: Subject, params: Any, state: Any, **more: Any) -> tuple[list[torch.nn.Parameter], Any]:
+def restore(s: TorchSubject, params: Any, state: Any, **more: Any) -> tuple[list[torch.nn.Parameter], Any]:
     """Other parameters with the same values, and an optimizer with that state."""
     others = [torch.nn.Parameter(p.detach().clone()) for p in params]
     optimizer = s.make(others, **more)
@@ -43,32 +40,32 @@ def restore(s: Subject, params: Any, state: Any, **more: Any) -> tuple[list[torc
 
 
 @holds("state")
-def resumes_to_the_bit(s: Subject) -> None:
+def resumes_to_the_bit(s: TorchSubject) -> None:
     """A run that is saved and resumed in the middle ends as one that was never stopped."""
-    params, optimizer = begin(s)
+    params, optimizer = s.begin()
     others, other = restore(s, params, through_a_file(optimizer.state_dict(), weights_only=False))
-    assert_same(train(other, others, 3, first=3), run_steps(s, steps=6), "three steps after resuming")
+    assert_usual(s, train(other, others, 3, first=3), 6, "three steps after resuming")
 
 
 @holds("state")
-def resumes_with_weights_only(s: Subject) -> None:
+def resumes_with_weights_only(s: TorchSubject) -> None:
     """torch.load(weights_only=True), its default, takes the state: no code is run by loading it."""
-    _, optimizer = begin(s)
+    _, optimizer = s.begin()
     through_a_file(optimizer.state_dict(), weights_only=True)
 
 
 @holds("state")
-def resumes_16_bits(s: Subject) -> None:
+def resumes_16_bits(s: TorchSubject) -> None:
     """A run in bfloat16 resumes to the bit too: loading must not round the state."""
-    params, optimizer = begin(s, torch.bfloat16)
+    params, optimizer = s.begin(torch.bfloat16)
     others, other = restore(s, params, copy_state(optimizer))
     assert_same(train(other, others, 3, first=3), train(optimizer, params, 3, first=3), "three steps after resuming")
 
 
 @holds("state")
-def loading_keeps_dtypes(s: Subject) -> None:
+def loading_keeps_dtypes(s: TorchSubject) -> None:
     """Loading keeps the dtype of every tensor of the state: torch's base class casts to the parameter's."""
-    params, optimizer = begin(s, torch.bfloat16)
+    params, optimizer = s.begin(torch.bfloat16)
     before = copy_state(optimizer)
     _, other = restore(s, params, copy.deepcopy(before))
     after = tensors_of(other)
@@ -78,9 +75,9 @@ def loading_keeps_dtypes(s: Subject) -> None:
 
 
 @holds("state")
-def loading_twice(s: Subject) -> None:
+def loading_twice(s: TorchSubject) -> None:
     """A state dict can be loaded again after the optimizer that took it has stepped: it is not shared."""
-    params, optimizer = begin(s)
+    params, optimizer = s.begin()
     state = copy_state(optimizer)
     before = copy.deepcopy(state)
     others, other = restore(s, params, state)
@@ -89,10 +86,10 @@ def loading_twice(s: Subject) -> None:
 
 
 @holds("state")
-def loading_replaces(s: Subject) -> None:
+def loading_replaces(s: TorchSubject) -> None:
     """Loading into an optimizer that has stepped leaves nothing of its own state behind."""
-    params, optimizer = begin(s)
-    others = weights(s)
+    params, optimizer = s.begin()
+    others = s.weights()
     other = s.make(others)
     train(other, others, 5, first=20)
     other.load_state_dict(copy_state(optimizer))
@@ -103,18 +100,17 @@ def loading_replaces(s: Subject) -> None:
 
 
 @holds("state")
-def loading_before_the_first_step(s: Subject) -> None:
+def loading_before_the_first_step(s: TorchSubject) -> None:
     """The state of an optimizer that has not stepped can be saved and loaded."""
-    params = weights(s)
+    params = s.weights()
     others, other = restore(s, params, copy_state(s.make(params)))
-    assert_same(train(other, others, 2), run_steps(s, steps=2), "after loading a fresh state")
+    assert_usual(s, train(other, others, 2), 2, "after loading a fresh state")
 
 
-@holds("state")
-def loading_unstepped_parameters(s: Subject) -> None:
+@holds("state", without="couples_parameters")
+def loading_unstepped_parameters(s: TorchSubject) -> None:
     """A parameter that had no gradient before saving begins after loading as one that is new."""
-    s.refuses("couples_parameters", "steps depend on other parameters")
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     for t in range(2):
         give(params, t)
         params[0].grad = None
@@ -124,9 +120,9 @@ def loading_unstepped_parameters(s: Subject) -> None:
 
 
 @holds("state")
-def options_come_back(s: Subject) -> None:
+def options_come_back(s: TorchSubject) -> None:
     """Options of groups are saved and restored: schedules continue where they were."""
-    params, optimizer = begin(s)
+    params, optimizer = s.begin()
     optimizer.param_groups[0]["lr"] = 0.123
     _, other = restore(s, params, copy_state(optimizer))
     if float(other.param_groups[0]["lr"]) != 0.123:
@@ -134,9 +130,9 @@ def options_come_back(s: Subject) -> None:
 
 
 @holds("state")
-def foreign_keys_come_back(s: Subject) -> None:
+def foreign_keys_come_back(s: TorchSubject) -> None:
     """Foreign keys of groups are saved and restored: schedulers keep initial_lr there."""
-    params, optimizer = begin(s)
+    params, optimizer = s.begin()
     optimizer.param_groups[0]["initial_lr"] = 0.25
     _, other = restore(s, params, copy_state(optimizer))
     if other.param_groups[0].get("initial_lr") != 0.25:
@@ -144,19 +140,19 @@ def foreign_keys_come_back(s: Subject) -> None:
 
 
 @holds("state")
-def saving_changes_nothing(s: Subject) -> None:
+def saving_changes_nothing(s: TorchSubject) -> None:
     """state_dict() in every step leaves the run as it is."""
-    params, optimizer = make_fresh(s)
+    params, optimizer = s.make_fresh()
     for t in range(4):
         train(optimizer, params, 1, first=t)
         optimizer.state_dict()
-    assert_same(values(params), run_steps(s, steps=4), "with state_dict() after every step")
+    assert_usual(s, params, 4, "with state_dict() after every step")
 
 
 @holds("state")
-def other_groups_refused(s: Subject) -> None:
+def other_groups_refused(s: TorchSubject) -> None:
     """State for fewer parameters, more groups or groups of other sizes is refused, and nothing is changed by it."""
-    params, others = weights(s), weights(s)
+    params, others = s.weights(), s.weights()
 
     def in_two(params: list[torch.nn.Parameter], first: int) -> Any:
         return s.make([{"params": params[:first]}, {"params": params[first:]}])
@@ -171,16 +167,16 @@ def other_groups_refused(s: Subject) -> None:
         assert_refused(
             partial(optimizer.load_state_dict, copy_state(foreign)), "state for others", (ValueError, KeyError)
         )
-        assert_same(values(params), before, "parameters after a state that was refused")
+        assert_same(params, before, "parameters after a state that was refused")
         assert_same(copy_state(optimizer)["param_groups"], options, "groups after a state that was refused")
         train(optimizer, params, 1, first=3)
 
 
 @holds("state")
-def other_shapes_refused(s: Subject) -> None:
+def other_shapes_refused(s: TorchSubject) -> None:
     """State of another shape is refused, by loading or by the next step: it must not be broadcast."""
-    params, optimizer = make_fresh(s, shapes=[(6, 4)])
-    others, foreign = make_fresh(s, shapes=[(6, 1)])
+    params, optimizer = s.make_fresh(shapes=[(6, 4)])
+    others, foreign = s.make_fresh(shapes=[(6, 1)])
     train(foreign, others, 2)
     if all(leaf.numel() <= 1 for leaf in tensors_of(foreign).values()):
         raise NotOffered("no tensor of the state has a shape")
@@ -193,22 +189,20 @@ def other_shapes_refused(s: Subject) -> None:
 
 
 @holds("state")
-def loads_into_other_dtypes(s: Subject) -> None:
+def loads_into_other_dtypes(s: TorchSubject) -> None:
     """A float32 run continues with parameters in bfloat16 or float64: models are converted between stages."""
-    params, optimizer = begin(s)
+    params, optimizer = s.begin()
     for dtype in (torch.float64, torch.bfloat16):
-        others = [torch.nn.Parameter(p.detach().to(dtype)) for p in params]
-        other = s.make(others)
-        other.load_state_dict(copy_state(optimizer))
+        others, other = restore(s, [p.detach().to(dtype) for p in params], copy_state(optimizer))
         found = train(other, others, 1, first=3)
         if any(p.dtype != dtype or not p.isfinite().all() for p in found):
             raise Failed(f"a step in {dtype} with the state of a float32 run is not finite or has another dtype")
 
 
 @holds("state")
-def state_dict_hooks(s: Subject) -> None:
+def state_dict_hooks(s: TorchSubject) -> None:
     """Hooks of state_dict() and load_state_dict() are called, and what they return is saved and loaded."""
-    _, optimizer = begin(s)
+    _, optimizer = s.begin()
     calls: list[str] = []
 
     def change_rate(_: Any, state: dict[str, Any]) -> dict[str, Any]:
@@ -230,17 +224,11 @@ def state_dict_hooks(s: Subject) -> None:
 
 
 @holds("state")
-def distributed_state_dict(s: Subject) -> None:
+def distributed_state_dict(s: TorchSubject) -> None:
     """torch.distributed.checkpoint's state dicts by name resume to the bit: FSDP checkpoints are made of them."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-    def model() -> Any:
-        found = torch.nn.Module()
-        for place, p in enumerate(weights(s)):
-            found.register_parameter(f"p{place}", p)
-        return found
-
-    first, second = model(), model()
+    first, second = module_of(s.weights()), module_of(s.weights())
     optimizer = s.make(first.parameters())
     train(optimizer, list(first.parameters()), 3)
     state = copy.deepcopy(get_optimizer_state_dict(first, optimizer))
@@ -248,4 +236,4 @@ def distributed_state_dict(s: Subject) -> None:
     other = s.make(second.parameters())
     set_optimizer_state_dict(second, other, state)
     found = train(other, list(second.parameters()), 2, first=3)
-    assert_same(found, run_steps(s, steps=5), "two steps after resuming by name")
+    assert_usual(s, found, 5, "two steps after resuming by name")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import io
+import logging
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from thalweg.check.registry import NotOffered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,22 +44,26 @@ class Subject:
     kind: str
 
     def make(self, *params: Any, **more: Any) -> Any:
-        """An instance with the subject's options, and others beside them or instead.
-
-        The global seed of torch is set before: one that draws from it fails where that is checked, and not everywhere.
-        """
-        if self.kind == "torch":
-            import torch
-
-            torch.manual_seed(0)
+        """An instance with the subject's options, and others beside them or instead."""
         return self.factory(*params, **{**self.options, **more})
 
-    def needs(self, fact: str, why: str) -> None:
-        """Go on only where a fact is declared."""
-        if (declared := getattr(self.facts, fact)) is None or declared is False:
-            raise NotOffered(why)
 
-    def refuses(self, fact: str, why: str) -> None:
-        """Go on only where a fact is not declared."""
-        if getattr(self.facts, fact):
-            raise NotOffered(why)
+@contextlib.contextmanager
+def keep_surroundings(kind: str) -> Iterator[None]:
+    """Generators, warnings and torch's modes stay as they were; nothing is printed, logged or compiled meanwhile."""
+    state, level = random.getstate(), logging.root.manager.disable
+    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+        warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        if kind == "torch":
+            import torch
+
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            logging.disable(level)

@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass
 
 from thalweg.check.registry import Check, Failed, NotOffered
-from thalweg.check.subject import Subject
-from thalweg.check.surroundings import keep_surroundings
+from thalweg.check.subject import Subject, keep_surroundings
 from thalweg.show.modules import describe_error
 
 PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"

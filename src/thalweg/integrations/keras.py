@@ -472,29 +472,17 @@ def optimizer(rule: type[Rule]) -> type[Optimizer]:
 
 
 if TYPE_CHECKING:
-
-    class SGD(Optimizer): ...
-
-    class AdamW(Optimizer): ...
-
-    class LARS(Optimizer): ...
-
-    class LAMB(Optimizer): ...
-
-    class Adafactor(Optimizer): ...
-
-    class Muon(Optimizer): ...
-
-    class Kron(Optimizer): ...
-
-    class SOAP(Optimizer): ...
-
-    class AdEMAMix(Optimizer): ...
-
-    class Lion(Optimizer): ...
-
-    class MARS(Optimizer): ...
-
+    SGD = Optimizer
+    AdamW = Optimizer
+    LARS = Optimizer
+    LAMB = Optimizer
+    Adafactor = Optimizer
+    Muon = Optimizer
+    Kron = Optimizer
+    SOAP = Optimizer
+    AdEMAMix = Optimizer
+    Lion = Optimizer
+    MARS = Optimizer
 else:
     globals().update({name: optimizer(rule) for name, rule in RULES.items()})
 

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
 from thalweg.plan.models import BUILTIN
 from thalweg.plan.optimizers import resolve_optimizer
-from thalweg.plan.planning import DEVICES, ENGINES, FRONT_ENDS, Plan, plan
+from thalweg.plan.planning import Plan, plan
 from thalweg.rules import RULES
 from thalweg.show.arguments import parse_option, split_words
-from thalweg.show.choices import Dtype, complete_list, complete_option, complete_words
+from thalweg.show.choices import complete_list, complete_one, complete_words, json_option, option_option, read_dtype
 from thalweg.show.extras import extra
-from thalweg.show.registered import MIXTURES
+from thalweg.show.registered import DEVICES, ENGINES, FRONT_ENDS, MIXTURES
 from thalweg.show.units import parse_quantity, parse_rate, parse_size
 
 with extra("cli"):
@@ -44,7 +45,9 @@ def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem
 )
 @click.option(
     "--dtype",
-    type=Dtype(),
+    metavar=f"[{'|'.join(DTYPES)}]",
+    callback=read_dtype,
+    shell_complete=complete_one(DTYPES),
     help="Dtype of parameters and gradients; also bf16, fp16, fp32, fp64.  [default: the model's, or float32]",
 )
 @click.option(
@@ -72,16 +75,9 @@ def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem
 @click.option("--flops", metavar="RATE", help="Rate of matrix products, such as 300TFLOPS.")
 @click.option("--bus", metavar="RATE", help="Rate of messages between ranks, each way, such as 50GB/s.")
 @click.option("--forward-backward", metavar="SECONDS", type=float, help="Time of a forward and a backward pass.")
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    shell_complete=complete_option,
-    help="Set an option for all that have it, or kron.NAME=VALUE for one; may be repeated.",
-)
+@option_option
 @click.option("--explain", is_flag=True, help="List every parameter and how it is treated.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
+@json_option
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Draw plan.png and plan.svg into this folder."
 )

@@ -15,14 +15,21 @@ from thalweg.rules import RULES, Rule
 from thalweg.settings import WHOLE_STEP, Setting, Settings, option_names
 from thalweg.show.arguments import Given, suggest
 from thalweg.show.modules import describe_error
-from thalweg.show.registered import MIXTURES, OWN, OWN_MIXTURES, is_mixture, name_rule, rule_of, torch_mixture
+from thalweg.show.registered import (
+    MIXTURES,
+    OWN,
+    OWN_MIXTURES,
+    RATE_NAMES,
+    is_mixture,
+    name_rule,
+    rule_of,
+    torch_mixture,
+)
 
 #: Options of rules that are usual and not their defaults.
 USUAL: Mapping[str, Mapping[str, Any]] = {"SGD": {"momentum": 0.9}}
 #: Mixtures of ``thalweg.torch``: the rules whose options they take, each under its name in small letters.
 PARTS: Mapping[str, tuple[str, ...]] = {"muon_adamw": ("Muon", "AdamW"), "kron_adamw": ("Kron", "AdamW")}
-#: How people call it.
-LEARNING_RATES = ("lr", "learning_rate")
 
 
 class Assigned(NamedTuple):
@@ -221,7 +228,7 @@ def options_of(name: str) -> list[str]:
 
 def check_rates_left_out(options: Iterable[Given]) -> None:
     for option in options:
-        if option.name in LEARNING_RATES:
+        if option.name in RATE_NAMES:
             raise CommandError(
                 f"nothing that is planned depends on the learning rate: leave out --option {option.spelt}"
             )

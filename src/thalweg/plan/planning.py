@@ -33,11 +33,8 @@ from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
 from thalweg.rules.checks import check_choice
 from thalweg.show.arguments import Given, check_options, check_word
-from thalweg.show.registered import MIXTURES, is_mixture
+from thalweg.show.registered import DEVICES, ENGINES, FRONT_ENDS, MIXTURES, is_mixture
 
-FRONT_ENDS = ("torch", "numpy", "optax")
-DEVICES = ("cpu", "cuda")
-ENGINES = ("auto", "reference", "foreach", "fused")
 LAYOUTS = ("ddp", "fsdp2")
 #: Dimensions of a mesh: over the first parameters are replicated, over the second sharded.
 MESH = ("dp", "fsdp", "tp")

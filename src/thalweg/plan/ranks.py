@@ -351,15 +351,11 @@ class Stages(NamedTuple):
     made: int
 
 
-class OwnerPeak(NamedTuple):
-    """Bytes at the peak of a step that refreshes, and of them those of slots that arrive and leave."""
+def owner_peak(items: Sequence[Item], world: int, rank: int) -> tuple[int, int]:
+    """Bytes at the peak of a step that refreshes, and of them those of slots that arrive and leave.
 
-    bytes: int
-    slots: int
-
-
-def owner_peak(items: Sequence[Item], world: int, rank: int) -> OwnerPeak:
-    """Of several slots, those one after the other have stages together. A step that is recorded keeps all of it."""
+    Of several slots, those one after the other have stages together. A step that is recorded keeps all of it.
+    """
     on_parts = {
         id(i): footprint(i.setting, i.tensor.shape, i.tensor.dtype, whole=i.shape, by_owners=True)
         for i in items
@@ -393,7 +389,7 @@ def owner_peak(items: Sequence[Item], world: int, rank: int) -> OwnerPeak:
     scratch = sum(gpu_scratch(bare_buckets(some)) for some in (launched, everyone))
     on_their_way = [max(own.arriving for own in slots), max(own.returning for own in slots)] if slots else [0]
     sent.append(sum(on_their_way) if len(slots) > 1 else max(on_their_way))
-    return OwnerPeak(max(waiting, after, *turns) + shown + scratch, max(sent))
+    return max(waiting, after, *turns) + shown + scratch, max(sent)
 
 
 def stages_of(items: Sequence[Item], world: int, rank: int) -> Stages:

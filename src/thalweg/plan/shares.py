@@ -177,16 +177,15 @@ def peak_of_parts(
     launched, in_lists = ([item for item in elementwise if item.by_kernels is chosen] for chosen in (True, False))
     if in_lists and place.engine == "fused" and place.device == "cpu":
         return peak_of(in_lists, place)  # native code steps parts only where it is asked for
+    by_owners, slots = owner_peak(whole, place.shards, rank)
     if place.shards == 1:  # beside tensors whose work is divided, steps of one process
         beside = peak_of(elementwise, place) if elementwise else Peak(0, "")
         used = " + ".join(sorted({*beside.engine.split(" + "), *engines_of(whole)} - {""}))
-        own = owner_peak(whole, 1, rank)
-        return Peak((beside.bytes or 0) + own.bytes, used, is_bound=True, slots=own.slots)
+        return Peak((beside.bytes or 0) + by_owners, used, is_bound=True, slots=slots)
     # where lists are sharded, they are not cut, and all of them wait for sums in the middle of their arithmetic
     peak = (kernel_peak(launched, sums.values()) if launched else 0) + sum(measure_item(item).peak for item in in_lists)
     used = " + ".join(sorted(engines_of((*elementwise, *whole))))
-    own = owner_peak(whole, place.shards, rank)
-    return Peak(peak + own.bytes, used, bool(in_lists or whole), own.slots)
+    return Peak(peak + by_owners, used, bool(in_lists or whole), slots)
 
 
 def engines_of(items: Iterable[Item]) -> set[str]:

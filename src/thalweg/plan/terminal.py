@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from thalweg.plan.models import Tensor
 from thalweg.plan.planning import BANDWIDTHS, Cost, Plan
 from thalweg.plan.shares import Share
+from thalweg.show.console import make_table
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
 from thalweg.show.registered import is_mixture
 from thalweg.show.units import human_bytes, human_seconds, scale_down
 
 with extra("cli"):
-    from rich import box
     from rich.table import Table
     from rich.text import Text
 
@@ -69,7 +69,7 @@ def table_of(found: Plan) -> Table:
         **({"sent": lambda cost: human_bytes(cost.share.sent_bytes)} if found.place.world > 1 else {}),
         "engine": lambda cost: cost.share.engine,
     }
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = make_table()
     for title in columns:
         table.add_column(title, justify="left" if title in ("optimizer", "fits", "engine") else "right", no_wrap=True)
     for cost in found.costs:

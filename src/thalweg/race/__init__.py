@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from thalweg.race.model_task import ModelTask as ModelTask
     from thalweg.race.task import Task as Task
 
+#: The tasks that can be raced on by name.
+TASKS = ("digits", "valley", "text", "fashion")
 #: Loaded when asked for: the command has a word to say before numpy is there.
 PUBLIC = {"ArrayTask": "array_task", "ModelTask": "model_task", "Task": "task", "race": "contest"}
 

@@ -13,33 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
+from thalweg.race import TASKS
 from thalweg.race.contestants import CONTESTANTS, MIXTURES, enter
 from thalweg.show.arguments import choose_names, parse_counts, parse_option, split_words
-from thalweg.show.choices import complete_list, complete_option
+from thalweg.show.choices import complete_list, complete_one, json_option, option_option
 from thalweg.show.console import aside, console
 from thalweg.show.extras import extra, need
-from thalweg.show.registered import OWN
+from thalweg.show.registered import ENGINES, OWN
 
 with extra("cli"):
     import click
 
-TASKS = ("digits", "valley", "text", "fashion")
 #: Matrices this small gain nothing from threads, which stall when others want the cores.
 SMALL = ("digits", "valley", "text")
 #: Tasks in numpy: their runs do not get in one another's way, if each has a core.
 PLAIN = ("digits", "valley")
-ENGINES = ("auto", "reference", "foreach", "fused")
 #: What draws pictures, and the report.
 DRAWN_BY = ("matplotlib", "plotly")
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
-def complete_task(ctx: Any, param: Any, incomplete: str) -> list[str]:
-    return [name for name in TASKS if name.startswith(incomplete)]
-
-
 @click.command("race")
-@click.argument("task", default="digits", shell_complete=complete_task)
+@click.argument("task", default="digits", shell_complete=complete_one(TASKS))
 @click.option(
     "--optimizers",
     metavar="LIST",
@@ -54,14 +49,7 @@ def complete_task(ctx: Any, param: Any, incomplete: str) -> list[str]:
     help="Race these of other libraries too, by import name or package: torch.optim.Adam,timm,mymodule:Class; may be "
     "repeated.",
 )
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    shell_complete=complete_option,
-    help="Set an option for all that have it, or kron.NAME=VALUE for one; may be repeated.",
-)
+@option_option
 @click.option("--steps", type=click.IntRange(1), help="Steps of each run, at the task's own batch size.")
 @click.option("--seeds", type=click.IntRange(1), help="Repetitions of each run, from seeds 0, 1, ...")
 @click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or lamb,kron=0.003,0.01.")
@@ -86,7 +74,7 @@ def complete_task(ctx: Any, param: Any, incomplete: str) -> list[str]:
     help="Folder of the report.  [default: report; report/TASK if not digits]",
 )
 @click.option("--redraw", is_flag=True, help="Draw the last race of that folder from its records, and run nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
+@json_option
 def command(task: str, *, out: Path | None, redraw: bool, as_json: bool, **asked: Any) -> None:
     """Race optimizers on a task: each gets the same steps, batches, seeds and number of learning rates.
 

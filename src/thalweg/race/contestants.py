@@ -15,10 +15,7 @@ from thalweg.settings import Settings, defaults, option_names
 from thalweg.show.arguments import Given, check_options, check_word, suggest
 from thalweg.show.modules import digest_source
 from thalweg.show.registered import MIXTURES as PACKAGED_MIXTURES
-from thalweg.show.registered import OWN, OWN_MIXTURES, ByRule, name_rule, rule_of
-
-#: What a learning rate is called, here and in optax.
-RATE_NAMES = frozenset({"lr", "learning_rate"})
+from thalweg.show.registered import OWN, OWN_MIXTURES, RATE_NAMES, ByRule, name_rule, rule_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from thalweg.errors import CommandError
-from thalweg.race.contestants import CONTESTANTS, MIXTURES, RATE_NAMES, Contestant
+from thalweg.race.contestants import CONTESTANTS, MIXTURES, Contestant
 from thalweg.show.extras import need
 from thalweg.show.modules import digest, digest_source
 from thalweg.show.published import PUBLISHED, how_to_install, import_optimizer, is_installed
+from thalweg.show.registered import RATE_NAMES
 
 #: Packages that thalweg's extras install.
 EXTRAS = {"torch": "torch", "optax": "jax", "jax": "jax"}
@@ -131,12 +132,11 @@ def enter_rival(entry: Entry) -> Contestant:
 
 def import_reference(reference: str) -> tuple[Any, Any]:
     """What a reference names, and its module."""
-    name, _, attribute = reference.partition(":") if ":" in reference else reference.rpartition(".")
-    package = name.partition(".")[0]
+    package = dotted(reference).partition(".")[0]
     if package in EXTRAS:
         need(EXTRAS[package], package)
     try:
-        return import_optimizer(name, attribute)
+        return import_optimizer(reference)
     except CommandError as error:
         raise CommandError(f"{reference}: {error}") from error
 

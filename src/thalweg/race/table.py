@@ -15,8 +15,8 @@ class Column:
     #: In the report, and in the terminal; "": it is not there.
     title: str
     short: str
-    #: What of a result stands there: one of its keys, or of those in ``FIGURES``.
-    key: str
+    #: What of a result stands there: one of its keys, or what follows from it.
+    key: str | Callable[[Summary], Any]
     #: How a value is written in the report, and in the terminal.
     words: Callable[[Any], str] = str
     short_words: Callable[[Any], str] = str
@@ -28,7 +28,7 @@ class Column:
     missing: str = "–"
 
     def value(self, result: Summary) -> Any:
-        return FIGURES[self.key](result) if self.key in FIGURES else result[self.key]
+        return self.key(result) if callable(self.key) else result[self.key]
 
     def is_best(self, result: Summary, results: Sequence[Summary]) -> bool:
         """Whether it is the best of its column, alone or with others: not where all are equal, nor if it diverged."""
@@ -47,14 +47,14 @@ def columns_of(course: Summary) -> list[Column]:
     in_full, short = (percent, "{:.1%}".format) if share else (short_number, "{:.4g}".format)
     all_columns = [
         Column("learning rate", "lr", "lr", short_number, "{:g}".format),
-        Column("near the\u00a0best", "", "near", near_words, best="most"),
+        Column("near the\u00a0best", "", width_of, near_words, best="most"),
         Column(loss, loss, "loss", short_number, "{:.3g}".format, "least", "loss", "diverged"),
         Column(score, score, "score", in_full, short, course["best_score"], "score"),
         Column("steps to\u00a0target", f"steps{to}", "steps_to_target", short_number, "{:,}".format, "least"),
         Column("time to\u00a0target", f"seconds{to}", "seconds_to_target", seconds, human_seconds, "least"),
-        Column("", "rates", "near", short_words=near_words),
+        Column("", "rates", width_of, short_words=near_words),
         Column("time", "seconds", "seconds", seconds, human_seconds, "least"),
-        Column("state / parameter", "", "state of a parameter", lambda b: f"{short_number(b)} B", best="least"),
+        Column("state / parameter", "", state_of_parameter, lambda b: f"{short_number(b)} B", best="least"),
         Column("", "state", "state_bytes", short_words=human_bytes),
         Column("memory", "memory", "peak_bytes", lambda b: f"{short_number(b / 1e6)} MB", human_bytes, "least"),
         Column("engine", "", "engine"),
@@ -93,8 +93,5 @@ def seconds(s: float) -> str:
     return f"{short_number(s)} s"
 
 
-#: Figures that follow from a result.
-FIGURES: dict[str, Callable[[Summary], Any]] = {
-    "near": width_of,
-    "state of a parameter": lambda result: result["state_bytes"] / result["parameters"],
-}
+def state_of_parameter(result: Summary) -> float:
+    return float(result["state_bytes"] / result["parameters"])

@@ -12,6 +12,7 @@ from thalweg.race.run import Watch, measuring_times
 from thalweg.race.summary import NEAR, Summary
 from thalweg.race.table import columns_of
 from thalweg.race.task import Run
+from thalweg.show.console import make_table
 from thalweg.show.extras import extra
 from thalweg.show.palette import colour_of
 from thalweg.show.units import count_words
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from thalweg.race.contest import Race
 
 with extra("cli"):
-    from rich import box
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
@@ -113,18 +113,9 @@ def results_table(course: Summary, notes: str = "") -> Table:
     )
     batches = "" if course["batch_size"] is None else f", batches of {course['batch_size']:,}"
     seeds = len(course["seeds"])
-    table = Table(
-        title=Text(
-            f"{course['title']}{batches}: {count_words(course['steps'], 'step')}, {count_words(seeds, 'seed')}", "bold"
-        ),
-        title_justify="left",
-        caption=Text(caption, "dim"),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        collapse_padding=True,  # so that all of it fits into 80 columns
-        pad_edge=False,
-    )
+    title = f"{course['title']}{batches}: {count_words(course['steps'], 'step')}, {count_words(seeds, 'seed')}"
+    # without padding on both sides of a column all of it fits into 80 columns
+    table = make_table(title=Text(title, "bold"), caption=Text(caption, "dim"), collapse_padding=True)
     columns = [column for column in columns_of(course) if column.short]
     table.add_column("optimizer", no_wrap=True)
     for column in columns:

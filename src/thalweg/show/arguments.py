@@ -126,21 +126,17 @@ def freeze(value: Any) -> Any:
     return tuple(map(freeze, value)) if isinstance(value, list) else value
 
 
-def parse_dtype(name: str, known: Sequence[str] = tuple(DTYPES)) -> str:
-    """The dtype that is meant, one of those that are known."""
+def parse_dtype(name: str) -> str:
+    """The dtype that is meant."""
     found: str = spelt_dtype(name)
-    if found not in known:
-        raise CommandError(f"there is no dtype {name!r}: {list_dtypes(known)}")
+    if found not in DTYPES:
+        raise CommandError(f"there is no dtype {name!r}: {list_dtypes()}")
     return found
 
 
-def list_dtypes(known: Sequence[str] = tuple(DTYPES)) -> str:
-    """The names that exist, for an error about one that does not.
-
-    >>> list_dtypes(["bfloat16", "float16"])
-    'there are bfloat16 (or bf16), float16 (or fp16, f16, half)'
-    """
-    each = (f"{name} (or {', '.join(ALIASES[name])})" for name in known)
+def list_dtypes() -> str:
+    """The names that exist, for an error about one that does not."""
+    each = (f"{name} (or {', '.join(ALIASES[name])})" for name in DTYPES)
     return f"there are {', '.join(each)}"
 
 

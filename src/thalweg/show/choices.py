@@ -1,11 +1,10 @@
-"""Values of options that click reads and shells complete: dtypes, lists of names, options of optimizers."""
+"""Options that click reads and shells complete: dtypes, lists of names, options of optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
 from thalweg.rules import RULES
 from thalweg.settings import option_names
@@ -14,32 +13,24 @@ from thalweg.show.extras import extra
 
 with extra("cli"):
     import click
-    from click.shell_completion import CompletionItem
 
 
-class Dtype(click.ParamType):  # type: ignore[type-arg]  # it takes none before click 8.4
+def read_dtype(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """A dtype, whatever it is called: ``bf16``, ``BFloat16``."""
-
-    name = "dtype"
-
-    def __init__(self, known: Sequence[str] = tuple(DTYPES)) -> None:
-        self.known = tuple(known)
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return f"[{'|'.join(self.known)}]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return parse_dtype(str(value), self.known)
-        except CommandError as error:
-            self.fail(str(error), param, ctx)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in self.known if name.startswith(incomplete.lower())]
+    try:
+        return None if value is None else parse_dtype(value)
+    except CommandError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
 
 
 #: Completes what is typed, as click asks for it.
 Complete = Callable[[Any, Any, str], list[Any]]
+
+
+def complete_one(names: Iterable[str]) -> Complete:
+    """Complete one of these names."""
+    known = list(names)
+    return lambda ctx, param, incomplete: [name for name in known if name.startswith(incomplete.lower())]
 
 
 def complete_words(names: Iterable[str], incomplete: str) -> list[str]:
@@ -62,3 +53,15 @@ def complete_option(ctx: Any, param: Any, incomplete: str) -> list[str]:
     chosen = [rule for rule in RULES if not dot or rule.lower() == owner.lower()]
     names = (f"{owner}.{name}=" if dot else f"{name}=" for rule in chosen for name in option_names(RULES[rule]))
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
+#: Options that several verbs have.
+option_option = click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    shell_complete=complete_option,
+    help="Set an option for all that have it, or kron.NAME=VALUE for one; may be repeated.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")

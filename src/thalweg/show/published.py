@@ -58,21 +58,21 @@ def how_to_install(package: str) -> str:
     return FROM.get(package, f"pip install {package}")
 
 
-def import_optimizer(module: str, attribute: str) -> tuple[Any, Any]:
-    """An optimizer of another library, and its module."""
+def import_optimizer(reference: str) -> tuple[Any, Any]:
+    """An optimizer of another library, ``module:Class`` or ``package.Class``, and its module."""
+    module, _, attribute = reference.partition(":") if ":" in reference else reference.rpartition(".")
     if module.partition(".")[0] == "timm" and is_installed("timm"):
         prepare_timm()
     return import_attribute(f"{module}:{attribute}", "optimizer", "torch.optim:Adam", callable)
 
 
 def prepare_timm() -> None:
-    """Where there is no torchvision, which timm as a whole needs, let its optimizers be imported by themselves."""
-    if not is_installed("torchvision"):
-        hollow_timm()
+    """Where there is no torchvision, which timm as a whole needs, let its optimizers be imported by themselves.
 
-
-def hollow_timm() -> None:
-    """Packages that import nothing of their own, but know where their files are."""
+    Its packages then import nothing of their own, but know where their files are.
+    """
+    if is_installed("torchvision"):
+        return
     folders = list(getattr(importlib.util.find_spec("timm"), "submodule_search_locations", None) or ())
     for package, inside in (("timm", ""), ("timm.optim", "optim")):
         if package not in sys.modules:

@@ -15,6 +15,12 @@ from thalweg.trial import check_rule
 
 R = TypeVar("R")
 
+FRONT_ENDS = ("torch", "numpy", "optax")
+DEVICES = ("cpu", "cuda")
+ENGINES = ("auto", "reference", "foreach", "fused")
+#: What a learning rate is called, here and in optax.
+RATE_NAMES = frozenset({"lr", "learning_rate"})
+
 #: Rules of the user's that were asked for, by their names.
 OWN: dict[str, type[Rule]] = {}
 #: The mixtures of the package, whose names no other may have.

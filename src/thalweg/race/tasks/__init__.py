@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import CommandError
+from thalweg.race import TASKS
 from thalweg.race.task import Task, blame
 from thalweg.show.arguments import suggest
 from thalweg.show.modules import digest_source, import_attribute
-
-#: Built-in tasks, and what each needs beside numpy.
-TASKS = {"digits": "", "valley": "", "text": "torch", "fashion": "torch and --data FOLDER"}
 
 
 def resolve(name: str, data: Path | None = None, device: str = "cpu") -> list[Task]:
