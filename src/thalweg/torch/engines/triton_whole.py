@@ -6,7 +6,6 @@ kernels of its own for all of it, with the options that these serve.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from array import array
 from collections import defaultdict
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
-from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
+from thalweg.programs.parts import SHOWN, decide_by, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Direction, WholeRule
 from thalweg.rules.around import keys_around
@@ -40,8 +39,6 @@ from thalweg.torch.sharding.requests import Request
 from thalweg.torch.wholes import space_of_kernels
 
 NUMBERED = itertools.count()
-#: In the place of a tensor that decides nothing.
-NOTHING: Any = torch.zeros(())
 #: Addresses that are no longer known.
 UNKNOWN: array[int] = array("Q")
 #: Elements after which what is shown of another tensor may begin.
@@ -153,7 +150,7 @@ class Stack:
 
     def decide(self, t: Any) -> None:
         """By counts that the host keeps: what is due, and what the counts are after the step."""
-        known = tuple((key, self.host_counts[key].read()) for key in self.counts)
+        known: Any = {key: self.host_counts[key].read() for key in self.counts}
         self.due, self.after = decide_by(self.rule, self.key, known, t)
 
     def count_step(self) -> None:
@@ -200,14 +197,6 @@ class Stack:
         if key not in self.figures:
             self.figures[key] = torch.empty(getattr(figure, "shape", ()), device=self.shown.device)
         self.figures[key].copy_(figure) if isinstance(figure, Tensor) else self.figures[key].fill_(figure)
-
-
-@functools.lru_cache(maxsize=64)
-def decide_by(rule: WholeRule, own: str, counts: tuple[tuple[str, Any], ...], t: Any) -> tuple[bool, Any]:
-    """What is due, and the counts after the step. own: the key of what the rule keeps beside counts."""
-    known = {key: torch.full((1,), count, dtype=torch.float32) for key, count in counts}  # rounded as in the state
-    prepared = rule.prepare(xp, NOTHING, {own: NOTHING, **known}, NOTHING, t)
-    return bool(prepared.due), {key: prepared.state[key].item() for key in known}
 
 
 def watch(rule: WholeRule, read: set[str]) -> WholeRule:
