@@ -36,8 +36,8 @@ class Repeats(ABC):
         self.together = False
         self.due: Any = None
         self.after: Mapping[str, float] = {}
-        #: A number for all launches, by what their keys are known by, and by these.
-        self.keys: dict[Hashable, int] = {}
+        #: A number for all launches: by what is due, where these repeat, and by their keys.
+        self.keys: dict[Any, int] = {}
         self.numbers: dict[Hashable, int] = {}
 
     @abstractmethod
@@ -61,7 +61,8 @@ class Repeats(ABC):
         from thalweg.kernels.triton.tables import are_aligned
 
         was_together, self.together = self.together, False
-        if self.given and has_plain_numbers(buckets) and are_the_same(given_in(buckets), self.given):
+        given = given_in(buckets)
+        if given and are_the_same(given, self.given):
             addresses = array("Q", b"".join([bucket.addresses for bucket in buckets]))  # type: ignore[misc]
             decided = self.decide(buckets)
             if decided is not None and are_aligned(addresses) and self.serves(decided[0], buckets[0].t):
@@ -84,20 +85,15 @@ class Repeats(ABC):
 
     def key(self) -> int:
         """A number for what all launches depend on beside tables."""
-        known_by = self.due, *self.key_places()
-        if self.together and known_by in self.keys:
-            return self.keys[known_by]
+        if self.together and self.due in self.keys:
+            return self.keys[self.due]
         whole = tuple([launch.key() for launch in self.launches])
         if whole not in self.numbers and len(self.numbers) == MOST_NUMBERED:
             self.numbers.clear()
         number = self.numbers.setdefault(whole, next(NUMBERED))
         if self.together:
-            self.keys[known_by] = number
+            self.keys[self.due] = number
         return number
-
-    def key_places(self) -> tuple[Hashable, ...]:
-        """What may move from step to step, and the keys of launches with it."""
-        return ()
 
     def count_step(self) -> None:
         """The step is taken."""
@@ -113,16 +109,11 @@ class Repeats(ABC):
 
 
 def given_in(buckets: Sequence[Bucket]) -> list[Any]:
+    """What a step has beside gradients, rates and counts; nothing if the host does not know all that it begins with."""
+    for bucket in buckets:
+        if bucket.addresses is None or isinstance(bucket.lr, Tensor) or bucket.allowed is not None:
+            return []
     return [buckets[0].grad_scale, *(bucket.setting for bucket in buckets)]
-
-
-def has_plain_numbers(buckets: Sequence[Bucket]) -> bool:
-    """Whether the host knows all that a step begins with, and where its gradients are."""
-    return not [
-        bucket
-        for bucket in buckets
-        if bucket.addresses is None or isinstance(bucket.lr, Tensor) or bucket.allowed is not None
-    ]
 
 
 class KronRepeats(Repeats):
@@ -139,9 +130,8 @@ class KronRepeats(Repeats):
         keys = *buckets[0].setting.rule.keys(buckets[0].shape, Count), "step"
         self.counts = {key: HostCounts([s[key] for s in states]) for key in keys}
         #: Whether it is possible at all: the device may count.
-        self.works = all(own.native is not None for own in self.counts.values()) and all(
-            bucket.t is not None for bucket in buckets
-        )
+        are_on_host = all(own.native is not None for own in self.counts.values())
+        self.works = are_on_host and all(bucket.t is not None for bucket in buckets)
         #: By whether factors are due, what is launched for each batch.
         self.known: dict[Any, list[Any]] = {}
         #: Of each batch: the place of its kind among those that have the same numbers; a bucket of each with formulas.
@@ -152,11 +142,9 @@ class KronRepeats(Repeats):
         from thalweg.kernels.triton.kron import formulas_of
 
         due = {flag for batch in self.batches for flag in batch.due}
-        if not self.works or len(due) != 1 or not has_plain_numbers(buckets):
+        given, are_read_alike = given_in(buckets), all(batch.grads_aligned for batch in self.batches)
+        if not given or not self.works or len(due) != 1 or not are_read_alike:
             return
-        if not all(batch.grads_aligned for batch in self.batches):
-            return
-        given = given_in(buckets)
         if not are_the_same(given, self.given):
             self.given, self.known, self.kinds, self.examples, self.rules = given, {}, [], [], {}
             kinds: dict[Hashable, int] = {}
@@ -197,9 +185,6 @@ class KronRepeats(Repeats):
         for batch in self.batches:
             batch.grad_places = UNKNOWN
 
-    def key_places(self) -> tuple[Hashable, ...]:
-        return (self.batches[0].scratch_place,)
-
 
 class WholeRepeats(Repeats):
     """Stacks of whole tensors."""
@@ -214,9 +199,8 @@ class WholeRepeats(Repeats):
         tables = [stack.first.passes.tables for stack in stacks]
         is_joint = all(part.moving is not None for launch in self.launches for part in launch.parts())
         is_alike = len({(stack.due, stack.counted, *stack.host_counts) for stack in stacks}) == 1
-        if not is_joint or not is_alike or not has_plain_numbers(buckets):
-            return
-        if not all(table.grads_aligned and table.count == len(table.grad_places) for table in tables):
+        are_read_alike = all(table.grads_aligned and table.count == len(table.grad_places) for table in tables)
+        if not is_joint or not is_alike or not are_read_alike:
             return
         if not are_the_same(stacks, self.stacks):
             self.stacks = stacks

@@ -194,6 +194,8 @@ class TritonRun:
             self.scratch = kernels.scratch_for(launch.batch)
         for launch in own:  # when all of them have asked for the memory that they share
             launch.prepared.follow_scratch()
+        for each, _ in self.repeats:
+            each.keys.clear()
 
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""

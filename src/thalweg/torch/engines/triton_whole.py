@@ -228,7 +228,7 @@ class WholeLaunch:
         extents, has_factors = bucket.extents, bucket.setting.rule.has_factors
         most = min(self.room.most, FACTORS_CHUNK) if has_factors else self.room.most
         self.members: list[Sequence[int]] = [
-            [own[i] for i in part] for own in alike(bucket) for part in pieces([extents[i] for i in own], most)
+            [own[i] for i in part] for own in bucket.alike() for part in pieces([extents[i] for i in own], most)
         ]
         sizes = [len(own) * bucket.params[own[0]].numel() for own in self.members]
         room, pairs = self.room.of(max(sizes), bucket), zip(self.members, sizes, strict=True)
@@ -290,15 +290,6 @@ class WholeLaunch:
             stack.count_step()
 
 
-def alike(bucket: Bucket) -> list[list[int]]:
-    """Members for which the host decides the same, by the counts that it keeps."""
-    found: dict[Hashable, list[int]] = {}
-    counts = bucket.setting.rule.keys(bucket.shape, Count)
-    for index, s in enumerate(bucket.states):
-        found.setdefault(tuple(float(s[key]) for key in counts), []).append(index)
-    return list(found.values())
-
-
 class Share(NamedTuple):
     """What a slot has of a bucket: it travels together."""
 
@@ -321,7 +312,7 @@ class OwnedLaunch(WholeLaunch):
         """Make a stack for each shape in a slot. What is shown is sent or transformed before the next slot is shown."""
         sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in bucket.params]
         memory = self.room.of(max(sum(sizes[i] for i in own) for own in self.slots.values()), bucket)
-        places = {i: place for place, own in enumerate(alike(bucket)) for i in own}
+        places = {i: place for place, own in enumerate(bucket.alike()) for i in own}
         self.shares = {}
         for slot, members in self.slots.items():
             staged, pairs = stage_shards(bucket.chosen(members))
