@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from thalweg.arrays import Shape, Term, is_number
-from thalweg.programs.graph import Graph
+from thalweg.programs.graph import Graph, needed_by
 from thalweg.programs.host import function_of, options_of
 from thalweg.programs.reasons import reason_underived
 from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, symbolic
@@ -47,7 +47,13 @@ def reason_unparted(rule: WholeRule, shape: Shape) -> str:
     around = entries_around(rule, shape).values()
     if len(kept) != 1 or any(not isinstance(entry, Spread) or entry.over for entry in around):
         return f"{name} keeps {sorted(kept) or 'nothing'} for a parameter, and fused code of its parts needs one entry"
-    return reason_underived(first_part(rule), shape) or reason_underived(last_part(rule), shape)
+    reason = reason_underived(first_part(rule), shape) or reason_underived(last_part(rule), shape)
+    counts = tuple(rule.keys(shape, Count))
+    if reason or not counts:
+        return reason
+    read = {each.name for each in needed_by(trace_decision(kind_of(rule), kept[0], counts)) if each.op == "input"}
+    by_tensors = not read.isdisjoint((GRADIENT, PARAMETER, kept[0]))
+    return f"what is due in a step of {name} depends on tensors, and the host knows counts alone" if by_tensors else ""
 
 
 def own_keys(rule: WholeRule, shape: Shape) -> list[str]:
@@ -134,15 +140,19 @@ def decision_of(
     rule: WholeRule, own: str, counts: tuple[str, ...]
 ) -> tuple[dict[str, Any], Callable[..., list[float]]]:
     """The options of a rule by name, and what they, t and counts decide."""
-    kind = replace(rule, **replaced_numbers(rule, lambda name: 0.5))  # the same for all values of its numbers
-    return options_of(rule), trace_decision(kind, own, counts)
+    return options_of(rule), function_of(trace_decision(kind_of(rule), own, counts), as_arrays=True)
+
+
+def kind_of(rule: WholeRule) -> WholeRule:
+    """A rule that is the same for all values of its numbers."""
+    return replace(rule, **replaced_numbers(rule, lambda name: 0.5))
 
 
 @functools.lru_cache(maxsize=64)
-def trace_decision(rule: WholeRule, own: str, counts: tuple[str, ...]) -> Callable[..., list[float]]:
+def trace_decision(rule: WholeRule, own: str, counts: tuple[str, ...]) -> list[Any]:
     graph = Graph(type(rule).__name__, files_of(type(rule)))
     known = {key: graph.input(key, frozenset()) for key in counts}
     g, p, kept = (graph.input(name, frozenset((0, 1))) for name in (GRADIENT, PARAMETER, own))
-    xp: Any = Tracing(graph, (2, 2))
+    xp: Any = Adapted(Tracing(graph, (2, 2)), rounded=lambda x, dtype: x)
     prepared = cast(WholeRule, symbolic(rule, graph)).prepare(xp, g, {own: kept, **known}, p, graph.input("t", None))
-    return function_of([prepared.due, *(prepared.state[key] for key in counts)], as_arrays=True)
+    return [prepared.due, *(prepared.state[key] for key in counts)]
