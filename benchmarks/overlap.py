@@ -33,6 +33,7 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
 import thalweg.torch
+from thalweg.torch.sharding import collectives
 
 #: By name: the rule, its options, and whether parameters are sharded or replicated.
 RUNS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -113,10 +114,10 @@ class Recorder:
     """Sends messages, and keeps what arrives in the host's memory."""
 
     def __init__(self) -> None:
-        self.send, self.heard = dist.all_to_all_single, []
+        self.send, self.heard = collectives.all_to_all, []
 
-    def __call__(self, arrived: Tensor, message: Tensor, *sizes: Any, **how: Any) -> Any:
-        place, work = len(self.heard), self.send(arrived, message, *sizes, **how)
+    def __call__(self, arrived: Tensor, message: Tensor, *how: Any) -> Any:
+        place, work = len(self.heard), self.send(arrived, message, *how)
         self.heard.append(None)
 
         def keep() -> None:
@@ -139,7 +140,7 @@ class Stand:
         self.streams = [torch.cuda.Stream() for _ in range(2)]
         self.room: dict[int, Tensor] = {}
 
-    def __call__(self, arrived: Tensor, message: Tensor, incoming: list[int], outgoing: list[int], **_: Any) -> Any:
+    def __call__(self, arrived: Tensor, message: Tensor, incoming: list[int], outgoing: list[int], _: Any) -> Any:
         mine, main = dist.get_rank(), torch.cuda.current_stream()
         place, self.count = self.count % len(self.heard), self.count + 1
         if place not in self.room:
@@ -280,7 +281,7 @@ def longest_kernels(events: Sequence[dict[str, Any]], count: int = 6) -> list[st
 
 
 def measure(run: str, shapes: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    first, mine = dist.get_rank() == 0, dist.all_to_all_single
+    first, mine = dist.get_rank() == 0, collectives.all_to_all
     begin: dict[str, Tensor] = {}
     wanted: dict[str, Tensor] = {}
     found: dict[str, Any] = {"run": run}
@@ -295,27 +296,27 @@ def measure(run: str, shapes: dict[str, tuple[int, int]]) -> dict[str, Any]:
         torch.cuda.empty_cache()
     dist.barrier()
     model, recorder = Model(run, shapes, whole=False), Recorder()
-    dist.all_to_all_single = recorder
+    collectives.all_to_all = recorder
     marks = []
     for _ in range(STEPS):
         model.step()
         marks.append(len(recorder.heard))
     if first:
         found["error over gloo"] = error_of(model, begin, wanted)
-    dist.all_to_all_single = mine
+    collectives.all_to_all = mine
     torch.cuda.synchronize()
     dist.barrier()
     models = [Model(run, shapes, whole=False) for _ in range(2)]
     for model, recorded in zip(models, "01", strict=True):
         os.environ["THALWEG_REPLAY"] = recorded
-        dist.all_to_all_single = Stand(recorder.heard[: marks[0]])
+        collectives.all_to_all = Stand(recorder.heard[: marks[0]])
         model.step()  # in which ranks also compare their options
     dist.barrier()
     if first:
         stands = [Stand(recorder.heard[marks[-2] :]) for _ in models]
         for turn in range(WARM + 3):
             for model, stand in zip(models, stands, strict=True):
-                dist.all_to_all_single = stand
+                collectives.all_to_all = stand
                 model.step()
             if turn == STEPS - 2:
                 found["error with copies"] = error_of(models[1], begin, wanted)
@@ -326,7 +327,7 @@ def measure(run: str, shapes: dict[str, tuple[int, int]]) -> dict[str, Any]:
         events = trace_of(model, Path(f"trace-{os.getpid()}.json"))
         found.update(figures_of(events), longest=longest_kernels(events), calls=host_calls(model))
         found["megabytes"] = sum(heard.nbytes for heard in recorder.heard[marks[-2] :]) / 1e6
-    dist.all_to_all_single = mine
+    collectives.all_to_all = mine
     dist.barrier()
     return found
 

@@ -17,6 +17,7 @@ import torch.multiprocessing as multiprocessing
 
 import thalweg.torch
 from thalweg.rules import RULES
+from thalweg.torch.sharding import collectives
 
 RANKS, STEPS, PORT = 4, 6, 29511
 OPTIONS: dict[str, dict[str, Any]] = {"Muon": {"ns_dtype": "float32"}, "Kron": {"precond_update_probability": 1.0}}
@@ -26,7 +27,7 @@ SHAPES = [(256, 256 * (1 + i % 3)) for i in range(16)]
 def measure(name: str, replicas: Any) -> list[float]:
     """The least CPU seconds of transforms and of a step on this rank, and the bytes that it sends."""
     rule, spent, sent = RULES[name], [0.0], [0]
-    transform, send = rule.transform, dist.all_to_all_single
+    transform, send = rule.transform, collectives.all_to_all
 
     def timed(*given: Any, **named: Any) -> Any:
         begun = time.process_time()
@@ -34,14 +35,14 @@ def measure(name: str, replicas: Any) -> list[float]:
         spent[0] += time.process_time() - begun
         return made
 
-    def counted(arrived: Any, message: Any, incoming: Any, outgoing: Any, **named: Any) -> Any:
+    def counted(arrived: Any, message: Any, incoming: Any, outgoing: Any, group: Any) -> Any:
         sent[0] += (message.numel() - outgoing[dist.get_rank()]) * message.element_size()
-        return send(arrived, message, incoming, outgoing, **named)
+        return send(arrived, message, incoming, outgoing, group)
 
     torch.manual_seed(0)
     params = [(f"p{i}", torch.nn.Parameter(torch.randn(shape))) for i, shape in enumerate(SHAPES)]
     optimizer = getattr(thalweg.torch, name)(params, lr=0.01, replicas=replicas, **OPTIONS[name])
-    rule.transform, dist.all_to_all_single = timed, counted
+    rule.transform, collectives.all_to_all = timed, counted
     found = []
     for _ in range(STEPS):
         for _, p in params:
@@ -51,7 +52,7 @@ def measure(name: str, replicas: Any) -> list[float]:
         begun = time.process_time()
         optimizer.step()
         found.append((spent[0], time.process_time() - begun))
-    rule.transform, dist.all_to_all_single = transform, send
+    rule.transform, collectives.all_to_all = transform, send
     return [*map(min, zip(*found[2:], strict=True)), sent[0]]
 
 

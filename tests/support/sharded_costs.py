@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 from thalweg.plan.optimizers import USUAL  # noqa: E402
+from thalweg.torch.sharding import collectives  # noqa: E402
 
 #: Meshes by name: their sizes by number of ranks, and the axis that each of their dimensions divides (None: none).
 LAYOUTS: dict[str, tuple[dict[int, tuple[int, ...]], tuple[int | None, ...]]] = {
@@ -162,35 +163,26 @@ def listened(step: Any, mesh: Any) -> tuple[Sent, ...]:
     """The collectives of a step."""
     heard: list[Sent] = []
     groups = {id(mesh.get_group(dimension)): dimension for dimension in range(mesh.ndim)}
-    originals = {name: getattr(dist, name) for name in ("all_reduce", "all_to_all_single")}
+    originals = dist.all_reduce, collectives.all_to_all
 
     def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, **options: Any) -> Any:
         heard.append(Sent("all_reduce", groups.get(id(group), -1), tensor.numel() * tensor.element_size()))
-        return originals["all_reduce"](tensor, op, group=group, **options)
+        return originals[0](tensor, op, group=group, **options)
 
-    def all_to_all_single(
-        received: Any,
-        given: Any,
-        output_split_sizes: Any = None,
-        input_split_sizes: Any = None,
-        group: Any = None,
-        **options: Any,
-    ) -> Any:
+    def all_to_all(received: Any, given: Any, incoming: Any, outgoing: Any, group: Any) -> Any:
         rank = dist.get_rank(group)
         payload, came = (
             (flat.numel() - splits[rank]) * flat.element_size()
-            for flat, splits in ((given, input_split_sizes), (received, output_split_sizes))
+            for flat, splits in ((given, outgoing), (received, incoming))
         )
         heard.append(Sent("all_to_all", groups.get(id(group), -1), payload, came))
-        splits = output_split_sizes, input_split_sizes
-        return originals["all_to_all_single"](received, given, *splits, group=group, **options)
+        return originals[1](received, given, incoming, outgoing, group)
 
-    dist.all_reduce, dist.all_to_all_single = all_reduce, all_to_all_single
+    dist.all_reduce, collectives.all_to_all = all_reduce, all_to_all
     try:
         with Listener() as listener:
             step()
     finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
+        dist.all_reduce, collectives.all_to_all = originals
     assert listener.count == len(heard), f"{listener.count} collectives, and {len(heard)} of them known"
     return tuple(heard)

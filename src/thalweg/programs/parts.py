@@ -8,14 +8,19 @@ parameter, and takes what was made for its gradient.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
 
 from thalweg.arrays import Shape, Term, is_number
+from thalweg.programs.graph import Graph, needed_by
+from thalweg.programs.host import function_of, options_of
 from thalweg.programs.reasons import reason_underived
+from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, symbolic
 from thalweg.rules.around import CARRIED, Around, entries_around, keys_around, parts_of
 from thalweg.rules.entries import Count, Entry, Moment, Spread
-from thalweg.rules.rule import Rule, Update
+from thalweg.rules.places import files_of
+from thalweg.rules.rule import Rule, Update, replaced_numbers
 from thalweg.rules.whole import Direction, WholeRule
 
 #: The key under which the first part keeps what is shown.
@@ -42,7 +47,13 @@ def reason_unparted(rule: WholeRule, shape: Shape) -> str:
     around = entries_around(rule, shape).values()
     if len(kept) != 1 or any(not isinstance(entry, Spread) or entry.over for entry in around):
         return f"{name} keeps {sorted(kept) or 'nothing'} for a parameter, and fused code of its parts needs one entry"
-    return reason_underived(first_part(rule), shape) or reason_underived(last_part(rule), shape)
+    reason = reason_underived(first_part(rule), shape) or reason_underived(last_part(rule), shape)
+    counts = tuple(rule.keys(shape, Count))
+    if reason or not counts:
+        return reason
+    read = {each.name for each in needed_by(trace_decision(kind_of(rule), kept[0], counts)) if each.op == "input"}
+    by_tensors = not read.isdisjoint((GRADIENT, PARAMETER, kept[0]))
+    return f"what is due in a step of {name} depends on tensors, and the host knows counts alone" if by_tensors else ""
 
 
 def own_keys(rule: WholeRule, shape: Shape) -> list[str]:
@@ -112,3 +123,36 @@ def make_kind(cls: type[WholeRule], part: str, entries: Any, update: Any) -> typ
     own = {"entries": entries, "update": update, "needs_whole": False, "__module__": cls.__module__}
     kind: type[Rule] = dataclass(frozen=True, kw_only=True)(type(f"{cls.__name__}{part}", (cls,), own))
     return kind
+
+
+# ---- what the host decides
+
+
+def decide_by(rule: WholeRule, own: str, counts: Mapping[str, float], t: int) -> tuple[bool, dict[str, float]]:
+    """What is due at step t, and the counts after it. own: the key of what the rule keeps beside counts."""
+    options, decide = decision_of(rule, own, tuple(counts))
+    due, *after = decide({**options, **counts, "t": t})
+    return due != 0, dict(zip(counts, after, strict=True))
+
+
+@functools.lru_cache(maxsize=64)
+def decision_of(
+    rule: WholeRule, own: str, counts: tuple[str, ...]
+) -> tuple[dict[str, Any], Callable[..., list[float]]]:
+    """The options of a rule by name, and what they, t and counts decide."""
+    return options_of(rule), function_of(trace_decision(kind_of(rule), own, counts), as_arrays=True)
+
+
+def kind_of(rule: WholeRule) -> WholeRule:
+    """A rule that is the same for all values of its numbers."""
+    return replace(rule, **replaced_numbers(rule, lambda name: 0.5))
+
+
+@functools.lru_cache(maxsize=64)
+def trace_decision(rule: WholeRule, own: str, counts: tuple[str, ...]) -> list[Any]:
+    graph = Graph(type(rule).__name__, files_of(type(rule)))
+    known = {key: graph.input(key, frozenset()) for key in counts}
+    g, p, kept = (graph.input(name, frozenset((0, 1))) for name in (GRADIENT, PARAMETER, own))
+    xp: Any = Adapted(Tracing(graph, (2, 2)), rounded=lambda x, dtype: x)
+    prepared = cast(WholeRule, symbolic(rule, graph)).prepare(xp, g, {own: kept, **known}, p, graph.input("t", None))
+    return [prepared.due, *(prepared.state[key] for key in counts)]

@@ -329,6 +329,10 @@ class Kron(WholeRule):
         dense = [n for n, diagonal in zip(grid.sides, self.diagonals(grid.sizes), strict=True) if not diagonal]
         return math.prod(shape) * (1 + sum(dense)) + grid.blocks * sum(n**3 for n in dense)
 
+    def refresh_share(self) -> float:
+        probability = self.precond_update_probability
+        return float(probability.low if isinstance(probability, Annealed) else probability)
+
     def whole_tensors(self) -> int:
         """An average to precondition, a gradient to learn from."""
         averaged = self.momentum_mode == "ema" and not is_zero(self.momentum)

@@ -108,6 +108,10 @@ class WholeRule(Rule):
         """About how many multiplications ``transform`` takes: by this, work is balanced over ranks."""
         return math.prod(shape)
 
+    def refresh_share(self) -> float:
+        """About the fraction of steps in which entries with a shape of their own change, and are sent."""
+        return 1.0
+
     def goes_in_parts(self) -> bool:
         """Whether what ``IN_PARTS`` says holds with these options; the host may still have to count steps."""
         return self.IN_PARTS
@@ -194,9 +198,9 @@ MEANWHILE = {"cuda": 2000, "cpu": 50}
 
 def is_worth_sending(rule: WholeRule, shape: Shape, arithmetic: str, device: str) -> bool:
     """Whether a rank gets a direction sooner from another rank that has all it needs than by its own work."""
-    entries = rule.entries(shape) if rule.learns_always else {}
-    factors = [entry.shape(shape, rule.stacked_axes) for entry in entries.values() if isinstance(entry, PerSlice)]
-    size = DTYPES[rule.whole_dtype(arithmetic)].bytes * (math.prod(shape) + sum(map(math.prod, factors)))
+    entries = [entry for entry in rule.entries(shape).values() if isinstance(entry, PerSlice)]
+    factors = sum(math.prod(entry.shape(shape, rule.stacked_axes)) for entry in entries)
+    size = DTYPES[rule.whole_dtype(arithmetic)].bytes * (math.prod(shape) + rule.refresh_share() * factors)
     return rule.cost(shape) >= MEANWHILE.get(device, MEANWHILE["cuda"]) * size
 
 

@@ -134,6 +134,6 @@ def test_batches_that_are_at_the_same_step_are_prepared_together() -> None:
                 optimizer.state[named[0][1]]["refresh"].fill_(0.15)
             train(optimizer, named, [step])
         (run, _) = fused._latest.runs.runs[0]
-        together.append(run.batches.together)
+        together.append(run.repeats[0][0].together)
     agree_in_products(fused, ours, reference, theirs)
     assert together == [False, False, False, *[True] * 5, False, False]

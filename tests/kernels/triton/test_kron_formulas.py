@@ -13,7 +13,8 @@ from tolerances import SPACE, TENSOR_CORES
 from thalweg.boundary import advance
 from thalweg.errors import RuleError
 from thalweg.kernels.triton.kron import KronKernels
-from thalweg.kernels.triton.kron_formulas import Options, counted_on, formulas_for, numbers_of
+from thalweg.kernels.triton.kron_formulas import Options, formulas_for, numbers_of
+from thalweg.programs.parts import decide_by
 from thalweg.rules import Annealed, Kron, factors, refresh
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling
@@ -203,8 +204,8 @@ def test_counts_of_the_host_have_the_bits_of_the_rule(probability: Any) -> None:
     state = expected = torch.zeros(())
     for t in range(1, 200):
         _, after, due = rule.prepare(space, p, {"refresh": expected}, p, t)
-        is_due, left = counted_on(formulas_for(rule, 1, averages=False), Options.of(rule), t, state.item())
-        state, expected = torch.tensor(left), after["refresh"]
+        is_due, left = decide_by(rule, "", {"refresh": state.item()}, t)
+        state, expected = torch.tensor(left["refresh"]), after["refresh"]
         assert is_due == bool(due)
         assert torch.equal(state, expected)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.triton.kron_batch import Batch, States, memory_of
-from thalweg.kernels.triton.kron_formulas import Formulas, Options, counted_on, formulas_for, numbers_of
+from thalweg.kernels.triton.kron_formulas import Formulas, Options, formulas_for, numbers_of
 from thalweg.kernels.triton.kron_launches import Launch, Launches, compile_together
 from thalweg.kernels.triton.kron_layout import DUE, UPDATE_RMS
 from thalweg.kernels.triton.kron_plan import Plan
@@ -32,6 +32,7 @@ from thalweg.kernels.triton.kron_refresh import Refresh
 from thalweg.kernels.triton.kron_served import reason_unserved
 from thalweg.kernels.triton.products import Device, ceiling
 from thalweg.kernels.triton.uploads import in_blocks
+from thalweg.programs.parts import decide_by
 from thalweg.rules import Kron
 from thalweg.settings import Handling
 
@@ -146,9 +147,7 @@ class KronKernels:
         refreshing = True
         batch.follow_gradients(grads, moving, places)
         if known:
-            assert t is not None
-            count = functools.partial(counted_on, formulas_of(batch, rule), Options.of(rule), t)
-            refreshing = batch.look_at_refreshes(count, states)
+            refreshing = batch.look_at_refreshes(functools.partial(count_on, rule, t), states)
         number = t if known else None
         given = tuple(x.data_ptr() for x in (lr, grad_scale, allowed) if isinstance(x, Tensor))
         key = id(rule), id(handling), refreshing, batch.grads_aligned, id(moving), given
@@ -205,6 +204,13 @@ class KronKernels:
         if found is None or found.numel() < batch.scratch_size:
             found = self.scratch[device] = torch.empty(batch.scratch_size, dtype=torch.uint8, device=device)
         return found
+
+
+def count_on(rule: Kron, t: int | None, before: float) -> tuple[bool, float]:
+    """Whether factors are due at step t, and what is left of their count."""
+    assert t is not None
+    is_due, after = decide_by(rule, "", {"refresh": before}, t)
+    return is_due, after["refresh"]
 
 
 def scratch_bytes(batches: Sequence[Batch]) -> int:

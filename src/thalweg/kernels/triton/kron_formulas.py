@@ -197,8 +197,6 @@ class Formulas:
     #: The kernel at the beginning of a step, and the numbers that it takes from options, t and lr.
     begin: Any
     numbers: Callable[[Mapping[str, float]], list[float]]
-    #: Whether factors are due and what is left of their count, from that before and t.
-    counted: Callable[[Mapping[str, float]], list[float]]
     #: Whether the gradient itself is preconditioned.
     shows_gradient: bool
     keeps_momentum: bool
@@ -250,13 +248,6 @@ def numbers_of(
     return {f"n{i}": number for i, number in enumerate(formulas.numbers(known))}
 
 
-@functools.lru_cache(maxsize=64)
-def counted_on(formulas: Formulas, options: Options, t: int, before: float) -> tuple[bool, float]:
-    """Whether factors are due at step t, and what is left of their count."""
-    is_due, after = formulas.counted({**options.by_name, "t": t, "refresh": before})
-    return is_due != 0, after
-
-
 @functools.lru_cache(maxsize=256)
 def formulas_for(
     rule: Kron, count: int, *, averages: bool, knows_t: bool = True, knows_lr: bool = True, bare: bool = False
@@ -286,7 +277,6 @@ def make_formulas(rule: Kron, count: int, averages: bool, knows_t: bool, knows_l
         **{name: own[name] for name in found.functions},
         begin=source_of(rule, [emit_begin(begin, found, figures, counts=not knows_t)])["begin"],
         numbers=function_of(begin.numbers),
-        counted=function_of([found.due, found.refresh], as_arrays=True),
         shows_gradient=x is found.inputs[GRADIENT],
         keeps_momentum=momentum is not None,
     )

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.kernels import triton as kernels
 from thalweg.kernels.triton import served
 from thalweg.rules import Rule, Update
 from thalweg.settings import Handling
-from thalweg.torch.engines.choice import is_dense, reason_missing_for
+from thalweg.torch.engines.choice import are_for_kernels, is_dense
 from thalweg.torch.engines.triton import on_device
 from thalweg.torch.params.checks import NAMES
 
@@ -67,11 +66,7 @@ class Sums:
 
 def sums_by_kernels(sums: Sequence[Tensor], grads: Sequence[Tensor]) -> Sums | None:
     """What adds gradients to these; None if there are no kernels for all of them."""
-    first = sums[0]
-    if first.device.type not in kernels.DEVICES or reason_missing_for(first) is not None:
-        return None
-    every = [*sums, *grads]
-    if not set(map(type, every)) <= {Tensor} or any(x.device != first.device or x.is_neg() for x in every):
+    if not are_for_kernels([*sums, *grads]):
         return None
     alike = all(x.stride() == g.stride() and is_dense(x) for x, g in zip(sums, grads, strict=True))
     are_known = all(NAMES[g.dtype] in served.DTYPES for g in grads) and {x.dtype for x in sums} == {torch.float32}

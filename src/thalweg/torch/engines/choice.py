@@ -115,6 +115,14 @@ def reason_missing(device: torch.device) -> str | None:
     return None
 
 
+def are_for_kernels(tensors: Sequence[Tensor]) -> bool:
+    """Whether kernels on one GPU can read all of these, as far as types and places go."""
+    first = tensors[0]
+    if not is_on_gpu(first) or reason_missing_for(first) is not None:
+        return False
+    return set(map(type, tensors)) <= {Tensor} and all(x.device == first.device and not x.is_neg() for x in tensors)
+
+
 # ---- parameters
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg.arrays import Shape
 from thalweg.kernels.chunks import CHUNK, extent, pieces
+from thalweg.rules.entries import Count
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.torch.sharding.collectives import Computation
@@ -97,6 +98,14 @@ class Bucket:
             extent(p.numel(), (entry.numel() for entry in s.values()))
             for p, s in zip(self.params, self.states, strict=True)
         ]
+
+    def alike(self) -> list[list[int]]:
+        """Members for which the host decides the same, by the counts that it keeps."""
+        found: dict[tuple[float, ...], list[int]] = {}
+        counts = self.setting.rule.keys(self.shape, Count)
+        for index, s in enumerate(self.states):
+            found.setdefault(tuple(float(s[key]) for key in counts), []).append(index)
+        return list(found.values())
 
     def chosen(self, members: Sequence[int]) -> Bucket:
         def some(values: Sequence[T]) -> list[T]:

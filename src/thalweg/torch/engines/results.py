@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -167,11 +166,7 @@ def entries_of(value: Any, count: int) -> Sequence[Any]:
 
 def by_shape(bucket: Bucket, most: int) -> Iterator[Result]:
     """Tensors of equal shape as stacks. most: elements of one."""
-    batches: dict[Any, list[int]] = defaultdict(list)
-    counts = bucket.setting.rule.keys(bucket.shape, Count)
-    for index, s in enumerate(bucket.states):  # those that are refreshed together
-        batches[tuple(float(s[key]) for key in counts)].append(index)
-    for members in batches.values():
+    for members in bucket.alike():
         for chunk in bucket.chosen(members).chunks(most):
             yield as_stack(chunk)
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.kernels import triton as kernels
 from thalweg.kernels.triton import served
-from thalweg.torch.engines.choice import is_dense, reason_missing_for
+from thalweg.torch.engines.choice import are_for_kernels, is_dense
 
 #: Lists of gradients of other sizes, whose tables are kept at once.
 MOST_KEPT = 8
@@ -60,11 +59,7 @@ class Squares:
 def squares_by_kernels(known: dict[Hashable, Squares], grads: Sequence[Tensor]) -> Tensor | None:
     """The squares of gradients; None if there are no kernels for all of them. known: those that were needed before."""
     first = grads[0]
-    if first.device.type not in kernels.DEVICES or reason_missing_for(first) is not None:
-        return None
-    if not set(map(type, grads)) <= {Tensor} or any(g.device != first.device or g.is_neg() for g in grads):
-        return None
-    if not all(g.is_contiguous() or is_dense(g) for g in grads):
+    if not are_for_kernels(grads) or not all(g.is_contiguous() or is_dense(g) for g in grads):
         return None
     key = first.device, *((g.numel(), g.dtype) for g in grads)
     if key not in known:

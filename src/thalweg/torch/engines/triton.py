@@ -23,14 +23,13 @@ from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.choice import steps_by_hand
-from thalweg.torch.engines.kron_batches import KronBatches
 from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Statistics
+from thalweg.torch.engines.repeats import KronRepeats, Repeats, WholeRepeats
 from thalweg.torch.engines.replay import Launches, Moving, Replay
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
 from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of, step_slot
-from thalweg.torch.engines.whole_batches import WholeBatches
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 from thalweg.torch.sharding.owners import Errand, Owners, in_turn
 
@@ -100,8 +99,8 @@ class TritonRun:
         self.moving: Moving | None = None
         #: Of all gradients, in the order of the buckets; None if they are not needed here.
         self.squares: Squares | None = None
-        self.batches: KronBatches | None = None
-        self.wholes: WholeBatches | None = None
+        #: Launches of one kind that are prepared together where they repeat, with their places.
+        self.repeats: list[tuple[Repeats, list[int]]] = []
         self.replay: Replay | None = None
         #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
         self.rounds: Launches | None = None
@@ -122,9 +121,10 @@ class TritonRun:
             for launch in kron:
                 launch.moving = self.moving
             if kron:
-                self.batches = KronBatches(kron, self.of_kron(buckets), self.moving)
+                places = self.places_of(KronLaunch)
+                self.repeats.append((KronRepeats(kron, self.moving, [buckets[i] for i in places]), places))
             if whole:
-                self.wholes = WholeBatches(whole, self.moving)
+                self.repeats.append((WholeRepeats(whole, self.moving), self.places_of(WholeLaunch)))
             self.replay = Replay(device)
         self.measures_gradients = self.squares is not None
         #: What a GradScaler decides, where recorded steps find it; or what decides when the gradients are measured.
@@ -146,20 +146,18 @@ class TritonRun:
         if self.decision is None and self.moving is not None and (scale is not None or allowed is not None):
             self.scale, self.allowed = held_in(self.scale, scale), held_in(self.allowed, allowed)
             buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
-        together = self.batches is not None and all(self.in_place) and self.batches.prepare(self.of_kron(buckets))
-        repeated = self.wholes is not None and all(self.in_place) and self.wholes.prepare(self.of_whole(buckets))
-        for launch, bucket, in_place, contiguous in zip(
-            self.launches, buckets, self.in_place, self.contiguous, strict=True
-        ):
-            if (together and isinstance(launch, KronLaunch)) or (repeated and isinstance(launch, WholeLaunch)):
-                continue
-            places = bucket.addresses if in_place else None
-            grads = bucket.grads if places is not None else gradients_of(bucket, contiguous)
-            launch.prepare(bucket, grads, places)
-        if self.batches is not None and not together:
-            self.batches.note(self.of_kron(buckets))
-        if self.wholes is not None and not repeated:
-            self.wholes.note(self.of_whole(buckets))
+        repeated: set[int] = set()
+        for each, own in self.repeats if all(self.in_place) else ():
+            if each.prepare([buckets[i] for i in own]):
+                repeated.update(own)
+        for i, (launch, bucket) in enumerate(zip(self.launches, buckets, strict=True)):
+            if i not in repeated:
+                places = bucket.addresses if self.in_place[i] else None
+                grads = bucket.grads if places is not None else gradients_of(bucket, self.contiguous[i])
+                launch.prepare(bucket, grads, places)
+        for each, own in self.repeats:
+            if not each.together:
+                each.note([buckets[i] for i in own])
         if self.decision is not None:
             self.follow_gradients(buckets)
         if self.moving is not None:
@@ -180,28 +178,24 @@ class TritonRun:
         assert self.squares is not None
         self.squares.follow(places)
 
-    def of_kron(self, buckets: Sequence[Bucket]) -> list[Bucket]:
-        """Those of the buckets that Kron's own kernels step."""
-        pairs = zip(self.launches, buckets, strict=True)
-        return [bucket for launch, bucket in pairs if isinstance(launch, KronLaunch)]
-
-    def of_whole(self, buckets: Sequence[Bucket]) -> list[Bucket]:
-        """Those of which other kernels step stacks."""
-        pairs = zip(self.launches, buckets, strict=True)
-        return [bucket for launch, bucket in pairs if isinstance(launch, WholeLaunch)]
+    def places_of(self, kind: type[AnyLaunch]) -> list[int]:
+        return [i for i, launch in enumerate(self.launches) if isinstance(launch, kind)]
 
     def prepare_kron(self, buckets: Sequence[Bucket], capturing: bool) -> None:
         """Compile what is new, and follow scratch memory, which all batches of an optimizer share."""
-        kernels, launches = self.engine.kron, [launch for launch in self.launches if isinstance(launch, KronLaunch)]
-        if self.is_new and launches:
-            grads = [launch.grads for launch in launches]
-            kernels.prepare(list(map(arguments_of, self.of_kron(buckets), grads)))
+        kernels = self.engine.kron
         if not self.is_new and not capturing and self.scratch is kernels.scratch.get(self.params[0].device):
             return
-        for launch in launches:
+        pairs = zip(self.launches, buckets, strict=True)
+        own = {launch: bucket for launch, bucket in pairs if isinstance(launch, KronLaunch)}
+        if self.is_new and own:
+            kernels.prepare([arguments_of(bucket, launch.grads) for launch, bucket in own.items()])
+        for launch in own:
             self.scratch = kernels.scratch_for(launch.batch)
-        for launch in launches:  # when all of them have asked for the memory that they share
+        for launch in own:  # when all of them have asked for the memory that they share
             launch.prepared.follow_scratch()
+        for each, _ in self.repeats:
+            each.keys.clear()
 
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""
@@ -241,10 +235,8 @@ class TritonRun:
             for launch in self.launches:
                 with on_device(launch.device):
                     launch.write()
-        if self.batches is not None:
-            self.batches.count_step()
-        if self.wholes is not None:
-            self.wholes.count_step()
+        for each, _ in self.repeats:
+            each.count_step()
         for launch in self.launches if self.moving is None else ():
             if isinstance(launch, (KronLaunch, WholeLaunch)):
                 launch.count_step()
@@ -258,8 +250,8 @@ class TritonRun:
         decided, age = None, self.engine.owners.age
         if self.decision is not None and self.squares is not None:
             decided = self.decision.key(), self.squares.key()
-        together = [None if each is None else each.key() for each in (self.batches, self.wholes)]
-        is_rounded = self.wholes is not None and allows_tf32()
+        together = [each.key() for each, _ in self.repeats]
+        is_rounded = bool(self.repeats) and allows_tf32()
         return tuple(others), *together, decided, age, is_rounded
 
     def launch_all(self) -> Launches:

@@ -6,7 +6,6 @@ kernels of its own for all of it, with the options that these serve.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from array import array
 from collections import defaultdict
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from thalweg.codecs import scale_key
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
-from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
+from thalweg.programs.parts import SHOWN, decide_by, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Direction, WholeRule
 from thalweg.rules.around import keys_around
@@ -40,8 +39,6 @@ from thalweg.torch.sharding.requests import Request
 from thalweg.torch.wholes import space_of_kernels
 
 NUMBERED = itertools.count()
-#: In the place of a tensor that decides nothing.
-NOTHING: Any = torch.zeros(())
 #: Addresses that are no longer known.
 UNKNOWN: array[int] = array("Q")
 #: Elements after which what is shown of another tensor may begin.
@@ -153,7 +150,7 @@ class Stack:
 
     def decide(self, t: Any) -> None:
         """By counts that the host keeps: what is due, and what the counts are after the step."""
-        known = tuple((key, self.host_counts[key].read()) for key in self.counts)
+        known: Any = {key: self.host_counts[key].read() for key in self.counts}
         self.due, self.after = decide_by(self.rule, self.key, known, t)
 
     def count_step(self) -> None:
@@ -202,14 +199,6 @@ class Stack:
         self.figures[key].copy_(figure) if isinstance(figure, Tensor) else self.figures[key].fill_(figure)
 
 
-@functools.lru_cache(maxsize=64)
-def decide_by(rule: WholeRule, own: str, counts: tuple[tuple[str, Any], ...], t: Any) -> tuple[bool, Any]:
-    """What is due, and the counts after the step. own: the key of what the rule keeps beside counts."""
-    known = {key: torch.full((1,), count, dtype=torch.float32) for key, count in counts}  # rounded as in the state
-    prepared = rule.prepare(xp, NOTHING, {own: NOTHING, **known}, NOTHING, t)
-    return bool(prepared.due), {key: prepared.state[key].item() for key in known}
-
-
 def watch(rule: WholeRule, read: set[str]) -> WholeRule:
     """The same rule; the names of options that it reads are noted."""
     names = {field.name for field in fields(rule)}
@@ -239,7 +228,7 @@ class WholeLaunch:
         extents, has_factors = bucket.extents, bucket.setting.rule.has_factors
         most = min(self.room.most, FACTORS_CHUNK) if has_factors else self.room.most
         self.members: list[Sequence[int]] = [
-            [own[i] for i in part] for own in alike(bucket) for part in pieces([extents[i] for i in own], most)
+            [own[i] for i in part] for own in bucket.alike() for part in pieces([extents[i] for i in own], most)
         ]
         sizes = [len(own) * bucket.params[own[0]].numel() for own in self.members]
         room, pairs = self.room.of(max(sizes), bucket), zip(self.members, sizes, strict=True)
@@ -301,15 +290,6 @@ class WholeLaunch:
             stack.count_step()
 
 
-def alike(bucket: Bucket) -> list[list[int]]:
-    """Members for which the host decides the same, by the counts that it keeps."""
-    found: dict[Hashable, list[int]] = {}
-    counts = bucket.setting.rule.keys(bucket.shape, Count)
-    for index, s in enumerate(bucket.states):
-        found.setdefault(tuple(float(s[key]) for key in counts), []).append(index)
-    return list(found.values())
-
-
 class Share(NamedTuple):
     """What a slot has of a bucket: it travels together."""
 
@@ -332,7 +312,7 @@ class OwnedLaunch(WholeLaunch):
         """Make a stack for each shape in a slot. What is shown is sent or transformed before the next slot is shown."""
         sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in bucket.params]
         memory = self.room.of(max(sum(sizes[i] for i in own) for own in self.slots.values()), bucket)
-        places = {i: place for place, own in enumerate(alike(bucket)) for i in own}
+        places = {i: place for place, own in enumerate(bucket.alike()) for i in own}
         self.shares = {}
         for slot, members in self.slots.items():
             staged, pairs = stage_shards(bucket.chosen(members))

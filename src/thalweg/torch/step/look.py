@@ -113,7 +113,8 @@ def memory_of(x: Tensor) -> list[int]:
 
 
 def read_gradients(params: Sequence[Tensor]) -> list[Any]:
-    return list(map(GRAD, params))
+    with torch._C.DisableTorchFunctionSubclass():  # or torch asks every DTensor for functions of its own
+        return list(map(GRAD, params))
 
 
 class StandIn(Tensor):
@@ -131,25 +132,31 @@ class DividedLook:
 
     def __init__(self, python: Interpreter, given: Given, order: list[int], states: States) -> None:
         self.sizes, self.params = list(map(len, given)), list(chain.from_iterable(given))
-        stepped, self.objects = [self.params[i] for i in order], objects_of(states)
-        kept = [*stepped, *entries_of(states)]
-        #: The places of DTensors with gradients among all parameters, and they themselves.
-        self.places = [i for i in order if is_distributed(self.params[i])]
-        self.sharded = [self.params[i] for i in self.places]
+        stepped, self.states, self.entries = [self.params[i] for i in order], list(states.values()), entries_of(states)
+        kept = [*stepped, *self.entries]
+        #: DTensors with gradients, and all other parameters.
+        places = [i for i in order if is_distributed(self.params[i])]
+        others = sorted({*range(len(self.params))} - {*places})
+        self.sharded, self.others = ([self.params[i] for i in own] for own in (places, others))
         self.dtensors = list(filter(is_distributed, kept))
         self.parts = list(map(LOCAL, self.dtensors))
         self.held = {0: dict(enumerate(map(local_part, kept)))}
         self.stand_ins = [[torch.zeros(()).as_subclass(StandIn) for _ in self.params]]
+        self.for_sharded, self.for_others = ([self.stand_ins[0][i] for i in own] for own in (places, others))
         self.put_gradients()
         lines = [line for x in (*self.stand_ins[0], *self.held[0].values()) for line in memory_of(x)]
         self.native = Look(python, self.stand_ins, order, self.held, lines)
         self.remove_gradients()
 
     def find_gradients(self, given: Given, states: States) -> tuple[list[Any], array[int], bool] | None:
-        if list(map(len, given)) != self.sizes or not are_the_same(list(chain.from_iterable(given)), self.params):
+        if list(map(len, given)) != self.sizes or not all(map(operator.is_, chain.from_iterable(given), self.params)):
             return None
-        same = are_the_same(objects_of(states), self.objects)
-        if not same or not are_the_same(list(map(LOCAL, self.dtensors)), self.parts):
+        if not are_the_same(list(states.values()), self.states) or sum(map(len, self.states)) != len(self.entries):
+            return None
+        entries = chain.from_iterable(map(dict.values, self.states))
+        if not all(map(operator.is_, entries, self.entries)):
+            return None
+        if not all(map(operator.is_, map(LOCAL, self.dtensors), self.parts)):
             return None
         try:
             specs = self.put_gradients()
@@ -163,11 +170,9 @@ class DividedLook:
 
     def put_gradients(self) -> list[Any]:
         """Show native code what this rank has of them; how those of DTensors are placed."""
-        grads = read_gradients(self.params)
-        own = [grads[i] for i in self.places]
-        for i, part in zip(self.places, map(LOCAL, own), strict=True):
-            grads[i] = part
-        deque(map(PUT, self.stand_ins[0], grads), maxlen=0)
+        own = read_gradients(self.sharded)
+        deque(map(PUT, self.for_sharded, map(LOCAL, own)), maxlen=0)
+        deque(map(PUT, self.for_others, read_gradients(self.others)), maxlen=0)
         return list(map(SPEC, own))
 
     def remove_gradients(self) -> None:
