@@ -256,13 +256,23 @@ def is_divided(p: Any) -> bool:
     )
 
 
+def faults_of_averages(run: Run, layout: str) -> list[str]:
+    """Where averages in place are not those of one process, or parameters after it not those before it."""
+    wanted, got = in_one_process(run), stepped(run, laid_out(layout))
+    before, found = {name: local(p).clone() for name, p in got.params.items()}, []
+    with wanted.optimizer.averaged(), got.optimizer.averaged():
+        for name, p in got.own.items():
+            expected = wanted.own[name].detach()
+            found += further_than(1e-9, name, p.detach(), expected, torch.zeros_like(expected))
+            if torch.equal(local(p.detach()), before[name]) and before[name].numel():
+                found.append(f"{name} is not averaged")
+    found += [f"{name} is another" for name, p in got.own.items() if not torch.equal(local(p.detach()), before[name])]
+    return found
+
+
 def stepped_errors(run: Run, layout: str) -> list[str]:
     """What each step raised, "" where it did not."""
     return stepped(run, laid_out(layout)).errors
-
-
-def skipped_steps(run: Run, layout: str) -> int:
-    return int(stepped(run, laid_out(layout)).optimizer.skipped)
 
 
 def flipped(run: Run, layout: str, other: Run | None = None) -> dict[str, float]:
