@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from world_steps import (
     RULES,
     TYPICAL,
     Run,
+    by_day,
     differences,
     differences_untraced,
     faults_of_averages,
@@ -39,13 +40,6 @@ NIGHT = pytest.mark.nightly
 def check(run: Run, layout: str, size: int = 2) -> None:
     """That no rank finds a difference to one process."""
     assert world(size).run(differences, run, layout) == [[]] * size
-
-
-def by_day(day: Iterable[tuple[Any, ...]], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Rows of parameters, of which these are not left to the night."""
-    day, rows = set(day), list(rows)
-    assert day <= set(rows), day - set(rows)
-    return [pytest.param(*row, marks=() if row in day else NIGHT) for row in rows]
 
 
 # ---- layouts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -291,9 +291,11 @@ def share_of_others(x: Any, wanted: Any) -> float:
     return float(others.double().mean()) if others.numel() else 0.0
 
 
-def cases_for(rules: Sequence[str] = RULES) -> Any:
-    """Marks a test to be run for every rule."""
-    return pytest.mark.parametrize("rule", rules)
+def by_day(day: Iterable[tuple[Any, ...]], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Rows of parameters, of which these are not left to the night."""
+    day, rows = set(day), list(rows)
+    assert day <= set(rows), day - set(rows)
+    return [pytest.param(*row, marks=() if row in day else pytest.mark.nightly) for row in rows]
 
 
 def odd_memory(name: str, x: Any) -> Any:
