@@ -24,7 +24,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from side_by_side_torch import agree  # noqa: E402
 from world import world  # noqa: E402
-from world_repeated import engine_told  # noqa: E402
+from world_kernels import engine_told  # noqa: E402
 from world_steps import Run  # noqa: E402
 
 import thalweg.torch  # noqa: E402
