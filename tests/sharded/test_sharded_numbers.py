@@ -25,6 +25,7 @@ from world_steps import (
     by_day,
     differences,
     differences_untraced,
+    engine_told,
     faults_of_averages,
     in_one_process,
     stepped_errors,
@@ -93,6 +94,13 @@ def test_layouts(rule: str, size: int, layout: str, dtype: str, engine: str) -> 
 )
 def test_native_code_by_name(rule: str, size: int, layout: str) -> None:
     check(Run(rule, engine="fused"), layout, size)
+
+
+@pytest.mark.parametrize("rule", one_in(2, ["LAMB", "LARS"]))
+def test_native_code_steps_shards_by_default(rule: str) -> None:
+    """Also those that are not contiguous on one of the ranks."""
+    for layout in ("first axis", "odd memory"):
+        assert world(2).run(engine_told, Run(rule), layout) == [("fused", [])] * 2
 
 
 @pytest.mark.parametrize("rule", one_in(3, ["LARS", "LAMB", "Adafactor"], first=2))

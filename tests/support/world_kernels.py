@@ -16,7 +16,7 @@ from tolerances import SPACE, WORLD  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook  # noqa: E402
 from world_layouts import layout as laid_out  # noqa: E402
 from world_layouts import plain  # noqa: E402
-from world_steps import Run, in_one_process, local, misplaced, odd_memory, stepped, unequal  # noqa: E402
+from world_steps import Run, in_one_process, local, misplaced, stepped, unequal  # noqa: E402
 
 import thalweg.torch.step.buckets as sorting  # noqa: E402
 
@@ -149,9 +149,3 @@ def replayed(run: Run, layout: str) -> tuple[int, list[str]]:
     told, others = (outcome.optimizer.stats() for outcome in outcomes)
     differing = [name for name, (one, other) in pairs.items() if not torch.equal(one, other)]
     return max(graphs, default=0), [*differing, *(f"stats of {name}" for name in told if told[name] != others[name])]
-
-
-def engine_told(run: Run, layout: str) -> tuple[str, list[str]]:
-    """Which engine stepped shards, and differences to one process."""
-    got = stepped(run, odd_memory if layout == "odd memory" else laid_out(layout))
-    return got.optimizer.engine, list(unequal(run, in_one_process(run), got, WORLD[run.dtype]))

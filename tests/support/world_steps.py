@@ -309,6 +309,12 @@ def odd_memory(name: str, x: Any) -> Any:
     return DTensor.from_local(own, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
 
 
+def engine_told(run: Run, layout: str) -> tuple[str, list[str]]:
+    """Which engine stepped shards, and differences to one process."""
+    got = stepped(run, odd_memory if layout == "odd memory" else laid_out(layout))
+    return got.optimizer.engine, list(unequal(run, in_one_process(run), got, WORLD[run.dtype]))
+
+
 def differences_in_odd_memory(run: Run) -> list[str]:
     wanted, got = in_one_process(run), stepped(run, odd_memory)
     return list(unequal(run, wanted, got, WORLD[run.dtype]))

@@ -23,9 +23,6 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from side_by_side_torch import agree  # noqa: E402
-from world import world  # noqa: E402
-from world_kernels import engine_told  # noqa: E402
-from world_steps import Run  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import OptimError, StateError  # noqa: E402
@@ -656,14 +653,3 @@ def test_many_changes(rule: str, options: dict[str, Any], steps: list[tuple[list
                 ANY_TIME[name](training)
 
         both.step(change, late=LATE.get(late or ""))
-
-
-# ---- shards
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["LAMB", "LARS"])
-def test_native_code_steps_shards_by_default(rule: str) -> None:
-    """Also those that are not contiguous on one of the ranks."""
-    for layout in ("first axis", "odd memory"):
-        assert world(2).run(engine_told, Run(rule), layout) == [("fused", [])] * 2
