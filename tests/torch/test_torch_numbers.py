@@ -192,3 +192,57 @@ def test_compiled_step(case: Case, engine: str) -> None:
     # rules of whole tensors are left to the engines of an eager step
     assert (frames[0] > 0) == (not case.rule.needs_whole)
     assert frames[-1] == frames[2], f"compiled anew: {frames}"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in ("Kron", "LAMB")], ids=lambda case: case.name)
+def test_compiled_steps_of_single_parameters(case: Case) -> None:
+    """A compiler once took every parameter for the second."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    params, grads = small_problem("float32", steps=3)
+    optimizer, eager = (make(case, named(params), "auto") for _ in range(2))
+    counter = CompileCounter()
+    step = torch.compile(optimizer.step_parameter, backend=counter)
+    found = drive(optimizer, grads, lambda: [step(p) for p in optimizer.parameters()])
+    assert all(map(np.array_equal, found, drive(eager, grads)))
+    assert counter.frame_count == 0
+
+
+@pytest.mark.nightly
+def test_a_train_step_that_is_compiled_as_a_whole() -> None:
+    """The model is compiled, once, and Kron is not."""
+    torch._dynamo.reset()
+    seen: list[set[str]] = []
+
+    def backend(module: Any, _: Any) -> Any:
+        calls = (node.target for node in module.graph.nodes if node.op.startswith("call_"))
+        seen.append({getattr(target, "__name__", str(target)) for target in calls})
+        return module.forward
+
+    def train(compile_with: Callable[[Any], Any]) -> tuple[list[float], list[int]]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        optimizer = thalweg.torch.Kron(model.named_parameters(), lr=1e-2, precond_update_probability=0.4)
+
+        def train_step(inputs: Any, targets: Any) -> Any:
+            optimizer.zero_grad()
+            loss = (model(inputs) - targets).square().mean()
+            found = loss.detach()
+            loss.backward()
+            optimizer.step()
+            return found
+
+        step, losses, counts = compile_with(train_step), [], []
+        for _ in range(6):
+            losses.append(float(step(torch.randn(32, 6), torch.randn(32, 1))))
+            counts.append(len(seen))
+        return losses, counts
+
+    losses, counts = train(lambda function: torch.compile(function, backend=backend))
+    assert losses == train(lambda function: function)[0]
+    names = set().union(*seen)
+    assert "linear" in names
+    assert not names & {"matmul", "triu", "vector_norm", "argmax", "linalg_solve_triangular", "bitwise_and", "cos"}
+    assert counts[-1] == counts[1], f"compiled anew: {counts}"
