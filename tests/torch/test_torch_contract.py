@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E40
 import thalweg.numpy  # noqa: E402
 import thalweg.torch  # noqa: E402
 from thalweg.errors import OptimError, OptionError, ParameterError  # noqa: E402
+from thalweg.rules import RULES  # noqa: E402
 from thalweg.torch import LAMB  # noqa: E402
 
 LR = 0.01
@@ -125,6 +126,13 @@ def test_a_dtype_is_understood_however_it_is_written(dtype: object) -> None:
     pytest.importorskip("ml_dtypes")  # numpy has no bfloat16 of its own
     assert make(model().parameters(), state_dtype=dtype).param_groups[0]["state_dtype"] == "bfloat16"
     assert thalweg.numpy.AdamW(state_dtype=dtype).options["state_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rate_that_nobody_gives_is_the_rules(name: str) -> None:
+    rule = RULES[name]
+    optimizer = getattr(thalweg.torch, name)([torch.nn.Parameter(torch.ones(2, 2))])
+    assert optimizer.lr == (1.0 if rule.lr_optional else rule.default_lr)
 
 
 def test_lr_of_all_groups() -> None:
