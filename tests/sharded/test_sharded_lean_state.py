@@ -39,7 +39,7 @@ def test_the_same_bits_in_every_layout(rule: str, size: int, layout: str) -> Non
 @pytest.mark.parametrize(
     ("rule", "layout", "options"),
     [
-        pytest.param("LAMB", "rows", dict(LEAN, rounding="compensated"), marks=pytest.mark.nightly),
+        ("LAMB", "rows", dict(LEAN, rounding="compensated")),
         ("LAMB", "columns", dict(LEAN, rounding="compensated")),
         ("Kron", "rows", dict(momentum_dtype="int8")),
     ],
