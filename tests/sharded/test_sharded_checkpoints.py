@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,35 +90,30 @@ def test_a_frozen_parameter(tmp_path: Path, way: str) -> None:
     assert found == FINE
 
 
-#: By when it is made, with the cases of the day.
-MOMENTS: dict[str, tuple[Callable[..., Any], list[str], list[str]]] = {
-    "by the step of a loader": (checkpoints.state_by_a_step, NAMES, ["LARS", "LAMB, rate in a tensor"]),
-    "by the step of a loader, TP": (partial(checkpoints.state_by_a_step, layout="TP"), NAMES, ["Kron"]),
-    "when state is asked for": (checkpoints.state_when_asked, NAMES, ["Muon"]),
-    "before the first step": (checkpoints.from_the_beginning, RULE, ["Adafactor, factored"]),
-    "in the middle": (checkpoints.same_bits, NAMES, ["LAMB, clipped and skipping", "MARS"]),
-    "in the middle, by chance": (
-        partial(checkpoints.same_bits, dtype="bfloat16", rounding="stochastic"),
-        RULE,
-        ["Muon"],
-    ),
-    "before a late gradient": (checkpoints.stepped_late, RULE, ["SOAP"]),
-    "before a late gradient, flat": (partial(checkpoints.stepped_late, way="flat"), RULE, ["Kron"]),
-    "while training goes on": (checkpoints.saved_while_training, RULE, ["SOAP"]),
+#: By when it is made: what ranks do, for which cases, and for which by day.
+MOMENTS: dict[str, tuple[Callable[..., Any], dict[str, str], list[str], list[str]]] = {
+    "by the step of a loader": (checkpoints.state_by_a_step, {}, NAMES, ["LARS", "LAMB, rate in a tensor"]),
+    "by the step of a loader, TP": (checkpoints.state_by_a_step, dict(layout="TP"), NAMES, ["Kron"]),
+    "when state is asked for": (checkpoints.state_when_asked, {}, NAMES, ["Muon"]),
+    "before the first step": (checkpoints.from_the_beginning, {}, RULE, ["Adafactor, factored"]),
+    "in the middle": (checkpoints.same_bits, {}, NAMES, ["LAMB, clipped and skipping", "MARS"]),
+    "by chance": (checkpoints.same_bits, dict(dtype="bfloat16", rounding="stochastic"), RULE, ["Muon"]),
+    "before a late gradient": (checkpoints.stepped_late, {}, RULE, ["SOAP"]),
+    "before a late gradient, flat": (checkpoints.stepped_late, dict(way="flat"), RULE, ["Kron"]),
+    "while training goes on": (checkpoints.saved_while_training, {}, RULE, ["SOAP"]),
 }
 
 
 @pytest.mark.parametrize(
     ("moment", "case"),
     by_day(
-        ((moment, case) for moment, (_, _, day) in MOMENTS.items() for case in day),
-        ((moment, case) for moment, (_, cases, _) in MOMENTS.items() for case in cases),
+        ((moment, case) for moment, (*_, day) in MOMENTS.items() for case in day),
+        ((moment, case) for moment, (*_, cases, _) in MOMENTS.items() for case in cases),
     ),
 )
 def test_moments(tmp_path: Path, moment: str, case: str) -> None:
-    make = MOMENTS[moment][0]
-    given = {"function": make.func, **make.keywords} if isinstance(make, partial) else {"function": make}
-    assert world(2).run(given.pop("function"), tmp_path / "checkpoint", case, **given) == FINE
+    what, given, *_ = MOMENTS[moment]
+    assert world(2).run(what, tmp_path / "checkpoint", case, **given) == FINE
 
 
 @pytest.mark.parametrize(
