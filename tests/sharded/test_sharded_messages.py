@@ -127,9 +127,9 @@ ONE_MORE = [dict(max_grad_norm=1.0), dict(on_nonfinite="raise")]
         ("Kron", dict(normalize_grads=True), 1),
         # around a rule, an average sends nothing, and a share of elements is one message for the whole model
         pytest.param("LAMB", dict(exempt=None, averaged=0.7), 0, marks=pytest.mark.nightly),
-        ("LAMB", dict(exempt=None, cautious=True), 0),
+        pytest.param("LAMB", dict(exempt=None, cautious=True), 0, marks=pytest.mark.nightly),
         pytest.param("Muon", dict(EXACT, averaged=0.7), 0, marks=pytest.mark.nightly),
-        pytest.param("Muon", dict(EXACT, cautious=True), 1, marks=pytest.mark.nightly),
+        ("Muon", dict(EXACT, cautious=True), 1),
     ],
     ids=str,
 )
