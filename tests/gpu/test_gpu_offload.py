@@ -176,14 +176,6 @@ def with_a_scaler(optimizer: Any, named: list) -> None:
         scaler.update()
 
 
-def with_clipping(optimizer: Any, named: list) -> None:
-    for step in range(3):
-        for (_, p), g in zip(named, drawn(100 + step), strict=True):
-            p.grad = g
-        torch.nn.utils.clip_grad_norm_([p for _, p in named], 1.0)
-        optimizer.step()
-
-
 def with_edits(optimizer: Any, named: list) -> None:
     train(optimizer, named, range(2))
     for _, p in named:
@@ -224,7 +216,6 @@ def one_by_one(optimizer: Any, named: list) -> None:
     [
         with_a_scheduler_and_groups,
         with_a_scaler,
-        with_clipping,
         with_edits,
         with_other_options,
         on_a_stream,

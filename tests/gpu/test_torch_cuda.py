@@ -54,6 +54,11 @@ def run(optimizer: Any, params: list, grads: list) -> None:
         optimizer.step()
 
 
+def assert_near(plain: list, replayed: list) -> None:
+    for one, other in zip(plain, replayed, strict=True):
+        assert (one - other).abs().max() <= FLOAT32 * one.abs().max()
+
+
 @CLASSES
 @LISTS
 def test_same_numbers_as_on_the_cpu(name: str, options: dict, engine: str) -> None:
@@ -185,8 +190,7 @@ def test_replayed_steps_between_others(
         run(optimizer, params, grads[18:])
         assert optimizer.engine == "fused"
         found.append([p.detach().clone() for p in params])
-    for plain, replayed in zip(*found, strict=True):
-        assert (plain - replayed).abs().max() <= FLOAT32 * plain.abs().max()
+    assert_near(*found)
 
 
 @pytest.mark.parametrize("name", ["Kron", "Muon"])
@@ -203,5 +207,4 @@ def test_replayed_steps_of_many_shapes(name: str, monkeypatch: pytest.MonkeyPatc
         run(optimizer, params, draw[1:])
         assert optimizer.engine == "fused"
         found.append([p.detach().clone() for p in params])
-    for plain, replayed in zip(*found, strict=True):
-        assert (plain - replayed).abs().max() <= FLOAT32 * plain.abs().max()
+    assert_near(*found)

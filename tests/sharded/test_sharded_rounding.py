@@ -7,6 +7,8 @@ that a trust ratio may differ in its last digit and with it, rarely, the neighbo
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from lanes import by_turns, one_in
 from tolerances import FLIPPED
@@ -14,33 +16,26 @@ from tolerances import FLIPPED
 pytest.importorskip("torch")
 
 from world import world
-from world_steps import TYPICAL, Run, cases_for, flipped
+from world_layouts import LAYOUTS
+from world_steps import RULES, TYPICAL, Run, flipped
 
 pytestmark = pytest.mark.slow
 
 ROUNDED = pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 NARROW = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-LAID_OUT = pytest.mark.parametrize(
-    ("size", "layout"),
-    one_in(
-        3,
-        [
-            (2, "first axis"),
-            (2, "last axis"),
-            (2, "mixed"),
-            (4, "two axes"),
-            (4, "first axis twice"),
-            (4, "strided"),
-            (4, "meshes"),
-        ],
-    ),
-)
+
+
+def laid_out(*layouts: str) -> Any:
+    """By day over two ranks alone."""
+    sizes = [(2 if layout in LAYOUTS[2] else 4, layout) for layout in layouts]
+    rows = [pytest.param(*each, marks=() if each[0] == 2 else pytest.mark.nightly) for each in sizes]
+    return pytest.mark.parametrize(("size", "layout"), rows)
 
 
 @by_turns()
 @NARROW
 @ROUNDED
-@LAID_OUT
+@laid_out("first axis", "last axis", "mixed", "two axes", "first axis twice", "strided", "meshes")
 @pytest.mark.parametrize("rule", ["LARS", "LAMB"])
 def test_the_same_bits_where_nothing_is_summed(rule: str, dtype: str, rounding: str, size: int, layout: str) -> None:
     options = dict(trust=False, weight_decay=0.01, rounding=rounding)
@@ -49,11 +44,11 @@ def test_the_same_bits_where_nothing_is_summed(rule: str, dtype: str, rounding: 
         assert not any(shares.values()), shares
 
 
-@by_turns("size")
-@cases_for()
+@by_turns("rounding", first=1)
+@pytest.mark.parametrize("rule", RULES)
 @NARROW
 @ROUNDED
-@pytest.mark.parametrize(("size", "layout"), [(2, "mixed"), (4, "two axes"), (4, "strided")])
+@laid_out("mixed", "two axes", "strided")
 def test_few_bits_differ_where_sums_are_of_another_order(
     rule: str, dtype: str, rounding: str, size: int, layout: str
 ) -> None:
@@ -62,7 +57,7 @@ def test_few_bits_differ_where_sums_are_of_another_order(
         assert shares["large"] < FLIPPED, shares
 
 
-@pytest.mark.parametrize("rule", ["LARS", "LAMB"])
+@pytest.mark.parametrize("rule", one_in(2, ["LARS", "LAMB"]))
 def test_chance_makes_a_difference(rule: str) -> None:
     """What the tests above compare is not the same anyway."""
     seeds = [Run(rule, "bfloat16", options=dict(rounding="stochastic", seed=seed), rates=(1.0,)) for seed in (0, 1)]

@@ -12,36 +12,34 @@ pytest.importorskip("torch")
 
 from lanes import by_turns, once, one_in
 from world import world
-from world_steps import LR, TYPICAL, cases_for
+from world_steps import LR, RULES, TYPICAL
 from world_training import beside_other_wrappers, furthest, furthest_with_zero, refusal
 
 pytestmark = pytest.mark.slow
 
+NIGHT = {each[1]: pytest.param(*each, marks=pytest.mark.nightly) for each in ((2, "FSDP2"), (4, "HSDP"))}
+
+
+@by_turns("wrapper")
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("size", "wrapper"), [(2, "DDP"), (2, "FSDP2, offloaded"), NIGHT["FSDP2"], NIGHT["HSDP"]])
+def test_gradients_that_add_up_over_pieces_of_a_batch(rule: str, size: int, wrapper: str) -> None:
+    for losses, parameters, engine in world(size).run(furthest, wrapper, rule, LR[rule], TYPICAL[rule], pieces=2):
+        assert max(losses, parameters) < WORLD_TRAINED
+        assert engine == "fused" or rule not in ("LAMB", "LARS")
+
 
 @by_turns("wrapper", first=1)
-@cases_for()
-@pytest.mark.parametrize(("size", "wrapper"), [(2, "DDP"), (2, "FSDP2"), (2, "FSDP2, offloaded"), (4, "HSDP")])
-def test_gradients_that_add_up_over_pieces_of_a_batch(rule: str, size: int, wrapper: str) -> None:
-    for losses, parameters, _ in world(size).run(furthest, wrapper, rule, LR[rule], TYPICAL[rule], pieces=2):
-        assert max(losses, parameters) < WORLD_TRAINED
-
-
-@by_turns("wrapper", "pieces")
-@cases_for()
-@pytest.mark.parametrize(("wrapper", "pieces"), [("FSDP2", 1), ("FSDP2", 2), ("FSDP2, offloaded", 1)])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("wrapper", "pieces"), one_in(2, [("FSDP2", 2), ("FSDP2", 1), ("FSDP2, offloaded", 1)]))
 def test_sharded_gradients_are_reduced_before_a_step_in_the_backward_pass(rule: str, wrapper: str, pieces: int) -> None:
     found = world(2).run(furthest, wrapper, rule, LR[rule], TYPICAL[rule], pieces=pieces, in_backward=True)
     for losses, parameters, _ in found:
         assert max(losses, parameters) < WORLD_TRAINED
 
 
-@pytest.mark.parametrize("rule", ["LAMB", "LARS"])
-def test_native_code_steps_what_fsdp2_shards(rule: str) -> None:
-    assert [engine for _, _, engine in world(2).run(furthest, "FSDP2", rule, LR[rule], TYPICAL[rule])] == ["fused"] * 2
-
-
 @once(3)
-@cases_for()
+@pytest.mark.parametrize("rule", RULES)
 def test_zero_redundancy_optimizer(rule: str) -> None:
     # parameters have no names there, and noise goes by names
     noiseless = dict(damping_mode="expected") if rule == "Kron" else {}

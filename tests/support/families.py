@@ -196,6 +196,10 @@ FAMILIES: Mapping[str, Callable[[], nn.Module]] = {
 }
 
 
+#: Those for which no package is imported.
+OF_TORCH = ("ViT of timm", "nn.Transformer", "LSTM, GRU, RNN", "convolutions, nn.Bilinear")
+
+
 def make(family: str) -> nn.Module:
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")  # what packages say of sizes this small

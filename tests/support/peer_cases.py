@@ -33,11 +33,14 @@ class Source:
     theirs: Mapping[str, Any]
     rule: str
     ours: Mapping[str, Any]
-    name: str
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: SHAPES)
     lr: float | None = 0.02
     #: Whether it computes in float32 whatever its parameters are.
     wide: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.module.partition('.')[0]}.{self.kind}"
 
 
 class FusedLAMB(torch.optim.Optimizer):
@@ -77,24 +80,22 @@ KRON = dict(variant="kron_torch", precond_update_probability=1.0, weight_decay=0
 UNDAMPED = dict(KRON, relative_damping=0.0, merge=None)
 PYTORCH_OPTIMIZER = "pytorch_optimizer.optimizer"
 SOURCES = [
-    Source("torch.optim", "SGD", SGD, "SGD", SGD, "torch.SGD"),
+    Source("torch.optim", "SGD", SGD, "SGD", SGD),
     Source(
         "torch.optim",
         "SGD",
         dict(momentum=0.9, weight_decay=0.1),
         "LARS",
         dict(weight_decay=0.1, trust=False, momentum_mode="lr_outside"),
-        "torch.SGD",
     ),
-    Source("torch.optim", "Adam", ADAM, "AdamW", dict(ADAM, decoupled=False), "torch.Adam"),
-    Source("torch.optim", "AdamW", ADAM, "AdamW", ADAM, "torch.AdamW"),
+    Source("torch.optim", "Adam", ADAM, "AdamW", dict(ADAM, decoupled=False)),
+    Source("torch.optim", "AdamW", ADAM, "AdamW", ADAM),
     Source(
         "torch.optim",
         "AdamW",
         dict(weight_decay=0.1),
         "LAMB",
         dict(weight_decay=0.1, eps=1e-8, trust=False, exempt=None),
-        "torch.AdamW",
     ),
     Source(
         "torch.optim",
@@ -102,16 +103,14 @@ SOURCES = [
         dict(weight_decay=0.1, eps=(2.0**-23, 1e-3)),
         "Adafactor",
         dict(variant="torch", weight_decay=0.1),
-        "torch.Adafactor",
     ),
-    Source("torch.optim", "Muon", {}, "Muon", dict(variant="torch", ns_dtype=None), "torch.Muon", MATRICES),
+    Source("torch.optim", "Muon", {}, "Muon", dict(variant="torch", ns_dtype=None), MATRICES),
     Source(
         "transformers.optimization",
         "Adafactor",
         HF,
         "Adafactor",
         dict(variant="hf", weight_decay=0.1, momentum=0.9),
-        "transformers.Adafactor",
         wide=True,
     ),
     Source(
@@ -120,7 +119,6 @@ SOURCES = [
         dict(weight_decay=0.1),
         "Adafactor",
         dict(variant="hf", weight_decay=0.1),
-        "transformers.Adafactor",
         lr=None,
         wide=True,
     ),
@@ -130,7 +128,6 @@ SOURCES = [
         dict(weight_decay=0.1, betas=(0.9, 0.0)),
         "Adafactor",
         dict(scale_parameter=False, weight_decay=0.1, momentum=0.9, min_dim_size_to_factor=17),
-        "timm.Adafactor",
         wide=True,
     ),
     Source(
@@ -146,16 +143,14 @@ SOURCES = [
             clip_threshold=1.0,
             momentum_dtype=None,
         ),
-        "timm.AdafactorBigVision",
     ),
-    Source("timm.optim.lamb", "Lamb", {}, "LAMB", dict(variant="apex"), "timm.Lamb"),
+    Source("timm.optim.lamb", "Lamb", {}, "LAMB", dict(variant="apex")),
     Source(
         "timm.optim.lars",
         "Lars",
         dict(momentum=0.9, weight_decay=0.1, nesterov=True),
         "LARS",
         dict(variant="timm", momentum=0.9, weight_decay=0.1, nesterov=True),
-        "timm.Lars",
     ),
     Source(
         "timm.optim.kron",
@@ -163,7 +158,6 @@ SOURCES = [
         dict(weight_decay=0.1, preconditioner_update_probability=1.0),
         "Kron",
         UNDAMPED,
-        "timm.Kron",
         SMALL,
     ),
     Source(
@@ -172,16 +166,14 @@ SOURCES = [
         dict(weight_decay=0.1, betas=(0.8, 0.9)),
         "Lion",
         dict(weight_decay=0.1, betas=(0.8, 0.9)),
-        "timm.Lion",
     ),
-    Source("apex", "FusedLAMB", {}, "LAMB", dict(variant="apex"), "apex.FusedLAMB"),
+    Source("apex", "FusedLAMB", {}, "LAMB", dict(variant="apex")),
     Source(
         "kron_torch.kron",
         "Kron",
         dict(weight_decay=0.1, preconditioner_update_probability=1.0),
         "Kron",
         dict(KRON, overrides=[(vector, dict(weight_decay=0.0))]),
-        "kron_torch.Kron",
         SMALL,
     ),
     Source(
@@ -190,7 +182,6 @@ SOURCES = [
         dict(weight_decay=0.1, relative_step=False),
         "Adafactor",
         dict(variant="hf", momentum=0.9, beta2_cap=0.999, weight_decay=0.1),
-        "pytorch_optimizer.AdaFactor",
     ),
     Source(
         PYTORCH_OPTIMIZER,
@@ -200,19 +191,13 @@ SOURCES = [
         dict(
             weight_decay=0.1, weight_decay_mode="decoupled", bias_correction=False, phi=(0, 10), eps=1e-20, exempt=None
         ),
-        "pytorch_optimizer.Lamb",
     ),
     Source(
         PYTORCH_OPTIMIZER,
         "LARS",
         dict(weight_decay=0.1),
         "LARS",
-        dict(
-            weight_decay=0.1,
-            momentum_mode="lr_outside",
-            exempt="vectors",
-        ),
-        "pytorch_optimizer.LARS",
+        dict(weight_decay=0.1, momentum_mode="lr_outside", exempt="vectors"),
     ),
     Source(
         PYTORCH_OPTIMIZER,
@@ -220,7 +205,6 @@ SOURCES = [
         dict(weight_decay=0.1, pre_conditioner_update_probability=1.0, balance_prob=0.0),
         "Kron",
         dict(UNDAMPED, overrides=[(vector, dict(weight_decay=0.0))]),
-        "pytorch_optimizer.Kron",
         SMALL,
     ),
     Source(
@@ -229,7 +213,6 @@ SOURCES = [
         dict(weight_decay=0.1, precondition_frequency=3),
         "SOAP",
         dict(weight_decay=0.1, precondition_frequency=3),
-        "pytorch_optimizer.SOAP",
         SMALL,
     ),
 ]

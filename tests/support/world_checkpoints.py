@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cases import EXACT
 from tolerances import WORLD
-from world_layouts import gradient, mesh, ranks, torch, whole
+from world_layouts import DTensor, gradient, mesh, ranks, torch, whole
 from world_steps import LR, RULES, further_than
 
 import thalweg.torch
 from thalweg import Spikes
+from thalweg.storage import ACCUMULATED
 
 #: (steps before the save, steps in all)
 SAVED, ENDED = 3, 6
@@ -239,3 +242,214 @@ def resume(folder: Path, case: str, layout: str, way: str = "nested", **made: An
     alone = Training(case, "plain", **made)
     alone.steps(0, ENDED)
     return found + list(apart(alone.snapshot(), training.snapshot()))
+
+
+def resumed_at_once(folder: Path, case: str, before: str, after: str, way: str = "nested", **made: Any) -> list[str]:
+    """The same where as many ranks resume as have saved."""
+    save(folder, case, before, way, **made)
+    torch.distributed.barrier()
+    return resume(folder, case, after, way, **made)
+
+
+# ---- by moment, and what does not fit
+
+
+def layout_of(training: Training) -> dict[str, Any]:
+    """Keys of all state, with shapes, dtypes and how they lie over ranks."""
+    return {
+        f"{name}.{key}": (tuple(x.shape), x.dtype, str(x.placements) if isinstance(x, DTensor) else "plain")
+        for name, p in training.own.items()
+        for key, x in training.optimizer.state.get(p, {}).items()
+    }
+
+
+def state_by_a_step(folder: Path, case: str, layout: str = "FSDP2") -> list[str]:
+    """The step that a checkpoint loader makes: what it moves, and what is missing after it.
+
+    It counts: as a first step, or as the first of several whose gradients are accumulated.
+    """
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    training, other = Training(case, layout), Training(case, layout)
+    before = training.snapshot()
+    get_optimizer_state_dict(training.model, training.optimizer)
+    after = training.snapshot()
+    for group in after["groups"]:
+        group.pop(ACCUMULATED, None)
+    found = list(differing(before["params"], after["params"])) + list(differing(before["groups"], after["groups"]))
+    other.steps(0, SAVED)
+    return found + list(differing(layout_of(other), layout_of(training)))
+
+
+def state_when_asked(folder: Path, case: str, layout: str = "FSDP2") -> list[str]:
+    """State made before the first step: it is that of other steps, and changes none of them."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    training, other = Training(case, layout), Training(case, layout)
+    training.optimizer.make_state()
+    made = layout_of(training)
+    found = [f"{name}: {s['step']}" for name, s in training.snapshot()["state"].items() if s["step"] != 0]
+    get_optimizer_state_dict(training.model, training.optimizer)  # finds it, and takes no step
+    training.steps(0, SAVED)
+    other.steps(0, SAVED)
+    return found + list(differing(made, layout_of(other))) + list(differing(other.snapshot(), training.snapshot()))
+
+
+def from_the_beginning(folder: Path, case: str) -> list[str]:
+    """What differs, to the last bit, if a run begins with a checkpoint that was saved before the first step."""
+    first, training, other = Training(case, "TP"), Training(case, "FSDP2", seed=7), Training(case, "FSDP2")
+    first.optimizer.make_state()
+    write(first, folder, "nested")
+    read(training, folder, "nested")
+    training.steps(0, SAVED)
+    other.steps(0, SAVED)
+    return list(differing(other.snapshot(), training.snapshot()))
+
+
+def same_bits(folder: Path, case: str, dtype: str = "float32", **options: Any) -> list[str]:
+    """What differs, to the last bit, between a run that is interrupted and one that is not, on the same ranks."""
+    first, again = (Training(case, "FSDP2", dtype=dtype, seed=seed, **options) for seed in (0, 7))
+    first.steps(0, SAVED)
+    write(first, folder, "nested")
+    first.steps(SAVED, ENDED)
+    again.steps(0, 2)  # what it has learned by itself is forgotten
+    read(again, folder, "nested")
+    again.steps(SAVED, ENDED)
+    return list(differing(first.snapshot(), again.snapshot()))
+
+
+def saved_while_training(folder: Path, case: str, layout: str = "FSDP2") -> list[str]:
+    """A checkpoint that is written while further steps are taken has what there was when it was asked for."""
+    from torch.distributed.checkpoint import async_save
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    training = Training(case, layout)
+    training.steps(0, SAVED)
+    wanted = training.snapshot()
+    model, optim = get_state_dict(training.model, training.optimizer)
+    own_group = torch.distributed.new_group(backend="gloo")  # its messages must not meet those of the steps
+    future: Any = async_save({"model": model, "optim": optim}, checkpoint_id=folder, process_group=own_group)
+    training.steps(SAVED, ENDED)
+    future.result()
+    again = Training(case, layout, seed=7)
+    read(again, folder, "nested")
+    found = list(differing(wanted, again.snapshot()))
+    again.steps(SAVED, ENDED)
+    return found + list(differing(training.snapshot(), again.snapshot()))
+
+
+def told(action: Callable[[], Any]) -> str:
+    try:
+        action()
+    except BaseException as error:  # what the engine wraps the errors of ranks in is none of Exception
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def stepped_late(folder: Path, case: str, way: str = "nested", layout: str = "FSDP2") -> list[str]:
+    """What differs where one parameter has had no gradient yet when the checkpoint is saved."""
+    first, again = Training(case, layout), Training(case, layout, seed=7)
+    first.steps(0, SAVED, absent=["wide.weight"])
+    first.optimizer.make_state()
+    write(first, folder, way)
+    first.steps(SAVED, ENDED)
+    read(again, folder, way)
+    again.steps(SAVED, ENDED)
+    return list(differing(first.snapshot(), again.snapshot()))
+
+
+def misfit(folder: Path, saved: str, case: str, way: str, **made: Any) -> str:
+    """What is said of a checkpoint that does not fit."""
+    save(folder, saved, "FSDP2", way)
+    training = Training(case, "FSDP2", **made)
+    torch.distributed.barrier()
+    return told(lambda: read(training, folder / "checkpoint", way))
+
+
+def misfit_directly(saved: str, case: str, layout: str) -> tuple[str, list[str]]:
+    """What is said, and changed, where ``load_state_dict`` does not find what it needs."""
+    first, training = Training(saved, layout), Training(case, layout, seed=7)
+    first.steps(0, SAVED)
+    training.steps(0, 1)
+    before = training.snapshot()
+    said = told(lambda: training.optimizer.load_state_dict(first.optimizer.state_dict()))
+    found = list(differing(before, training.snapshot()))
+    training.steps(1, 2)
+    return said, found
+
+
+def loaded_directly(case: str, before: str, after: str) -> list[str]:
+    """By ``load_state_dict`` alone, from a state that lies otherwise."""
+    first, again = Training(case, before), Training(case, after)
+    first.steps(0, SAVED)
+    again.steps(0, 1)
+    expected = layout_of(again)
+    wanted = first.snapshot()["state"]
+    again.optimizer.load_state_dict(first.optimizer.state_dict())
+    found = list(differing(wanted, again.snapshot()["state"]))
+    return found + list(differing(expected, layout_of(again)))
+
+
+#: Steps from checkpoint to checkpoint of a long run.
+EVERY = 20
+
+
+def soak(folder: Path, case: str, layout: str, last: int, dies_at: int | None = None, **made: Any) -> list[str]:
+    """Train from the newest checkpoint up to a step, and tell what differs from a run without interruption.
+
+    dies_at: the step before which the last rank is killed.
+    """
+    training = Training(case, layout, **made)
+    known = sorted(int(each.name) for each in folder.iterdir() if (each / ".metadata").exists())
+    first = known[-1] if known else 0
+    if first:
+        read(training, folder / str(first), "nested")
+    for step in range(first, last):
+        if step == dies_at and torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        training.steps(step, step + 1)
+        if (step + 1) % EVERY == 0:
+            write(training, folder / str(step + 1), "nested")
+    alone = Training(case, "plain", **made)
+    alone.steps(0, last)
+    return [f"from step {first}: {line}" for line in apart(alone.snapshot(), training.snapshot())]
+
+
+# ---- runs of torch's own optimizers
+
+
+#: torch's optimizer, our rule, what is said to both, and what more to ours.
+PEERS: Mapping[str, tuple[str, str, Mapping[str, Any], Mapping[str, Any]]] = {
+    "AdamW": ("AdamW", "AdamW", dict(lr=0.01, weight_decay=0.1), {}),
+    "Adafactor": ("Adafactor", "Adafactor", dict(lr=0.01, eps=(2.0**-23, 1e-3)), dict(variant="torch")),
+}
+
+
+def steps(net: Any, optimizer: Any, first: int, last: int) -> None:
+    for step in range(first, last):
+        for name, p in net.named_parameters():
+            p.grad = gradient("alike", numbers(name, p.shape, step + 1), p)
+        optimizer.step()
+
+
+def continued(case: str, before: str, after: str) -> list[str]:
+    """Where a run that torch began in one layout and we continue in another is not the run that torch ends alone."""
+    there, rule, options, more = PEERS[case]
+    alone, begun, net = (Net(0, "float64", 10) for _ in range(3))
+    optimizer = getattr(torch.optim, there)(alone.parameters(), **options)
+    steps(alone, optimizer, 0, ENDED)
+    LAYOUTS[before](begun)
+    theirs = getattr(torch.optim, there)(begun.named_parameters(), **options)
+    steps(begun, theirs, 0, SAVED)
+    for p, value in zip(net.parameters(), begun.parameters(), strict=True):
+        p.data.copy_(whole(value.detach()))
+    LAYOUTS[after](net)
+    mine = getattr(thalweg.torch, rule)(net.named_parameters(), **options, **more)
+    thalweg.torch.import_peer(mine, copy.deepcopy(theirs.state_dict()))
+    steps(net, mine, SAVED, ENDED)
+    pairs = zip(alone.named_parameters(), net.parameters(), strict=True)
+    return [
+        words
+        for (name, p), q in pairs
+        for words in further_than(WORLD["float64"], name, whole(q.detach()), p.detach(), torch.zeros_like(p))
+    ]

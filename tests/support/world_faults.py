@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from world_layouts import DTensor, Shard, along, divided, mesh, ranks, torch
@@ -58,13 +58,16 @@ def words(step: Callable[[], Any]) -> tuple[str, float]:
     return "", time.monotonic() - began
 
 
-def disagreement(fault: str, odd_rank: int = 1) -> tuple[str, float, bool]:
-    """What the first step says, how long it took, and whether parameters and state are as they were."""
-    rule, params, options = given(fault, torch.distributed.get_rank() == odd_rank)
-    optimizer = getattr(thalweg.torch, rule)(params, **options)
-    said, seconds = words(optimizer.step)
-    untouched = all(bool((p.to_local() == 1).all()) for _, p in params) and not optimizer.state
-    return said, seconds, untouched
+def disagreements(faults: Sequence[str], odd_rank: int = 1) -> dict[str, tuple[str, float, bool]]:
+    """By fault what the first step says, how long it took, and whether parameters and state are as they were."""
+    found = {}
+    for fault in faults:
+        rule, params, options = given(fault, torch.distributed.get_rank() == odd_rank)
+        optimizer = getattr(thalweg.torch, rule)(params, **options)
+        said, seconds = words(optimizer.step)
+        untouched = all(bool((p.to_local() == 1).all()) for _, p in params) and not optimizer.state
+        found[fault] = said, seconds, untouched
+    return found
 
 
 def disagreement_on_a_grid(odd_rank: int) -> str:

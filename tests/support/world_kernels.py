@@ -1,4 +1,4 @@
-"""Kron's kernels on owners of whole tensors: what they were given, and what came of it beside one process."""
+"""Kernels on what ranks hold: what they were given, when steps are sorted, and what came of it beside one process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tolerances import SPACE  # noqa: E402
+from tolerances import SPACE, WORLD  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook  # noqa: E402
 from world_layouts import layout as laid_out  # noqa: E402
 from world_layouts import plain  # noqa: E402
-from world_steps import Run, in_one_process, misplaced, stepped, unequal  # noqa: E402
+from world_steps import Run, in_one_process, local, misplaced, stepped, unequal  # noqa: E402
+
+import thalweg.torch.step.buckets as sorting  # noqa: E402
 
 
 def batches_of(optimizer: Any) -> list[tuple[str, ...]]:
@@ -92,3 +94,58 @@ EVENTS: Mapping[str, Callable[[int], AbstractContextManager[Any]]] = {
     "state is loaded": lambda step: reloaded(step) if step == 0 else nullcontext(),
     "a step is refused": lambda step: refused(step) if step == 1 else nullcontext(),
 }
+
+
+# ---- steps that are like the one before
+
+
+def times_sorted(run: Run, layout: str, exchange_after: int | None = None) -> tuple[list[int], list[str]]:
+    """In which steps parameters were sorted, and differences to one process.
+
+    exchange_after: a step after which the shards of all parameters are moved to other memory, as FSDP2 does.
+    """
+    seen: list[int] = []
+    whole = sorting.Sorter.sort
+    now = [0]
+
+    def sort(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
+        seen.append(now[0])
+        if exchange_after is not None and now[0] == exchange_after:
+            exchanged.append(optimizer)
+        return whole(self, optimizer, *given, **named)
+
+    exchanged: list[Any] = []
+
+    @contextmanager
+    def watch(step: int) -> Any:
+        now[0] = step
+        yield
+        if step == exchange_after:
+            for group in exchanged[0].param_groups:
+                for p in group["params"]:
+                    p._local_tensor = p._local_tensor.clone()
+
+    sorting.Sorter.sort = sort  # type: ignore[method-assign]
+    try:
+        got = stepped(run, laid_out(layout), watch)
+    finally:
+        sorting.Sorter.sort = whole  # type: ignore[method-assign]
+    return seen, list(unequal(run, in_one_process(run), got, WORLD[run.dtype]))
+
+
+def replayed(run: Run, layout: str) -> tuple[int, list[str]]:
+    """How many graphs a step was recorded in, and what differs from launches, bit by bit."""
+    outcomes = []
+    for replays in "01":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("THALWEG_REPLAY", replays)
+            outcomes.append(stepped(run, laid_out(layout)))
+    launched, got = outcomes
+    pairs = {name: (local(p), local(got.params[name])) for name, p in launched.params.items()}
+    for name, state in launched.states.items():
+        pairs |= {f"{name}.{key}": (local(x), local(got.states[name][key])) for key, x in state.items()}
+    runs = [own for step in got.optimizer._steps.values() for own, _ in step.runs.runs]
+    graphs = [len(each.graphs) for own in runs for each in own.replay.known.values() if not isinstance(each, int)]
+    told, others = (outcome.optimizer.stats() for outcome in outcomes)
+    differing = [name for name, (one, other) in pairs.items() if not torch.equal(one, other)]
+    return max(graphs, default=0), [*differing, *(f"stats of {name}" for name in told if told[name] != others[name])]

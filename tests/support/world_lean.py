@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, load, save  # noqa: E402
 from torch.distributed.tensor import Shard  # noqa: E402
-from world_layouts import mesh, placed  # noqa: E402
+from world_layouts import mesh, placed, whole  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 
@@ -48,10 +48,6 @@ def stepped(params: Any, optimizer: Any, layout: str, first: int, last: int) -> 
         optimizer.step()
 
 
-def whole(x: Any) -> Any:
-    return x.full_tensor() if hasattr(x, "full_tensor") else x
-
-
 def state_apart(
     rule: str, layout: str, options: Mapping[str, Any], names: Sequence[str] = tuple(SHAPES), steps: int = 3
 ) -> list[str]:
@@ -59,11 +55,17 @@ def state_apart(
     (params, optimizer), (alone, single) = (made(rule, each, options, names) for each in (layout, "whole"))
     stepped(params, optimizer, layout, 0, steps)
     stepped(alone, single, "whole", 0, steps)
+    return entries_apart(params, optimizer, alone, single)
+
+
+def entries_apart(params: Any, optimizer: Any, alone: Any, single: Any, *, beside: bool = False) -> list[str]:
+    """beside: parameters are compared too."""
+    first, second = named_state(params, optimizer), named_state(alone, single)
     return [
         f"{name}: {key}"
-        for name, p in params.items()
-        for key, entry in optimizer.state[p].items()
-        if not torch.equal(whole(entry), single.state[alone[name]][key])
+        for name, entries in first.items()
+        for key, entry in entries.items()
+        if (beside or key != "p") and not torch.equal(whole(entry), second[name][key])
     ]
 
 
@@ -101,12 +103,7 @@ def resumed(folder: Path, layout: str, options: Mapping[str, Any]) -> list[str]:
     stepped(params, optimizer, layout, 2, 4)
     alone, single = made("AdamW", "whole", options)
     stepped(alone, single, "whole", 0, 4)
-    return [
-        f"{name}: {key}"
-        for name, p in params.items()
-        for key, entry in {**optimizer.state[p], "p": p.detach()}.items()
-        if not torch.equal(whole(entry), {**single.state[alone[name]], "p": alone[name].detach()}[key])
-    ]
+    return entries_apart(params, optimizer, alone, single, beside=True)
 
 
 def named_state(params: Any, optimizer: Any) -> dict[str, Any]:

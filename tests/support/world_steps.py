@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -256,13 +256,23 @@ def is_divided(p: Any) -> bool:
     )
 
 
+def faults_of_averages(run: Run, layout: str) -> list[str]:
+    """Where averages in place are not those of one process, or parameters after it not those before it."""
+    wanted, got = in_one_process(run), stepped(run, laid_out(layout))
+    before, found = {name: local(p).clone() for name, p in got.params.items()}, []
+    with wanted.optimizer.averaged(), got.optimizer.averaged():
+        for name, p in got.own.items():
+            expected = wanted.own[name].detach()
+            found += further_than(1e-9, name, p.detach(), expected, torch.zeros_like(expected))
+            if torch.equal(local(p.detach()), before[name]) and before[name].numel():
+                found.append(f"{name} is not averaged")
+    found += [f"{name} is another" for name, p in got.own.items() if not torch.equal(local(p.detach()), before[name])]
+    return found
+
+
 def stepped_errors(run: Run, layout: str) -> list[str]:
     """What each step raised, "" where it did not."""
     return stepped(run, laid_out(layout)).errors
-
-
-def skipped_steps(run: Run, layout: str) -> int:
-    return int(stepped(run, laid_out(layout)).optimizer.skipped)
 
 
 def flipped(run: Run, layout: str, other: Run | None = None) -> dict[str, float]:
@@ -281,9 +291,11 @@ def share_of_others(x: Any, wanted: Any) -> float:
     return float(others.double().mean()) if others.numel() else 0.0
 
 
-def cases_for(rules: Sequence[str] = RULES) -> Any:
-    """Marks a test to be run for every rule."""
-    return pytest.mark.parametrize("rule", rules)
+def by_day(day: Iterable[tuple[Any, ...]], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Rows of parameters, of which these are not left to the night."""
+    day, rows = set(day), list(rows)
+    assert day <= set(rows), day - set(rows)
+    return [pytest.param(*row, marks=() if row in day else pytest.mark.nightly) for row in rows]
 
 
 def odd_memory(name: str, x: Any) -> Any:
@@ -295,6 +307,12 @@ def odd_memory(name: str, x: Any) -> Any:
         return p
     own = p.to_local().t().contiguous().t() if p.ndim == 2 else p.to_local()
     return DTensor.from_local(own, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
+
+
+def engine_told(run: Run, layout: str) -> tuple[str, list[str]]:
+    """Which engine stepped shards, and differences to one process."""
+    got = stepped(run, odd_memory if layout == "odd memory" else laid_out(layout))
+    return got.optimizer.engine, list(unequal(run, in_one_process(run), got, WORLD[run.dtype]))
 
 
 def differences_in_odd_memory(run: Run) -> list[str]:

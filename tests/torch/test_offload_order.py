@@ -45,7 +45,7 @@ def passes(lanes: SimulatedLanes, slots: list[int], turns: list[list[int | None]
         assert chunk.host.tolist() == [count] * chunk.host.numel()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_nothing_is_overtaken(seed: int) -> None:
     """Chunks in any slots, of which any take part in a step."""
     draw = random.Random(seed)

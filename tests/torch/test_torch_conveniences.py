@@ -18,7 +18,7 @@ from networks import EVERY, backward, equal, make, model, train, values  # noqa:
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, UnusedOverrideWarning  # noqa: E402
-from thalweg.torch import step_in_backward  # noqa: E402
+from thalweg.torch import LAMB, step_in_backward  # noqa: E402
 
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
 
@@ -26,7 +26,7 @@ ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
 # ---- overrides
 
 
-@by_turns()
+@by_turns("pattern")
 @ENGINES
 @EVERY
 @pytest.mark.parametrize(
@@ -40,68 +40,57 @@ def test_overrides(case: Case, engine: str, pattern: Any) -> None:
         assert torch.equal(p, before if name.endswith("bias") else stepped)
 
 
-@EVERY
-def test_later_overrides_win(case: Case) -> None:
-    net = model()
+def test_later_overrides_win() -> None:
     overrides = [("*", dict(weight_decay=0.1)), ("0.*", dict(weight_decay=0.2)), ("0.bias", dict(weight_decay=0.0))]
-    rows = make(case, net.named_parameters(), overrides=overrides).explain().rows
-    assert {row.name: row.weight_decay for row in rows} == {
-        "0.weight": 0.2, "0.bias": 0.0, "2.weight": 0.1, "2.bias": 0.1
-    }  # fmt: skip
+    rows = LAMB(model().named_parameters(), overrides=overrides).explain().rows
+    assert [row.weight_decay for row in rows] == [0.2, 0.0, 0.1, 0.1]
 
 
-@EVERY
-def test_overrides_by_name_need_names(case: Case) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "option", "told"),
+    [
+        ("*", dict(maximize=True), "overrides, entry"),
+        ("*", dict(max_grad_norm=1.0), "overrides, entry"),
+        ("*", dict(weight_decy=1.0), "overrides, entry"),
+        ("*", dict(lr=1.0), "overrides, entry.*use lr_scale, which multiplies it"),
+        (lambda p: True, dict(lr_scale=0.1), r"takes \(name, parameter\)"),
+        (lambda: True, dict(lr_scale=0.1), r"takes \(name, parameter\)"),
+    ],
+    ids=["maximize", "norm", "typo", "lr", "one argument", "no argument"],
+)
+def test_refused_overrides(pattern: Any, option: dict, told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        LAMB(model().named_parameters(), overrides=[(pattern, option)])
+
+
+def test_overrides_by_name_need_names() -> None:
     net = model()
     for pattern in ("*.bias", re.compile("bias")):
         with pytest.raises(OptionError, match="named_parameters"):
-            make(case, net.parameters(), overrides=[(pattern, dict(lr_scale=0.5))])
-    make(case, net.parameters(), overrides=[(lambda name, p: p.ndim == 1, dict(lr_scale=0.5))])
+            LAMB(net.parameters(), overrides=[(pattern, dict(lr_scale=0.5))])
+    LAMB(net.parameters(), overrides=[(lambda name, p: p.ndim == 1, dict(lr_scale=0.5))])
 
 
-@by_turns()
-@EVERY
-@pytest.mark.parametrize("option", [dict(maximize=True), dict(max_grad_norm=1.0), dict(weight_decy=1.0), dict(lr=1.0)])
-def test_refused_overrides(case: Case, option: dict) -> None:
-    with pytest.raises(OptionError, match="overrides, entry"):
-        make(case, model().named_parameters(), overrides=[("*", option)])
-
-
-@EVERY
-def test_unused_overrides_are_reported_once(case: Case) -> None:
+def test_unused_overrides_are_reported_once_where_a_step_is_called() -> None:
     net = model()
     overrides = [("*.bais", dict(lr_scale=0.5)), ("*.bias", dict(lr_scale=0.5))]
-    optimizer = make(case, net.named_parameters(), overrides=overrides)
+    optimizer = LAMB(net.named_parameters(), overrides=overrides)
     assert optimizer.explain().unused_overrides == ["*.bais"]
+    backward(net)
     with pytest.warns(UnusedOverrideWarning, match=r"'\*\.bais'") as caught:
-        train(net, optimizer, 1)
+        optimizer.step()
     assert "'*.bias'" not in str(caught[0].message)
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(net, optimizer, 2)
 
 
-@EVERY
-def test_the_warning_points_at_the_step(case: Case) -> None:
-    net = model()
-    optimizer = make(case, net.named_parameters(), overrides=[("*.bais", dict(lr_scale=0.5))])
-    backward(net)
-    with pytest.warns(UnusedOverrideWarning) as caught:
-        optimizer.step()
-    assert caught[0].filename == __file__
-
-
 # ---- what is not finite
 
 
-def poisoned(net: Any, *names: str, value: float = float("nan")) -> None:
-    for name, p in net.named_parameters():
-        if name in names:
-            p.grad.view(-1)[0] = value
-
-
 def state_of(optimizer: Any) -> list[Any]:
-    return [entry.clone() for p in optimizer.parameters() for _, entry in sorted(optimizer.state[p].items())]
+    return [entry.clone() for p in optimizer.parameters() for _, entry in sorted(optimizer.state.get(p, {}).items())]
 
 
 @by_turns()
@@ -109,57 +98,35 @@ def state_of(optimizer: Any) -> list[Any]:
 @EVERY
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("norm", [None, 1.0], ids=["no clipping", "clipping"])
-def test_skip_leaves_everything(case: Case, engine: str, value: float, norm: float | None) -> None:
-    net = model()
-    optimizer = make(case, net.named_parameters(), engine, on_nonfinite="skip", max_grad_norm=norm)
-    train(net, optimizer, 2)
-    before, state = values(net), state_of(optimizer)
-    assert optimizer.nonfinite() == []
-    backward(net, 2)
-    poisoned(net, "0.bias", "2.weight", value=value)
-    optimizer.step()
-    assert equal(values(net), before)
-    assert equal(state_of(optimizer), state)
-    assert optimizer.skipped == 1
-    assert optimizer.nonfinite() == ["0.bias", "2.weight"]
-    train(net, optimizer, 1)
-    assert optimizer.skipped == 1
-    assert optimizer.nonfinite() == []
-    assert not equal(values(net), before)
-
-
-@by_turns()
-@ENGINES
-@EVERY
-def test_skip_at_the_very_first_step(case: Case, engine: str) -> None:
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_a_step_that_is_not_finite_leaves_everything(
+    case: Case, engine: str, value: float, norm: float | None, policy: str
+) -> None:
+    """At the very first step too."""
     net, other = model(), model()
-    optimizer = make(case, net.named_parameters(), engine, on_nonfinite="skip")
-    backward(net)
-    poisoned(net, "0.bias")
-    optimizer.step()
-    assert optimizer.skipped == 1
-    train(net, optimizer, 2)
-    train(other, make(case, other.named_parameters(), engine, on_nonfinite="skip"), 2)
-    assert equal(values(net), values(other))
-
-
-@by_turns()
-@ENGINES
-@EVERY
-@pytest.mark.parametrize("norm", [None, 1.0], ids=["no clipping", "clipping"])
-def test_raise_names_all_and_changes_nothing(case: Case, engine: str, norm: float | None) -> None:
-    net = model()
-    optimizer = make(case, net.named_parameters(), engine, on_nonfinite="raise", max_grad_norm=norm)
-    train(net, optimizer, 2)
-    before, state = values(net), state_of(optimizer)
-    backward(net, 2)
-    poisoned(net, "0.bias", "2.weight")
-    with pytest.raises(NonFiniteError) as caught:
-        optimizer.step()
-    assert re.findall(r"'([^']+)'", str(caught.value)) == ["0.bias", "2.weight"]
-    assert equal(values(net), before)
-    assert equal(state_of(optimizer), state)
-    train(net, optimizer, 1)
+    guarded: dict[str, Any] = dict(on_nonfinite=policy, max_grad_norm=norm)
+    optimizer, plain = (make(case, each.named_parameters(), engine, **guarded) for each in (net, other))
+    for step in (0, 2):
+        before, state = values(net), state_of(optimizer)
+        optimizer.zero_grad()
+        backward(net, step)
+        for p in (net[0].bias, net[2].weight):
+            p.grad.view(-1)[0] = value
+        if policy == "raise":
+            with pytest.raises(NonFiniteError) as caught:
+                optimizer.step()
+            assert re.findall(r"'([^']+)'", str(caught.value)) == ["0.bias", "2.weight"]
+        else:
+            optimizer.step()
+            assert optimizer.nonfinite() == ["0.bias", "2.weight"]
+        assert equal(values(net), before)
+        assert not state or equal(state_of(optimizer), state)
+        assert policy == "skip" or state or not optimizer.state
+        for each, own in ((net, optimizer), (other, plain)):
+            train(each, own, 2, first=step)
+        assert equal(values(net), values(other))
+        assert optimizer.nonfinite() == []
+    assert optimizer.skipped == (2 if policy == "skip" else 0)
 
 
 @by_turns()
@@ -180,36 +147,25 @@ def test_the_norm_of_large_gradients_does_not_overflow(engine: str, dtype: Any, 
     assert skipping.state[p]["step"] == 1
 
 
+def test_a_copy_remembers_what_was_skipped() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = LAMB([p], on_nonfinite="skip")
+    p.grad = torch.full_like(p, float("nan"))
+    optimizer.step()
+    assert copy.deepcopy(optimizer).skipped == optimizer.skipped == 1
+
+
 # ---- in the backward pass
-
-
-@by_turns()
-@ENGINES
-@EVERY
-def test_step_parameter(case: Case, engine: str) -> None:
-    net, other = model(), model()
-    optimizer = make(case, net.named_parameters(), engine)
-    whole = make(case, other.named_parameters(), engine)
-    for step in range(3):
-        for n, o in ((net, optimizer), (other, whole)):
-            o.zero_grad()
-            backward(n, step)
-        for p in reversed(list(net.parameters())):
-            optimizer.step_parameter(p)
-        whole.step()
-    assert equal(values(net), values(other))
-    with pytest.raises(ParameterError, match="not a parameter of this optimizer"):
-        optimizer.step_parameter(torch.nn.Parameter(torch.ones(2)))
-    with pytest.raises(OptionError, match="max_grad_norm"):
-        make(case, net.parameters(), max_grad_norm=1.0).step_parameter(next(net.parameters()))
 
 
 @by_turns(first=1)
 @ENGINES
 @EVERY
 def test_step_in_backward_equals_step(case: Case, engine: str) -> None:
+    """In the order of the backward pass, each parameter by `step_parameter`; a scheduler goes on."""
     net, other = model(), model()
     optimizer, whole = (make(case, each.named_parameters(), engine) for each in (net, other))
+    schedule, beside = (torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (optimizer, whole))
     with step_in_backward(net, optimizer):
         for step in range(3):
             backward(net, step)
@@ -217,7 +173,10 @@ def test_step_in_backward_equals_step(case: Case, engine: str) -> None:
             before = values(net)
             optimizer.step()
             assert equal(values(net), before)
-    train(other, whole, 3)
+            schedule.step()
+    for step in range(3):
+        train(other, whole, 1, step)
+        beside.step()
     assert equal(values(net), values(other))
     # and afterwards as ever
     backward(net, 3)
@@ -227,10 +186,9 @@ def test_step_in_backward_equals_step(case: Case, engine: str) -> None:
     assert equal(values(net), values(other))
 
 
-@EVERY
-def test_accumulate_steps_the_sum(case: Case) -> None:
+def test_accumulate_steps_the_sum() -> None:
     net, other = model(), model()
-    optimizer, whole = make(case, net.named_parameters()), make(case, other.named_parameters())
+    optimizer, whole = LAMB(net.named_parameters()), LAMB(other.named_parameters())
     handle = step_in_backward(net, optimizer)
     with handle.accumulate():
         backward(net, 0)
@@ -246,42 +204,29 @@ def test_accumulate_steps_the_sum(case: Case) -> None:
     handle.remove()
 
 
-@EVERY
-def test_step_in_backward_with_a_scheduler(case: Case) -> None:
-    net, other = model(), model()
-    optimizer, whole = make(case, net.named_parameters()), make(case, other.named_parameters())
-    schedule, beside = (torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (optimizer, whole))
-    with step_in_backward(net, optimizer):
-        for step in range(3):
-            backward(net, step)
-            schedule.step()
-    for step in range(3):
-        train(other, whole, 1, step)
-        beside.step()
-    assert equal(values(net), values(other))
-
-
-@EVERY
-def test_step_in_backward_refuses(case: Case) -> None:
+def test_steps_of_single_parameters_refuse() -> None:
     net = model()
+    with pytest.raises(ParameterError, match="not a parameter of this optimizer"):
+        LAMB(net.parameters()).step_parameter(torch.nn.Parameter(torch.ones(2)))
     with pytest.raises(OptionError, match="max_grad_norm"):
-        step_in_backward(net, make(case, net.parameters(), max_grad_norm=1.0))
+        LAMB(net.parameters(), max_grad_norm=1.0).step_parameter(next(net.parameters()))
+    with pytest.raises(OptionError, match="max_grad_norm"):
+        step_in_backward(net, LAMB(net.parameters(), max_grad_norm=1.0))
     with pytest.raises(OptionError, match="skip"):
-        step_in_backward(net, make(case, net.parameters(), on_nonfinite="skip"))
+        step_in_backward(net, LAMB(net.parameters(), on_nonfinite="skip"))
     with pytest.raises(ParameterError, match=r"'2\.weight', '2\.bias'"):
-        step_in_backward(net, make(case, net[0].parameters()))
+        step_in_backward(net, LAMB(net[0].parameters()))
     with pytest.raises(ParameterError, match="SGD"):
         step_in_backward(net, torch.optim.SGD(net.parameters(), 0.1))
     net[2].requires_grad_(False)
-    with step_in_backward(net, make(case, net[0].parameters())):
+    with step_in_backward(net, LAMB(net[0].parameters())):
         backward(net)
 
 
-@EVERY
-def test_step_in_backward_raises_what_is_not_finite(case: Case) -> None:
+def test_step_in_backward_raises_what_is_not_finite() -> None:
     net = model()
     before = values(net)
-    with step_in_backward(net, make(case, net.named_parameters(), on_nonfinite="raise")):
+    with step_in_backward(net, LAMB(net.named_parameters(), on_nonfinite="raise")):
         loss = net(torch.full((2, 5), float("nan"), dtype=torch.float64)).mean()
         with pytest.raises(NonFiniteError):
             loss.backward()
@@ -293,13 +238,16 @@ def test_step_in_backward_raises_what_is_not_finite(case: Case) -> None:
 
 
 @by_turns()
-@pytest.mark.parametrize(("case", "description", "options"), one_in(3, OPTIONS), ids=OPTION_IDS)
+@pytest.mark.parametrize(("case", "description", "options"), one_in(6, OPTIONS), ids=OPTION_IDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_explained_bytes_are_those_allocated(case: Case, description: str, options: dict, dtype: Any) -> None:
+@pytest.mark.parametrize("chosen", [{}, dict(state_dtype="bfloat16")], ids=str)
+def test_explained_bytes_are_those_allocated(
+    case: Case, description: str, options: dict, dtype: Any, chosen: dict
+) -> None:
     net = model().to(dtype)
     net.register_parameter("scale", torch.nn.Parameter(torch.ones((), dtype=dtype)))
     net.register_parameter("kernel", torch.nn.Parameter(torch.ones(4, 3, 2, 2, dtype=dtype)))
-    optimizer = make(case, net.named_parameters(), **options)
+    optimizer = make(case, net.named_parameters(), **{**options, **chosen})
     explanation = optimizer.explain()
     assert not optimizer.state
     for p in net.parameters():
@@ -311,21 +259,10 @@ def test_explained_bytes_are_those_allocated(case: Case, description: str, optio
         assert row.state_bytes == sum(entry.numel() * entry.element_size() for entry in kept), row.name
 
 
-@EVERY
-def test_explained_bytes_follow_the_chosen_dtype(case: Case) -> None:
-    net = model()
-    optimizer = make(case, net.named_parameters(), state_dtype="bfloat16")
-    backward(net)
-    optimizer.step()
-    kept = sum(entry.numel() * entry.element_size() for p in net.parameters() for entry in optimizer.state[p].values())
-    assert optimizer.explain().state_bytes == kept
-
-
-@EVERY
-def test_explain_on_meta_and_in_print(case: Case) -> None:
+def test_explain_on_meta_and_in_print() -> None:
     with torch.device("meta"):
         net = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Linear(200, 10))
-    optimizer = make(case, net.named_parameters(), overrides=[("*.bias", dict(weight_decay=0.0, lr_scale=0.5))])
+    optimizer = LAMB(net.named_parameters(), overrides=[("*.bias", dict(weight_decay=0.0, lr_scale=0.5))])
     explanation = optimizer.explain()
     assert [row.name for row in explanation.rows] == [name for name, _ in net.named_parameters()]
     assert [row.shape for row in explanation.rows] == [(200, 300), (200,), (10, 200), (10,)]
@@ -337,59 +274,31 @@ def test_explain_on_meta_and_in_print(case: Case) -> None:
     assert text.splitlines()[-1].startswith("group 0: 4 stepped, lr ")
 
 
-@EVERY
-def test_explain_warns(case: Case) -> None:
+def test_explain_warns() -> None:
     net = model().bfloat16()
-    optimizer = make(case, net.named_parameters(), lr=1e-9, overrides=[("0.bias", dict(lr_scale=0.0))])
+    optimizer = LAMB(net.named_parameters(), lr=1e-9, overrides=[("*.bias", dict(lr_scale=0.0))])
     warned = {row.name: " ".join(row.warnings) for row in optimizer.explain().rows}
     assert "stochastic" in warned["0.weight"]
-    assert "learning rate is 0" in warned["0.bias"]
-    rounded = make(case, net.named_parameters(), lr=1e-9, rounding="stochastic")
-    assert rounded.explain().warnings == []
+    assert warned["0.bias"] == "its learning rate is 0"
+    assert LAMB(net.named_parameters(), lr=1e-9, rounding="stochastic").explain().warnings == []
+    # a warm-up from zero is one line for all
+    told = LAMB(model().named_parameters(), lr=0.0).explain().warnings
+    assert told == ["all 4 parameters: its learning rate is 0"]
 
 
-@by_turns()
-@ENGINES
+@by_turns("case")
 @EVERY
-def test_stats(case: Case, engine: str) -> None:
-    net = model()
-    optimizer = make(case, net.named_parameters(), engine)
-    assert optimizer.stats() == {}
-    train(net, optimizer, 2)
-    stats = optimizer.stats()
-    assert list(stats) == [name for name, _ in net.named_parameters()]
-    for figures in stats.values():
-        assert figures
-        assert all(isinstance(value, (bool, int, float)) for value in figures.values()), figures
-
-
-@EVERY
-def test_stats_of_both_engines_agree(case: Case) -> None:
+@pytest.mark.parametrize("engine", ["foreach", "auto"])
+def test_stats_of_engines_agree(case: Case, engine: str) -> None:
     found = []
-    for engine in ("reference", "foreach"):
+    for each in ("reference", engine):
         net = model()
-        optimizer = make(case, net.named_parameters(), engine)
+        optimizer = make(case, net.named_parameters(), each)
+        assert optimizer.stats() == {}
         train(net, optimizer, 2)
         found.append(optimizer.stats())
-    assert found[0].keys() == found[1].keys()
+    assert list(found[0]) == list(found[1]) == [name for name, _ in net.named_parameters()]
     for name, figures in found[0].items():
+        assert figures
+        assert all(isinstance(value, (bool, int, float)) for value in figures.values()), figures
         assert figures == pytest.approx(found[1][name])
-
-
-@EVERY
-def test_a_first_step_that_raises_leaves_no_state(case: Case) -> None:
-    net = model()
-    optimizer = make(case, net.named_parameters(), on_nonfinite="raise")
-    for p in net.parameters():
-        p.grad = torch.full_like(p, float("nan"))
-    with pytest.raises(NonFiniteError):
-        optimizer.step()
-    assert not optimizer.state
-
-
-def test_a_copy_remembers_what_was_skipped() -> None:
-    p = torch.nn.Parameter(torch.ones(3))
-    optimizer = thalweg.torch.LAMB([p], on_nonfinite="skip")
-    p.grad = torch.full_like(p, float("nan"))
-    optimizer.step()
-    assert copy.deepcopy(optimizer).skipped == optimizer.skipped == 1

@@ -31,7 +31,7 @@ def step(params: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
-@by_turns()
+@by_turns("count")
 @EVERY
 @ENGINES
 @pytest.mark.parametrize("count", [0, 7, 2.0, torch.tensor(7), torch.tensor([2.0])], ids=repr)
@@ -60,7 +60,7 @@ def test_a_count_is_understood_before_the_first_step_where_it_is_all_of_the_stat
     assert all(map(torch.equal, params, others))
 
 
-@by_turns()
+@by_turns("engine")
 @EVERY
 @ENGINES
 def test_a_count_without_the_rest_of_the_state_is_refused(name: str, engine: str) -> None:

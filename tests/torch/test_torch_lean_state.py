@@ -7,6 +7,7 @@ import io
 from typing import Any
 
 import pytest
+from lanes import by_turns
 
 torch = pytest.importorskip("torch")
 
@@ -44,6 +45,7 @@ def dtypes(optimizer: Any, p: Any) -> dict[str, str]:
     return {key: str(entry.dtype)[6:] for key, entry in optimizer.state[p].items() if key != "step"}
 
 
+@by_turns()
 @pytest.mark.parametrize("rule", ["LAMB", "AdamW", "Kron", "Muon"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_every_engine_keeps_the_codes_that_numpy_keeps(rule: str, rounding: str) -> None:

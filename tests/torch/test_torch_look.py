@@ -1,10 +1,11 @@
-"""One look at parameters, gradients and states tells whether a step still holds: natively, and without native code."""
+"""One look at parameters, gradients and states tells whether a step still holds.
+
+Natively and without native code, at plain tensors and at what this rank has of DTensors.
+"""
 
 from __future__ import annotations
 
-import operator
-from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,51 +15,66 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from thalweg.kernels.cpu.look import Look  # noqa: E402
-from thalweg.torch.step.look import PlainLook, has_strides_and_memory, interpreter, look_at  # noqa: E402
+from thalweg.torch.step.look import DividedLook, PlainLook, has_strides_and_memory, interpreter, look_at  # noqa: E402
 
-KINDS = ("native", "plain")
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    """Two ranks, of which only this one is there."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
 
 
 class World:
-    """Three parameters, of which the second has no gradient."""
+    """Three parameters, of which the second has no gradient; of the first this rank may have half."""
 
-    def __init__(self) -> None:
-        self.params = [nn.Parameter(torch.ones(size)) for size in ((4, 3), (5,), ())]
-        for p in (self.params[0], self.params[2]):
-            p.grad = torch.full_like(p, 2.0)
+    def __init__(self, kind: str, mesh: Any) -> None:
+        self.mesh = mesh if "divided" in kind else None
+        self.params: list[Any] = [nn.Parameter(each) for each in (self.part(), torch.ones(5), torch.ones(()))]
+        self.params[0].grad, self.params[2].grad = self.part(), torch.ones(())
         self.states: dict[Tensor, dict[str, Any]] = {
             p: {"step": torch.tensor(1.0), "momentum_buffer": torch.zeros_like(p)} for p in self.params
         }
+        if "native" in kind and interpreter() is None:
+            pytest.skip("this torch or this machine has no native look")
+        wanted = PlainLook if "plain" in kind else DividedLook if self.mesh else Look
+        given = self.given, [2, 0], self.states
+        self.look: Any = PlainLook(*given) if "plain" in kind else look_at(*given)
+        assert isinstance(self.look, wanted)
 
-    @property
-    def grads(self) -> list[Any]:
-        return [p.grad for p in self.params]
+    def part(self, placement: Any = None) -> Any:
+        from torch.distributed.tensor import DTensor, Shard
+
+        held = torch.full((4, 3), 2.0)
+        return DTensor.from_local(held, self.mesh, [placement or Shard(0)], run_check=False) if self.mesh else held
 
     @property
     def given(self) -> list[list[Tensor]]:
         """As two groups have them."""
         return [self.params[:1], self.params[1:]]
 
-    def look(self, kind: str) -> Any:
-        given = self.given, [2, 0], self.states
-        if kind == "plain":
-            return PlainLook(*given)
-        if interpreter() is None:
-            pytest.skip("this torch or this machine has no native look")
-        look = look_at(*given)
-        assert isinstance(look, Look)
-        return look
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.states[self.params[0]]
 
-    def find(self, look: Any) -> Any:
-        return look.find_gradients(self.given, self.states)
+    def find(self) -> Any:
+        return self.look.find_gradients(self.given, self.states)
+
+
+def local(x: Any) -> Any:
+    return x._local_tensor if hasattr(x, "_local_tensor") else x
 
 
 def renew_entry(world: World) -> None:
-    world.states[world.params[1]]["momentum_buffer"] = torch.zeros(5)
+    world.state["momentum_buffer"] = world.part()
 
 
 def renew_state(world: World) -> None:
-    world.states[world.params[1]] = dict(world.states[world.params[1]])
+    world.states[world.params[0]] = dict(world.state)
 
 
 def drop_state(world: World) -> None:
@@ -66,25 +82,45 @@ def drop_state(world: World) -> None:
 
 
 def add_entry(world: World) -> None:
-    world.states[world.params[1]]["more"] = torch.zeros(5)
+    world.state["more"] = torch.zeros(5)
 
 
 def move_entry(world: World) -> None:
-    world.states[world.params[1]]["momentum_buffer"].data = torch.zeros(5)
+    local(world.state["momentum_buffer"]).data = torch.zeros(4, 3)
 
 
 def move_parameter(world: World) -> None:
-    world.params[0].data = torch.ones(4, 3)
+    local(world.params[0]).data = torch.ones(4, 3)
 
 
-def swap_parameter(world: World) -> None:
+def exchange_parameter(world: World) -> None:
+    world.params[0] = nn.Parameter(world.part())
+
+
+def swap_parameters(world: World) -> None:
+    world.params[0], world.params[2] = world.params[2], world.params[0]
+
+
+def put_a_number(world: World) -> None:
+    world.params[0] = 0.5
+
+
+def give_gradient(world: World) -> None:
+    world.params[1].grad = torch.ones(5)
+
+
+def take_gradient(world: World) -> None:
+    world.params[0].grad = None
+
+
+def swap_tensors(world: World) -> None:
     other = nn.Parameter(torch.ones(4, 3))
     other.grad = torch.ones(4, 3)
     torch.utils.swap_tensors(world.params[0], other)
 
 
 def turn_entry(world: World) -> None:
-    world.states[world.params[0]]["momentum_buffer"].t_()
+    world.state["momentum_buffer"].t_()
 
 
 def cast_parameter(world: World) -> None:
@@ -95,94 +131,99 @@ def negate_parameter(world: World) -> None:
     world.params[0].data = torch._neg_view(world.params[0].data)
 
 
-def exchange_parameter(world: World) -> None:
-    world.params[1] = nn.Parameter(torch.ones(5))
+def exchange_shard(world: World) -> None:
+    world.params[0]._local_tensor = world.params[0]._local_tensor.clone()
 
 
-def swap_parameters(world: World) -> None:
-    world.params[0], world.params[2] = world.params[2], world.params[0]
+def place_gradient_otherwise(world: World) -> None:
+    from torch.distributed.tensor import Replicate
+
+    world.params[0].grad._spec = world.part(Replicate())._spec
 
 
-def put_a_number(world: World) -> None:
-    world.params[0] = 0.5  # type: ignore[call-overload]
+def turn_gradient(world: World) -> None:
+    world.params[0].grad._local_tensor = torch.ones(3, 4).t()
 
 
-def give_gradient(world: World) -> None:
-    world.params[1].grad = torch.ones(5)
+def widen_gradient(world: World) -> None:
+    world.params[0].grad._local_tensor = torch.ones(4, 3, dtype=torch.float64)
 
 
-def take_gradient(world: World) -> None:
-    world.params[2].grad = None
+def of_gradient(how: Callable[[Tensor], Tensor]) -> Callable[[World], None]:
+    def change(world: World) -> None:
+        g = world.params[0].grad
+        try:
+            world.params[0].grad = how(g)
+        except RuntimeError:  # which torch does not let be a gradient, but become one
+            g.data = how(g)
+
+    return change
 
 
-#: What makes a step no longer hold.
-CHANGES = {each.__name__: each for each in (renew_entry, renew_state, drop_state, add_entry, move_entry)}
-CHANGES |= {each.__name__: each for each in (move_parameter, swap_parameter, turn_entry, cast_parameter)}
-CHANGES |= {each.__name__: each for each in (negate_parameter, exchange_parameter, swap_parameters)}
-CHANGES |= {each.__name__: each for each in (give_gradient, take_gradient, put_a_number)}
-#: Other gradients for which it does not.
-GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "another dtype": lambda g: g.double(),
-    "another shape": lambda g: g.reshape(3, 4),
-    "other strides": lambda g: g.t().contiguous().t(),
-    "sparse": lambda g: g.to_sparse(),
-    "another type": lambda g: nn.Parameter(g, requires_grad=False),
+Change = Callable[[World], None]
+#: What makes a step no longer hold: of any tensor, of a plain one, of what is divided.
+CHANGES: dict[str, Change] = {
+    each.__name__: each
+    for each in (
+        *(renew_entry, renew_state, drop_state, add_entry, move_entry, move_parameter, exchange_parameter),
+        *(swap_parameters, put_a_number, give_gradient, take_gradient),
+    )
+}
+OF_PLAIN: dict[str, Change] = {
+    **{each.__name__: each for each in (swap_tensors, turn_entry, cast_parameter, negate_parameter)},
+    "a gradient of another dtype": of_gradient(lambda g: g.double()),
+    "a gradient of another shape": of_gradient(lambda g: g.reshape(3, 4)),
+    "a gradient of other strides": of_gradient(lambda g: g.t().contiguous().t()),
+    "a sparse gradient": of_gradient(lambda g: g.to_sparse()),
+    "a gradient of another type": of_gradient(lambda g: nn.Parameter(g, requires_grad=False)),
+}
+OF_DIVIDED: dict[str, Change] = {
+    each.__name__: each for each in (exchange_shard, place_gradient_otherwise, turn_gradient, widen_gradient)
+}
+KINDS = {
+    "native": CHANGES | OF_PLAIN,
+    "plain": CHANGES | OF_PLAIN,
+    "native, divided": CHANGES | OF_DIVIDED,
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_found_where_they_are_now(kind: str) -> None:
-    world = World()
-    look = world.look(kind)
+@pytest.mark.parametrize("kind", [*KINDS, "plain, divided"])
+def test_gradients_are_found_where_they_are_now(kind: str, mesh: Any) -> None:
+    world = World(kind, mesh)
     for _ in range(2):
-        grads = world.grads
-        found, *others = world.find(look)
-        assert all(map(operator.is_, found, grads))
-        assert others == [array("Q", [grads[2].data_ptr(), grads[0].data_ptr()]), False]
-        for p in (world.params[0], world.params[2]):
-            p.grad = torch.full_like(p, 3.0)
+        held = [local(p.grad) for p in world.params]
+        found, addresses, is_negative = world.find()
+        assert [None if g is None else g.data_ptr() for g in found] == [held[0].data_ptr(), None, held[2].data_ptr()]
+        assert list(addresses) == [held[2].data_ptr(), held[0].data_ptr()]
+        assert not is_negative
+        world.params[0].grad, world.params[2].grad = world.part(), torch.ones(())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_stays_must_be_where_it_was(name: str, kind: str) -> None:
-    world = World()
-    look = world.look(kind)
-    CHANGES[name](world)
-    assert world.find(look) is None
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, changes in KINDS.items() for name in changes])
+def test_a_change_ends_what_was_seen(kind: str, name: str, mesh: Any) -> None:
+    world = World(kind, mesh)
+    assert world.find() is not None
+    KINDS[kind][name](world)
+    assert world.find() is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients_must_be_stored_alike(name: str, kind: str) -> None:
-    world = World()
-    look, g = world.look(kind), world.grads[0]
-    try:
-        world.params[0].grad = GRADIENTS[name](g)
-    except RuntimeError:  # which torch does not let be a gradient, but become one
-        g.data = GRADIENTS[name](g)
-    assert world.find(look) is None
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_groups_must_have_as_many_parameters(kind: str) -> None:
-    world = World()
-    look = world.look(kind)
+@pytest.mark.parametrize("kind", ["native", "plain"])
+def test_groups_must_have_as_many_parameters(kind: str, mesh: Any) -> None:
+    world = World(kind, mesh)
     for given in ([world.params], [*world.given, []], [world.params[:1], world.params[1:2]], [[], *world.given]):
-        assert look.find_gradients(given, world.states) is None
+        assert world.look.find_gradients(given, world.states) is None
     longer = [world.params[:1], [*world.params[1:], world.params[0]]]
-    assert look.find_gradients(longer, world.states) is None
+    assert world.look.find_gradients(longer, world.states) is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_negative_views_are_told(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["native", "plain"])
+def test_negative_views_are_told(kind: str, mesh: Any) -> None:
     """They may be where others were, and are something else."""
-    world = World()
-    look = world.look(kind)
+    world = World(kind, mesh)
     world.params[0].grad = torch._neg_view(world.params[0].grad)
-    assert world.find(look)[2]
+    assert world.find()[2]
     world.params[0].grad = torch.ones(4, 3)
-    assert not world.find(look)[2]
+    assert not world.find()[2]
 
 
 class Answering(Tensor):

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import thalweg.torch  # noqa: E402
 from thalweg.errors import StateError  # noqa: E402
-from thalweg.torch import Adafactor, AdamW, Mixture, import_peer  # noqa: E402
+from thalweg.torch import LAMB, SGD, Adafactor, AdamW, Mixture, Muon, import_peer  # noqa: E402
 
 SHAPES = {"a": (6, 4), "b": (5,)}
 
 
-def tensors(shapes: dict[str, Any] = SHAPES) -> dict[str, Any]:
+def tensors(**shapes: Any) -> list[tuple[str, Any]]:
     generator = torch.Generator().manual_seed(0)
-    return {name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in (shapes or SHAPES).items()}
+    return [(name, torch.nn.Parameter(x)) for name, x in drawn.items()]
 
 
-def stepped(kind: Any, params: dict[str, Any] | None = None, named: bool = True, steps: int = 3, **options: Any) -> Any:
+def stepped(kind: Any, named: bool = True, **options: Any) -> Any:
     """An optimizer after some steps."""
-    params = tensors() if params is None else params
-    optimizer = kind(params.items() if named else params.values(), **options)
-    train(params, optimizer, 0, steps)
-    return optimizer
-
-
-def train(params: dict[str, Any], optimizer: Any, first: int, last: int) -> None:
-    for t in range(first, last):
-        for p in params.values():
+    params = tensors()
+    optimizer = kind(params if named else [p for _, p in params], **options)
+    for t in range(3):
+        for _, p in params:
             p.grad = torch.cos(p.detach() * (3 + t))
         optimizer.step()
+    return optimizer
 
 
 def adamw(**options: Any) -> dict[str, Any]:
@@ -49,193 +46,167 @@ def changed(saved: dict[str, Any], **options: Any) -> dict[str, Any]:
     return saved
 
 
+def without(key: str) -> dict[str, Any]:
+    saved = adamw()
+    del saved["state"][1][key]
+    return saved
+
+
+def by_rates() -> Any:
+    """A group for each parameter."""
+
+    def make(params: Any) -> Any:
+        return torch.optim.AdamW([{"params": [pair], "lr": 1 / (i + 1)} for i, pair in enumerate(params)])
+
+    return stepped(make).state_dict()
+
+
+def two_rules() -> Any:
+    return Mixture(tensors(), [("a", Muon.options(lr=0.02)), ("*", AdamW.options(lr=0.5))])
+
+
 def snapshot(optimizer: Any) -> Any:
     saved = optimizer.state_dict()
     return [group["lr"] for group in saved["param_groups"]], str(saved)
 
 
-LAMB = dict(bias_correction=True, grad_averaging=True, max_grad_norm=1.0, trust_clip=False, always_adapt=False)
-REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], str]] = {
-    "an option": (
-        lambda: AdamW(tensors().items()),
-        lambda: adamw(lr=0.5, weight_decay=0.1),
-        {},
+@dataclass(frozen=True)
+class Refused:
+    words: str
+    saved: Callable[[], Any] = adamw
+    ours: Callable[[], Any] = field(default=lambda: AdamW(tensors()))
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+
+LAMB_OF_TIMM = dict(bias_correction=True, grad_averaging=True, max_grad_norm=1.0, trust_clip=False, always_adapt=False)
+RECTIFIED = dict(weight_decouple=True, fixed_decay=False, rectify=False, grad_averaging=True, adam=False, step=3)
+REFUSED = {
+    "an option": Refused(
         r"torch\.AdamW stepped 'a' with what is weight_decay=0\.1 here, and this optimizer has weight_decay=0\.01: "
         r"to continue the run, construct AdamW\(\.\.\., lr=0\.5, weight_decay=0\.1\)",
+        lambda: adamw(lr=0.5, weight_decay=0.1),
     ),
-    "an option for one parameter": (
-        lambda: AdamW(tensors().items(), overrides=[("b", dict(weight_decay=0.0))]),
-        adamw,
-        {},
+    "an option for one parameter": Refused(
         r"stepped 'b' with what is weight_decay=0\.01 here, and this optimizer has weight_decay=0\.0",
+        ours=lambda: AdamW(tensors(), overrides=[("b", dict(weight_decay=0.0))]),
     ),
-    "a scaled rate": (
-        lambda: AdamW(tensors().items(), overrides=[("b", dict(lr_scale=0.5))]),
-        adamw,
-        {},
+    "an option in a mixture": Refused("this optimizer has betas=", lambda: adamw(betas=(0.8, 0.9)), ours=two_rules),
+    "a scaled rate": Refused(
         "lr_scale=1.0 here, and this optimizer has lr_scale=0.5",
+        ours=lambda: AdamW(tensors(), overrides=[("b", dict(lr_scale=0.5))]),
     ),
-    "an option that we lack": (
-        lambda: thalweg.torch.LAMB(tensors().items()),
-        lambda: changed(adamw(), caution=True, step=3, **LAMB),
-        dict(source="timm.Lamb"),
+    "an option that we lack": Refused(
         "caution=True, which has no counterpart here",
+        lambda: changed(adamw(), caution=True, step=3, **LAMB_OF_TIMM),
+        ours=lambda: LAMB(tensors()),
+        how=dict(source="timm.Lamb"),
     ),
-    "an option that another rule lacks": (
-        lambda: thalweg.torch.LAMB(tensors().items(), trust=False, eps=1e-8, weight_decay=0.01),
-        lambda: adamw(amsgrad=True),
-        {},
+    "an option that another rule lacks": Refused(
         "amsgrad=True, which has no counterpart here",
+        lambda: adamw(amsgrad=True),
+        ours=lambda: LAMB(tensors(), trust=False, eps=1e-8, weight_decay=0.01),
     ),
-    "an option that is not valid here": (
-        lambda: thalweg.torch.SGD(tensors().items(), momentum=0.9),
-        lambda: stepped(torch.optim.SGD, momentum=1.5).state_dict(),
-        {},
+    "an option that is not valid here": Refused(
         r"SGD cannot continue this run of torch\.SGD: momentum must be a finite number >= 0 and < 1, got 1\.5",
+        lambda: stepped(torch.optim.SGD, momentum=1.5).state_dict(),
+        ours=lambda: SGD(tensors(), momentum=0.9),
     ),
-    "two candidates": (
-        lambda: AdamW(tensors().items()),
-        lambda: changed(adamw(), decoupled_weight_decay=None),
-        {},
+    "two candidates": Refused(
         r"which optimizer made it: pass source='torch\.Adam' or source='torch\.AdamW'",
+        lambda: changed(adamw(), decoupled_weight_decay=None),
     ),
-    "nothing known": (
-        lambda: AdamW(tensors().items()),
-        lambda: stepped(torch.optim.RMSprop).state_dict(),
-        {},
+    "nothing known": Refused(
         r"not those of an optimizer that is known: torch\.SGD, torch\.Adam, ",
+        lambda: stepped(torch.optim.RMSprop).state_dict(),
     ),
-    "an unknown source": (
-        lambda: AdamW(tensors().items()),
-        adamw,
-        dict(source="torch.Adamw"),
-        "source='torch.Adamw' is not known: did you mean 'torch.AdamW'",
+    "an unknown source": Refused(
+        "source='torch.Adamw' is not known: did you mean 'torch.AdamW'", how=dict(source="torch.Adamw")
     ),
-    "another source": (
-        lambda: AdamW(tensors().items()),
-        adamw,
-        dict(source="torch.SGD"),
+    "another source": Refused(
         "this is no state of torch.SGD: its groups lack 'dampening', 'momentum', 'nesterov'",
+        how=dict(source="torch.SGD"),
     ),
-    "another source, by a value": (
-        lambda: AdamW(tensors().items()),
-        adamw,
-        dict(source="torch.Adam"),
-        "this is no state of torch.Adam: its groups have decoupled_weight_decay=True",
+    "another source, by a value": Refused(
+        "this is no state of torch.Adam: its groups have decoupled_weight_decay=True", how=dict(source="torch.Adam")
     ),
-    "another rule": (
-        lambda: thalweg.torch.SGD(tensors().items()),
-        adamw,
-        {},
+    "another rule": Refused(
         "SGD does not have the mathematics of torch.AdamW: import its state into AdamW or LAMB",
+        ours=lambda: SGD(tensors()),
     ),
-    "a mixture": (
-        lambda: Mixture(tensors().items(), [("*", thalweg.torch.SGD.options(lr=0.1))]),
-        adamw,
-        {},
-        "SGD does not have the mathematics of torch.AdamW",
+    "a mixture of other rules": Refused(
+        r"Muon and AdamW do not have the mathematics of torch.SGD",
+        lambda: stepped(torch.optim.SGD, momentum=0.9).state_dict(),
+        ours=two_rules,
     ),
-    "sizes": (
-        lambda: AdamW([*tensors().values(), *tensors().values()]),
-        adamw,
-        {},
-        r"groups of sizes \[2\], and this optimizer of sizes \[4\]",
+    "a mixture without names": Refused(
+        "pass names=, their names in the order", lambda: adamw(named=False), ours=two_rules
     ),
-    "names": (
-        lambda: AdamW(tensors({"a": (6, 4), "c": (5,)}).items()),
-        adamw,
-        {},
-        "the source lacks 'c', and this optimizer lacks 'b'; rename= takes",
-    ),
-    "two of one name": (
-        lambda: AdamW(tensors().items()),
-        adamw,
-        dict(rename=lambda name: "a"),
-        "two parameters of the source would be named 'a' here",
-    ),
-    "no names to change": (
-        lambda: AdamW(tensors().items()),
+    "a mixture with too few names": Refused(
+        "names= has 1 names, and this state has 2 parameters",
         lambda: adamw(named=False),
-        dict(rename={"x": "a"}),
-        "rename= needs names",
+        ours=two_rules,
+        how=dict(names=["a"]),
     ),
-    "a transposed parameter": (
-        lambda: AdamW(tensors({"a": (4, 6), "b": (5,)}).items()),
-        adamw,
-        {},
+    "sizes": Refused(
+        r"groups of sizes \[2\], and this optimizer of sizes \[4\]",
+        ours=lambda: AdamW([p for _, p in tensors() + tensors()]),
+    ),
+    "names": Refused(
+        "the source lacks 'c', and this optimizer lacks 'b'; rename= takes",
+        ours=lambda: AdamW(tensors(a=(6, 4), c=(5,))),
+    ),
+    "two of one name": Refused(
+        "two parameters of the source would be named 'a' here", how=dict(rename=lambda name: "a")
+    ),
+    "no names to change": Refused("rename= needs names", lambda: adamw(named=False), how=dict(rename={"x": "a"})),
+    "a transposed parameter": Refused(
         r"the state of 'a' does not fit: the saved entries are {'exp_avg': \(6, 4\)",
+        ours=lambda: AdamW(tensors(a=(4, 6), b=(5,))),
     ),
-    "an entry that is missing": (
-        lambda: AdamW(tensors().items()),
-        lambda: (lambda saved: saved["state"][1].pop("exp_avg_sq") is None or saved)(adamw()),
-        {},
-        "the state of 'b' does not fit: the saved entries are {'exp_avg'",
+    "an entry that is missing": Refused(
+        "the state of 'b' does not fit: the saved entries are {'exp_avg'", lambda: without("exp_avg_sq")
     ),
-    "no count of steps": (
-        lambda: AdamW(tensors().items()),
-        lambda: (lambda saved: saved["state"][1].pop("step") is None or saved)(adamw()),
-        {},
-        "the state of 'b' has no count of steps where torch.AdamW keeps it",
+    "no count of steps": Refused(
+        "the state of 'b' has no count of steps where torch.AdamW keeps it", lambda: without("step")
     ),
-    "an entry of no parameter": (
-        lambda: AdamW(tensors().items()),
-        lambda: (lambda saved: saved["state"].update({7: {}}) or saved)(adamw()),
-        {},
+    "an entry of no parameter": Refused(
         "it has entries for 7, which is in none of its groups",
+        lambda: (lambda saved: {**saved, "state": {**saved["state"], 7: {}}})(adamw()),
     ),
-    "two rates for one group": (
-        lambda: AdamW(tensors().items()),
-        lambda: stepped(
-            lambda params, **_: torch.optim.AdamW(
-                [{"params": [pair], "lr": 1 / (i + 1)} for i, pair in enumerate(params)]
-            )
-        ).state_dict(),
-        {},
-        "several groups of torch.AdamW, whose learning rates are 1.0, 0.5",
-    ),
-    "an lr where there is none": (
-        lambda: Adafactor(tensors().items(), variant="torch"),
-        lambda: stepped(torch.optim.Adafactor).state_dict(),
-        {},
+    "two rates for one group": Refused("several groups of torch.AdamW, whose learning rates are 1.0, 0.5", by_rates),
+    "an lr where there is none": Refused(
         "torch.Adafactor was run with lr=0.01, and parameter group 0 has none: construct the optimizer with lr=0.01",
-    ),
-    "factored otherwise": (
-        lambda: Adafactor(tensors().items(), variant="torch", lr=0.01, min_dim_size_to_factor=128),
         lambda: stepped(torch.optim.Adafactor).state_dict(),
-        {},
+        ours=lambda: Adafactor(tensors(), variant="torch"),
+    ),
+    "factored otherwise": Refused(
         r"torch\.Adafactor has 'a' of shape \(6, 4\) factored over axes 0 and 1, and here it is unfactored: set",
+        lambda: stepped(torch.optim.Adafactor).state_dict(),
+        ours=lambda: Adafactor(tensors(), variant="torch", lr=0.01, min_dim_size_to_factor=128),
     ),
-    "a state of ours": (
-        lambda: AdamW(tensors().items()),
-        lambda: stepped(AdamW).state_dict(),
-        {},
-        "this is a state of thalweg.torch: load_state_dict takes it",
+    "a state of ours": Refused(
+        "this is a state of thalweg.torch: load_state_dict takes it", lambda: stepped(AdamW).state_dict()
     ),
-    "no state": (lambda: AdamW(tensors().items()), lambda: {"model": {}}, {}, "this is no state dict of an optimizer"),
-    "two states": (
-        lambda: AdamW(tensors().items()),
-        lambda: {"optimizer_states": [adamw(), adamw()]},
-        {},
+    "no state": Refused("this is no state dict of an optimizer", lambda: {"model": {}}),
+    "two states": Refused(
         r"the states of 2 optimizers: pass one, as in checkpoint\['optimizer_states'\]\[0\]",
+        lambda: {"optimizer_states": [adamw(), adamw()]},
     ),
-    "a debiased rate": (
-        lambda: thalweg.torch.LAMB(tensors().items(), bias_correction=False, phi=(0.0, 10.0)),
-        lambda: changed(
-            adamw(weight_decay=0.0),
-            **dict(weight_decouple=True, fixed_decay=False, rectify=False, grad_averaging=True, adam=False, step=3),
-        ),
-        dict(source="pytorch_optimizer.Lamb"),
+    "a debiased rate": Refused(
         "only runs with adam_debias=True, or of so many steps",
+        lambda: changed(adamw(weight_decay=0.0), **RECTIFIED),
+        ours=lambda: LAMB(tensors(), bias_correction=False, phi=(0.0, 10.0)),
+        how=dict(source="pytorch_optimizer.Lamb"),
     ),
 }
 
 
-@pytest.mark.parametrize(("optimizer", "saved", "how", "words"), REFUSED.values(), ids=REFUSED)
-def test_refused_whole(optimizer: Callable[[], Any], saved: Callable[[], Any], how: dict[str, Any], words: str) -> None:
-    mine, state = optimizer(), saved()
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_refused_whole(case: Refused) -> None:
+    mine, state = case.ours(), case.saved()
     before = snapshot(mine)
-    with pytest.raises(StateError, match=words):
-        import_peer(mine, state, **how)
+    with pytest.raises(StateError, match=case.words):
+        import_peer(mine, state, **case.how)
     assert snapshot(mine) == before
 
 

@@ -70,19 +70,19 @@ def test_roles(model: Any, others: list[str]) -> None:
     assert {row.name for row in optimizer.explain().rows if row.rule == "Kron"} == set(HIDDEN)
 
 
-def test_a_model_that_tells_its_output_layer() -> None:
-    class Telling(Decoder):
-        def get_output_embeddings(self) -> Any:
-            return self.blocks[0].heads[0]
+class Telling(Decoder):
+    def get_output_embeddings(self) -> Any:
+        return self.blocks[0].heads[0]
 
+
+def test_models_of_other_kinds() -> None:
     found = roles(kron_adamw(Telling(head=""), weight_decay=0.1))
     assert found["AdamW"] == ["blocks.0.heads.0.weight", "pos_embed", "wte.weight"]
-
-
-def test_layers_in_a_row() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 2))
-    found = roles(kron_adamw(net, weight_decay=0.1))
+    row = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 2))
+    found = roles(kron_adamw(row, weight_decay=0.1))
     assert (found["Kron"], found["AdamW"]) == (["0.weight", "2.weight"], ["3.weight"])
+    found = roles(muon_adamw(Decoder(), weight_decay=0.1))
+    assert (found["Muon"], found["AdamW without decay"]) == (HIDDEN, VECTORS)
 
 
 def test_patterns_decide_first() -> None:
@@ -150,11 +150,6 @@ def test_what_is_refused() -> None:
         kron_adamw(Decoder(), first="*.weight")
     with pytest.raises(OptionError, match="Kron has no option 'betas'"):
         kron_adamw(Decoder(), kron=dict(betas=(0.5, 0.5)))
-
-
-def test_muon() -> None:
-    found = roles(muon_adamw(Decoder(), weight_decay=0.1))
-    assert (found["Muon"], found["AdamW without decay"]) == (HIDDEN, VECTORS)
 
 
 # ---- output layers
@@ -311,9 +306,8 @@ def test_a_layer_stored_as_in_out_steps_as_its_twin(scaling: str) -> None:
         assert (turned.get_parameter(name).T - p).abs().max() < FLOAT64 * moved, name
 
 
-def test_fused_and_unfused_attention_step_alike() -> None:
+def test_fused_attention_is_split_where_its_sizes_are_told() -> None:
     """Grouped queries, keys and values in one matrix."""
-    torch.manual_seed(0)
     sizes = dict(num_heads=4, num_key_value_heads=2, head_dim=3)
     fused = Model(attention=Model(**sizes, qkv_proj=nn.Linear(8, 24, bias=False), o_proj=nn.Linear(12, 8)))
     assert roles_of(fused)["attention.qkv_proj.weight"].options == dict(split=(12, 6, 6))

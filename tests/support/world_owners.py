@@ -1,0 +1,146 @@
+"""Owners of whole tensors and replicas that divide their work: what they send, keep and do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from measured_peaks import allocator_peak  # noqa: E402
+from sharded_costs import listened  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: E402
+from world_layouts import DTensor, plain, whole  # noqa: E402
+from world_layouts import layout as laid_out  # noqa: E402
+from world_steps import Run, local, stepped  # noqa: E402
+
+import thalweg.torch  # noqa: E402
+from thalweg.rules import RULES  # noqa: E402
+from thalweg.torch.engines.lists import Lists  # noqa: E402
+from thalweg.torch.sharding import collectives  # noqa: E402
+
+
+def bits(run: Run, layout: str) -> dict[str, Any]:
+    """By entry, which block of it this rank has and its numbers; and how much this rank transformed."""
+    rule, elements = RULES[run.rule], [0]
+    original = rule.transform
+
+    def counted(self: Any, xp: Any, tensors: Any, *args: Any, **named: Any) -> Any:
+        elements[0] += tensors[0].numel()
+        return original(self, xp, tensors, *args, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rule, "transform", counted)
+        got = stepped(run, laid_out(layout))
+    entries = {(name, "p"): p for name, p in got.params.items()}
+    entries |= {(name, key): entry for name, state in got.states.items() for key, entry in state.items()}
+    held = {place: (block_of(entry), local(entry).tolist()) for place, entry in entries.items()}
+    return {"held": held, "elements": elements[0]}
+
+
+def block_of(x: Any) -> Any:
+    """Which block of a tensor this rank has."""
+    if not isinstance(x, DTensor):
+        return tuple(x.shape)
+    return compute_local_shape_and_global_offset(tuple(x.shape), x.device_mesh, x.placements)
+
+
+def explained(run: Run, layout: str) -> str:
+    if not run.interpreted:
+        return str(stepped(run, laid_out(layout)).optimizer.explain())
+    from interpreter import serving
+
+    with serving():
+        return str(stepped(run, laid_out(layout)).optimizer.explain())
+
+
+def errors_without_a_gradient(run: Run) -> list[str]:
+    """The errors of a run in which all ranks but the first have no gradient of the last parameter."""
+    absent = {0: run.names[-1:]} if torch.distributed.get_rank() else {}
+    return stepped(replace(run, absent=absent), plain).errors
+
+
+def peak_of_a_step(slot: int, on_nonfinite: str = "propagate") -> tuple[int, int]:
+    """Bytes that a step of Muon on plain matrices needs at its peak, and bytes of the parameters."""
+    named = [(f"p{i}", torch.nn.Parameter(torch.ones(64, 64))) for i in range(64)]
+    for _, p in named:
+        p.grad = torch.ones_like(p)
+    shared: Any = dict(replicas=torch.distributed.group.WORLD, divide_work=True, on_nonfinite=on_nonfinite)
+    optimizer = thalweg.torch.Muon(named, lr=0.01, **shared)
+    optimizer._engines["lists"] = Lists(slot=slot)
+    return allocator_peak(optimizer.step, warm_up=2), sum(p.nbytes for _, p in named)
+
+
+def dtypes_sent(run: Run, layout: str) -> list[str]:
+    """Of all messages to owners and from them, on this rank."""
+    sent, send = [], collectives.Exchange
+
+    def watched(*pieces: Any, dtype: Any, **rest: Any) -> Any:
+        sent.append(str(dtype))
+        return send(*pieces, dtype=dtype, **rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "Exchange", watched)
+        stepped(run, laid_out(layout))
+    return sent
+
+
+# ---- training in messages of eight bits
+
+
+def network(seed: int) -> Any:
+    """Two layers whose teacher has the same shapes, and inputs."""
+    random = torch.Generator().manual_seed(seed)
+    weights = [torch.randn(48, 32, generator=random) / 32**0.5, torch.randn(24, 48, generator=random) / 48**0.5]
+    teacher = [torch.randn(w.shape, generator=random) / w.shape[1] ** 0.5 for w in weights]
+    return weights, teacher, random
+
+
+def loss_of(first: Any, second: Any, teacher: Any, x: Any) -> Any:
+    wanted = torch.tanh(x @ teacher[0].T) @ teacher[1].T
+    return (torch.tanh(x @ first.T) @ second.T - wanted).square().mean()
+
+
+def trained(rule: str, message_dtype: str | None, layout: str, steps: int, seed: int) -> list[float]:
+    """The losses of a run, on inputs that it has not seen, every tenth of the steps."""
+    weights, teacher, random = network(seed)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if layout == "shards":
+        params = [torch.nn.Parameter(distribute_tensor(w, mesh, [Shard(0)])) for w in weights]
+    else:
+        params = [torch.nn.Parameter(w) for w in weights]
+    named = [(f"w{i}", p) for i, p in enumerate(params)]
+    how: dict[str, Any] = dict(replicas=dist.group.WORLD, divide_work=True, message_dtype=message_dtype)
+    rate = 0.02 if rule == "Muon" else 0.005
+    optimizer = getattr(thalweg.torch, rule)(named, lr=rate, **how)
+    test, losses = torch.randn(256, 32, generator=random), []
+    for step in range(steps):
+        x = torch.randn(64, 32, generator=random)
+        own = [whole(p.detach()).requires_grad_() for p in params]
+        for p, g in zip(params, torch.autograd.grad(loss_of(*own, teacher, x), own), strict=True):
+            p.grad = distribute_tensor(g, mesh, [Shard(0)]) if layout == "shards" else g
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (1 - step / steps)
+        optimizer.step()
+        if (step + 1) % max(1, steps // 10) == 0:
+            losses.append(float(loss_of(*(whole(p.detach()) for p in params), teacher, test)))
+    return losses
+
+
+def bytes_sent(rule: str, message_dtype: str | None, shape: tuple[int, int], count: int) -> tuple[int, int]:
+    """What this rank sends in a second step, and the elements of the model."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    named = []
+    for i in range(count):
+        p = torch.nn.Parameter(distribute_tensor(torch.randn(shape), mesh, [Shard(0)]))
+        p.grad = distribute_tensor(torch.randn(shape), mesh, [Shard(0)])
+        named.append((f"w{i}", p))
+    optimizer = getattr(thalweg.torch, rule)(named, lr=0.01, message_dtype=message_dtype)
+    optimizer.step()
+    sent = listened(optimizer.step, mesh)
+    return sum(each.payload for each in sent), count * shape[0] * shape[1]
