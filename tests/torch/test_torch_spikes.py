@@ -190,6 +190,16 @@ def test_steps_that_are_not_finite(action: Any, kind: str) -> None:
         assert optimizer.state[p]["step"] == 8
 
 
+@ENGINES
+def test_a_spike_that_is_skipped_is_no_step_that_is_not_finite(engine: Any) -> None:
+    named = model()
+    optimizer = thalweg.torch.AdamW(named, lr=0.1, spikes=KINDS["skip"], on_nonfinite="raise", engine=engine)
+    train(optimizer, named)
+    assert optimizer.skipped == factors_by_hand(KINDS["skip"]).count(None) == 2
+    params = train_numpy(thalweg.numpy.AdamW(lr=0.1, spikes=KINDS["skip"], on_nonfinite="raise"))
+    assert error_to_numpy(named, params) < FLOAT64
+
+
 # ---- checkpoints and mixtures
 
 

@@ -415,7 +415,8 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         """Step buckets as one. looks: for steps that are not finite, where that is an error."""
         on_nonfinite = self.param_groups[0]["on_nonfinite"]
-        found = runs.take(buckets, on_nonfinite, looks=looks and on_nonfinite == "raise", commit=commit or self._commit)
+        looks = looks and on_nonfinite == "raise" and not self._joint.skips_a_spike()
+        found = runs.take(buckets, on_nonfinite, looks=looks, commit=commit or self._commit)
         if not are_the_same(found, self._told):  # a run that is taken again goes on telling the same
             self._told = found
             for each in found:

@@ -35,6 +35,8 @@ class Sorter:
 
     def __init__(self, wanted: EngineName, sharing: Sharing, *, offload_state: bool) -> None:
         self.wanted: EngineName = wanted
+        #: Whether it is asked at all what fused code can step: some of it is compiled for the answer.
+        self.may_fuse = wanted in ("auto", "fused")
         self.sharing, self.offload_state = sharing, offload_state
         self.forget()
 
@@ -79,7 +81,7 @@ class Sorter:
             if not unserved and type(g) is not Tensor:
                 unserved = f"there is no fused kernel for a gradient of type {type(g).__name__}"
             divided = (part.groups, part.replicas) if part.replicas or any(part.groups) else ()
-            if divided:
+            if divided and self.may_fuse:
                 unserved = reason_against_shard(setting, p, part, unserved)
             key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, unserved, divided)
             members[key].append((name, p))
@@ -134,7 +136,7 @@ class Sorter:
     def is_launched(self, rule: type[Rule], p: Tensor) -> bool:
         """Whether kernels on a GPU are to step a parameter and to count its steps. Kron's schedule is for the host."""
         return (
-            self.wanted in ("auto", "fused")
+            self.may_fuse
             and not is_for_host(rule)
             and is_on_gpu(p)
             and is_served_dtype(p)
@@ -148,7 +150,9 @@ class Sorter:
         known = self.treatments.get(id(p))
         if known is None or known[0] != setting.kind or known[1] != memory:
             divided = any(part.groups) or part.replicas
-            reason = reason_against(setting, held, local_state(state), part if divided else None)
+            reason = (
+                reason_against(setting, held, local_state(state), part if divided else None) if self.may_fuse else ""
+            )
             alike = kind(setting.rule, setting.handling, tuple(p.shape))
             self.treatments[id(p)] = known = setting.kind, memory, alike, reason
         return known[2:]

@@ -188,6 +188,11 @@ class JointGradient:
             bucket.renewed(grad_scale=at_home(scale, bucket), allowed=at_home(allowed, bucket)) for bucket in buckets
         ]
 
+    def skips_a_spike(self) -> bool:
+        """Whether the step that was decided last is not to be taken, though all of it is finite."""
+        judgement = None if self.pending is None else self.pending.judgement
+        return judgement is not None and judgement.skips and bool(judgement.is_spike)
+
     def commit(self) -> None:
         """Remember what was decided: the step is taken, or skipped."""
         if self.pending is not None:
