@@ -257,6 +257,8 @@ def test_mistakes_are_told() -> None:
     kernel = {"conv": {"kernel": jnp.ones((3, 3, 4, 4))}}
     with pytest.raises(ParameterError, match=r"'conv.kernel' has shape \(3, 3, 4, 4\).*say layout='flax'"):
         muon(0.1).init(kernel)
+    with pytest.raises(ParameterError, match=r"parameter 'b' has shape \(3,\): it is no matrix"):
+        muon(0.1).init({"w": jnp.ones((2, 2)), "b": jnp.ones(3)})
     for function in (muon, muon_adamw):
         with pytest.raises(OptionError, match=r"layout must be one of 'flax', 'equinox', 'torch'.*got 'flx'"):
             function(0.1, layout="flx")
