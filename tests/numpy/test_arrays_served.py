@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from published_runs import error
-from raw_arrays import CASES, Make, bfloat16, bits, copies, every_case, gradients, model, train
-from tolerances import FLOAT32, FLOAT64
+from raw_arrays import CASES, Make, bfloat16, bits, every_case, gradients, model, train, two_cases
+from tolerances import FLOAT64
 
 from thalweg.numpy import LAMB, LARS, Adafactor, Kron, Optimizer
 
@@ -44,7 +44,7 @@ class TestDtypes:
         assert bits(narrow) != bits(model(dtype(name)))
         assert bits(optimizer.state) == bits(reference.state)
 
-    @every_case
+    @two_cases
     @pytest.mark.parametrize("of_gradient", DTYPES)
     def test_a_gradient_may_have_another(self, make: Make, of_gradient: str) -> None:
         narrow = gradients(2, dtype(of_gradient))
@@ -52,14 +52,6 @@ class TestDtypes:
             wide = [{name: g.astype(of_parameter) for name, g in step.items()} for step in narrow]
             first, second = train(make(), model(of_parameter), narrow), train(make(), model(of_parameter), wide)
             assert bits(first) == bits(second)
-
-    @every_case
-    def test_float32_follows_float64(self, make: Make) -> None:
-        start = model("float32")
-        narrow = train(make(), copies(start), gradients(20))
-        wide = train(make(), {k: p.astype("float64") for k, p in start.items()}, gradients(20))
-        del narrow["empty"], wide["empty"], start["empty"]
-        assert error(list(narrow.values()), list(wide.values()), list(start.values())) < FLOAT32
 
     @pytest.mark.parametrize(
         ("make", "option", "keys"),
@@ -110,8 +102,8 @@ def layouts(x: Any) -> dict[str, Any]:
 
 class TestLayouts:
     @every_case
-    @pytest.mark.parametrize("name", ["encoder.0.weight", "conv"])
-    def test_fortran_order_gives_the_same_numbers(self, make: Make, name: str) -> None:
+    def test_fortran_order_gives_the_same_numbers(self, make: Make) -> None:
+        name = "conv"
         c, fortran = model()[name], np.asfortranarray(model()[name])
         assert fortran.flags.f_contiguous
         assert not fortran.flags.c_contiguous
@@ -134,7 +126,7 @@ class TestLayouts:
             second.update("conv", fortran, step["conv"])
         assert error([fortran], [c], [start]) < FLOAT64
 
-    @every_case
+    @two_cases
     @pytest.mark.parametrize("layout", layouts(np.ones((2, 2))))
     def test_gradients_may_lie_in_any_way(self, make: Make, layout: str) -> None:
         first, second = model(), model()
@@ -173,7 +165,7 @@ class TestShapes:
         "shape", [(), (1,), (7,), (1, 1), (1, 7), (7, 1), (3, 4, 1, 2), (0,), (0, 3), (3, 0), (2, 0, 4)], ids=str
     )
     def test_every_shape_can_be_stepped(self, shape: tuple[int, ...]) -> None:
-        for make, name in itertools.product(CASES.values(), ("float32", "float64", "float16")):
+        for make, name in itertools.product(CASES.values(), ("float32", "float16")):
             optimizer, weights = make(on_nonfinite="raise"), np.full(shape, 0.5, name)
             before = weights.copy()
             for scale in (1.0, 0.5, 0.25):
@@ -184,19 +176,14 @@ class TestShapes:
             assert optimizer.state["w"]["step"] == 3
 
     @every_case
-    def test_the_state_of_a_number_is_made_of_arrays(self, make: Make) -> None:
-        optimizer = make()
-        optimizer.update("w", np.ones(()), np.ones(()))
-        assert {type(entry) for entry in optimizer.state["w"].values()} == {np.ndarray}
-
-    @every_case
-    def test_a_number_is_a_vector_of_one(self, make: Make) -> None:
+    def test_a_number_is_a_vector_of_one_and_its_state_is_made_of_arrays(self, make: Make) -> None:
         number, vector = np.full((), 0.5), np.full(1, 0.5)
         one, two = make(), make()
         for g in (1.0, -0.25, 0.5):
             one.update("w", number, np.full((), g))
             two.update("w", vector, np.full(1, g), shape=(1,))
         assert number.tobytes() == vector.tobytes()
+        assert {type(entry) for entry in one.state["w"].values()} == {np.ndarray}
 
     @pytest.mark.parametrize("name", DTYPES)
     def test_arithmetic_on_numbers_gives_gradients(self, name: str) -> None:

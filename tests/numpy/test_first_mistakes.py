@@ -42,6 +42,9 @@ def test_tensors_of_torch_are_sent_to_the_front_end_for_torch() -> None:
             assert message.startswith(what)
             assert "needs thalweg.torch" in message
             assert ".detach().numpy()" in message
+    memory = torch.ones(3)  # which can be stepped
+    LAMB(lr=0.1).update("w", memory.numpy(), np.ones(3, "float32"))
+    assert (memory < 1).all()
 
 
 def test_modules_of_torch_are_sent_to_the_front_end_for_torch() -> None:
