@@ -89,7 +89,7 @@ LAMB: dict[str, dict[str, Any]] = {
 }
 LARS: dict[str, dict[str, Any]] = {
     "defaults": dict(),
-    "learning_rate schedule": dict(learning_rate=lambda count: 10.0 / (count + 1)),
+    "learning_rate schedule": dict(learning_rate=lambda count: 10.0 / (count.astype("float32") + 1)),
     "weight_decay": dict(weight_decay=0.1),
     "weight_decay_mask prefix": dict(weight_decay=0.1, weight_decay_mask=PREFIX),
     "trust_coefficient": dict(trust_coefficient=0.02),

@@ -89,6 +89,7 @@ ROWS = [
     *(Row(name, "overrides", dict(weight_decay=0.1, overrides=OVERRIDES)) for name in ("LARS", "LAMB", "Adafactor")),
     *(Row(name, "stacks", dict(stacked_axes=1), shapes=STACKS) for name in ("LARS", "LAMB")),
     Row("LARS", "zero_ratio", dict(zero_ratio=0.01)),
+    Row("LAMB", "standard overrides", dict(weight_decay=0.1, overrides="standard")),
     Row("Adafactor", "stacks", dict(stacked_axes=1, min_dim_size_to_factor=2), shapes=STACKS),
     Row("Adafactor", "pair of eps", dict(eps=(1e-4, 2.0))),
     Row("Adafactor", "decay_rate", dict(beta2_decay=0.5, clip_threshold=0.5)),
