@@ -1,4 +1,4 @@
-"""Which arrays can be stepped: dtypes, memory layouts, shapes; and what is kept for them."""
+"""Which arrays can be stepped: dtypes, memory layouts, shapes. tests/test_boundary.py has dtypes of state."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from published_runs import error
 from raw_arrays import CASES, Make, bfloat16, bits, every_case, gradients, model, train, two_cases
 from tolerances import FLOAT64
 
-from thalweg.numpy import LAMB, LARS, Adafactor, Kron, Optimizer
+from thalweg.numpy import LAMB, LARS
 
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
-WEIGHT = "encoder.0.weight"
 
 
 def dtype(name: str) -> Any:
@@ -52,37 +51,6 @@ class TestDtypes:
             wide = [{name: g.astype(of_parameter) for name, g in step.items()} for step in narrow]
             first, second = train(make(), model(of_parameter), narrow), train(make(), model(of_parameter), wide)
             assert bits(first) == bits(second)
-
-    @pytest.mark.parametrize(
-        ("make", "option", "keys"),
-        [
-            pytest.param(LARS, "state_dtype", {"momentum_buffer"}, id="LARS"),
-            pytest.param(LARS, "momentum_dtype", {"momentum_buffer"}, id="LARS momentum"),
-            pytest.param(LAMB, "state_dtype", {"exp_avg", "exp_avg_sq"}, id="LAMB"),
-            pytest.param(LAMB, "momentum_dtype", {"exp_avg"}, id="LAMB momentum"),
-            pytest.param(Kron, "state_dtype", {"momentum_buffer", "Q_0", "Q_1"}, id="Kron"),
-            pytest.param(Kron, "momentum_dtype", {"momentum_buffer"}, id="Kron momentum"),
-            pytest.param(Kron, "precond_dtype", {"Q_0", "Q_1"}, id="Kron factors"),
-        ],
-    )
-    @pytest.mark.parametrize("name", ["bfloat16", "float16", "float64"])
-    def test_state_may_be_stored_in_another(
-        self, make: type[Optimizer], option: str, keys: set[str], name: str
-    ) -> None:
-        _ = dtype(name)  # skips where bfloat16 is not known
-        optimizer, weights = make(0.01, **{option: name}), model()[WEIGHT]
-        for step in gradients(3):
-            optimizer.update(WEIGHT, weights, step[WEIGHT])
-        stored = {key: entry.dtype.name for key, entry in optimizer.state[WEIGHT].items() if key != "step"}
-        assert {key for key, kind in stored.items() if kind == name} == keys
-        assert {kind for key, kind in stored.items() if key not in keys} <= {"float32"}
-
-    def test_the_more_special_option_wins(self) -> None:
-        bfloat16()
-        optimizer = LAMB(0.1, state_dtype="float64", momentum_dtype="bfloat16")
-        optimizer.update("w", np.ones(3, "float32"), np.ones(3, "float32"))
-        state = optimizer.state["w"]
-        assert (state["exp_avg"].dtype.name, state["exp_avg_sq"].dtype.name) == ("bfloat16", "float64")
 
 
 def layouts(x: Any) -> dict[str, Any]:
@@ -194,39 +162,17 @@ class TestShapes:
         assert bits(weights) == bits(twin) != bits(np.full((), 2).astype(dtype(name)))
 
 
-class TestStateKeys:
-    """The names under which state is kept are those of checkpoints, and stay."""
-
-    @pytest.mark.parametrize(
-        ("optimizer", "keys"),
-        [
-            pytest.param(LARS(0.1), ["step", "momentum_buffer"], id="LARS"),
-            pytest.param(LARS(0.1, momentum=0.0), ["step"], id="LARS without momentum"),
-            pytest.param(LAMB(0.1), ["step", "exp_avg", "exp_avg_sq"], id="LAMB"),
-            pytest.param(Adafactor(), ["step", "variance"], id="Adafactor"),
-            pytest.param(
-                Adafactor(momentum=0.9, min_dim_size_to_factor=0),
-                ["step", "row_var", "col_var", "exp_avg"],
-                id="Adafactor factored",
-            ),
-            pytest.param(Kron(0.1), ["step", "momentum_buffer", "Q_0", "L_0", "Q_1", "L_1", "refresh"], id="Kron"),
-        ],
-    )
-    def test_of_a_matrix(self, optimizer: Optimizer, keys: list[str]) -> None:
-        optimizer.update("w", np.ones((4, 3)), np.ones((4, 3)))
-        assert sorted(optimizer.state["w"]) == sorted(keys)
-
-    def test_counting_and_clearing(self) -> None:
-        optimizer, weights = LAMB(0.1, global_step=True), np.ones(3)
-        assert optimizer.num_parameters == 0
-        optimizer.update("a", weights, np.ones(3))
-        optimizer.update("b", np.ones(2), np.ones(2))
-        optimizer.end_iteration()
-        assert (optimizer.num_parameters, optimizer.iteration) == (2, 1)
-        optimizer.clear_state()
-        assert (optimizer.num_parameters, optimizer.iteration, optimizer.state) == (0, 0, {})
-        optimizer.update("a", np.ones((2, 2)), np.ones((2, 2)))  # forgotten, its shape too
-        fresh, twin = np.ones(3), np.ones(3)
-        optimizer.update("b", fresh, np.ones(3))
-        LAMB(0.1).update("b", twin, np.ones(3))
-        assert bits(fresh) == bits(twin)
+def test_counting_and_clearing() -> None:
+    optimizer, weights = LAMB(0.1, global_step=True), np.ones(3)
+    assert optimizer.num_parameters == 0
+    optimizer.update("a", weights, np.ones(3))
+    optimizer.update("b", np.ones(2), np.ones(2))
+    optimizer.end_iteration()
+    assert (optimizer.num_parameters, optimizer.iteration) == (2, 1)
+    optimizer.clear_state()
+    assert (optimizer.num_parameters, optimizer.iteration, optimizer.state) == (0, 0, {})
+    optimizer.update("a", np.ones((2, 2)), np.ones((2, 2)))  # forgotten, its shape too
+    fresh, twin = np.ones(3), np.ones(3)
+    optimizer.update("b", fresh, np.ones(3))
+    LAMB(0.1).update("b", twin, np.ones(3))
+    assert bits(fresh) == bits(twin)

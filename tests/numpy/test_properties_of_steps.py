@@ -26,7 +26,7 @@ def arrays(shapes: dict[Any, Any], seed: int) -> dict[Any, Any]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # test_whole_model.py has one model of each
 @given(case=st.sampled_from(list(CASES)), shapes=MODEL, seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_whole_name_by_name_and_in_any_order(case: str, shapes: dict[Any, Any], seed: int, data: Any) -> None:
     """Three ways to take the same steps, gradients missing here and there: bits are equal."""

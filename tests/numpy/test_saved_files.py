@@ -349,29 +349,6 @@ class TestFiles:
         assert path.read_bytes() != before
 
     @pytest.mark.parametrize("suffix", SUFFIXES)
-    def test_the_old_file_is_never_half_of_the_new(
-        self, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """At the moment of replacement both are whole."""
-        path, old, new = path_in(tmp_path, suffix), stepped(CASES["LAMB"], 1), stepped(CASES["LAMB"], 2)
-        old.save(path)
-        seen = []
-
-        def replace(source: Any, target: Any, really: Any = os.replace) -> None:
-            assert Path(source).parent == Path(target).parent  # one file system, so that it is one move
-            loaded = CASES["LAMB"]()
-            loaded.load(target)
-            seen.append(bits(loaded.state) == bits(old.state))
-            really(source, target)
-
-        monkeypatch.setattr(os, "replace", replace)
-        new.save(path)
-        loaded = CASES["LAMB"]()
-        loaded.load(path)
-        assert seen == [True]
-        assert bits(loaded.state) == bits(new.state)
-
-    @pytest.mark.parametrize("suffix", SUFFIXES)
     def test_what_is_no_such_file(self, suffix: str, tmp_path: Path) -> None:
         """A beginning of one, other files, arrays of others."""
         path, optimizer = path_in(tmp_path, suffix), stepped(CASES["Kron"])

@@ -31,6 +31,7 @@ from sharded_jax import (
     step_of,
     stepped_alone,
 )
+from tolerances import FUSED
 
 import thalweg.optax
 from thalweg.errors import OptionError, ParameterError
@@ -228,7 +229,7 @@ def map_parts(make: Callable[..., Any], params: Any, specs: Any) -> Any:
 def steps_by_native_code(make: Callable[..., Any], names: str, *, exact: bool = False, native: bool = True) -> None:
     """Each device steps its parts by native code where no sum goes over them; else the step is XLA's."""
     shapes = {name: NATIVE[name] for name in names.split()}
-    params, grads = (numbers(shapes, seed, "float32") for seed in (0, 1))
+    params, grads = (numbers(shapes, seed) for seed in (0, 1))
     solver = make()
 
     def step_thrice(step: Any, params: Any, state: Any, grads: Any) -> tuple[str, Any]:
@@ -249,8 +250,7 @@ def steps_by_native_code(make: Callable[..., Any], names: str, *, exact: bool = 
             assert "all-gather" not in text
             assert ("all-reduce" in text) == (not exact)
         assert found[0]["w"].sharding.spec[0] == "x"
-        for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-            assert (a == b).all() if exact else jnp.allclose(a, b, rtol=1e-6, atol=1e-6)
+        check_equal(found, expected, tolerance=0.0 if exact else FUSED[DTYPE])
 
 
 def found_together_by_xla() -> None:
