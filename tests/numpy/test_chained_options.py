@@ -18,9 +18,9 @@ from raw_arrays import (
     HANDLING,
     OPTIONS,
     SHOWCASE,
+    VARIANTS,
     Make,
     bits,
-    every_variant,
     fingerprint,
     gradients,
     model,
@@ -87,7 +87,7 @@ class TestEveryOption:
         with_it = shown(made(name, **around, **{option: value}), poisoned=poisoned)
         assert with_it != shown(made(name, **around), poisoned=poisoned)
 
-    @pytest.mark.parametrize(("name", "option"), EVERY)
+    @pytest.mark.parametrize(("name", "option"), one_in(3, EVERY))
     def test_a_bad_value_is_refused_by_name(self, name: str, option: str) -> None:
         """Text, NaN, infinity, objects, and what would be a number, a flag or nothing in another place."""
         optimizer, kind = made(name), str(option_fields(name)[option].type)
@@ -401,7 +401,7 @@ class TestOptionsWithoutEffect:
 
 
 class TestVariants:
-    @every_variant
+    @pytest.mark.parametrize(("name", "variant"), one_in(3, VARIANTS, first=1))
     def test_a_variant_is_its_options_and_those_given_beside_it_win(self, name: str, variant: str) -> None:
         optimizer = made(name, variant=variant)
         assert optimizer.options == {**made(name).options, **RULES[name].VARIANTS[variant]}

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import one_in
 from raw_arrays import (
     CASES,
     FRONT_END,
     OPTIONS,
+    VARIANTS,
     Make,
     bits,
     copies,
     every_case,
-    every_variant,
     fingerprint,
     gradients,
     model,
@@ -141,7 +142,7 @@ class TestRepr:
         assert parts(repr(optimizer)) == parts(text)
         assert fingerprint(read_back(optimizer)) == fingerprint(optimizer)
 
-    @every_variant
+    @pytest.mark.parametrize(("name", "variant"), one_in(3, VARIANTS))
     def test_every_variant_is_read_back_and_pickled(self, name: str, variant: str) -> None:
         for lr in (0.1, None) if name == "Adafactor" else (0.1,):
             optimizer = FRONT_END[name](lr, variant=variant)

@@ -312,8 +312,6 @@ CASES = list_cases()
 DAY = {
     "lars: steps on parts",
     "lars: refused without specs",
-    "kron: steps on parts",
-    "stochastic rounding is the same on parts",
     "two rules: one norm and one decision",
     "adamw: native code",
     "lamb: native code",
