@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,11 +19,6 @@ from optax_runs import GRADS, MADE, PARAMS, Tree, each, run
 from thalweg.optax import adafactor, kron, lamb, lars
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
-
-
-@lru_cache
-def plain(name: str) -> Tree:
-    return run(MADE[name](0.1))[0]
 
 
 def assert_alike(found: Tree, expected: Tree, before: Tree = PARAMS) -> None:
@@ -82,15 +77,6 @@ def test_apply_if_finite_leaves_parameters_and_state_at_a_nan(name: str) -> None
     assert after.total_notfinite == 1
     for a, b in zip(jax.tree.leaves(after.inner_state), jax.tree.leaves(state.inner_state), strict=True):
         assert (a == b).all()
-
-
-@pytest.mark.nightly
-@each
-def test_lookahead_steps_its_fast_parameters_as_the_optimizer_does(name: str) -> None:
-    tx = optax.lookahead(MADE[name](0.1), sync_period=5, slow_step_size=0.5)
-    params, _ = run(tx, optax.LookaheadParams.init_synced(PARAMS), GRADS)
-    assert_alike(params.fast, plain(name))
-    assert all((params.slow[key] == PARAMS[key]).all() for key in PARAMS)
 
 
 # ---- injected options
@@ -196,36 +182,6 @@ def test_wrapped_solvers_descend_by_one_program(name: str, wrapper: str) -> None
         params, state = step(params, state)
     assert step._cache_size() == 1
     assert loss(params) < 0.9 * loss(PARAMS)
-
-
-@pytest.mark.nightly
-@each
-def test_complex_parameters_are_served_as_pairs(name: str) -> None:
-    w = PARAMS["w"]
-    params, grads = {"z": w + 1j * (w + 1)}, {"z": jnp.sin(w) + 1j * jnp.cos(w)}
-    found, _ = run(optax.contrib.split_real_and_imaginary(MADE[name](0.1)), params, grads)
-    parts, _ = run(MADE[name](0.1), {"re": w, "im": w + 1}, {"re": jnp.sin(w), "im": jnp.cos(w)})
-    assert found["z"].dtype == jnp.complex64
-    assert_alike((found["z"].real, found["z"].imag), (parts["re"], parts["im"]), (w, w + 1))
-
-
-@pytest.mark.nightly
-def test_a_linesearch_after_an_optimizer_descends() -> None:
-    tx = optax.chain(lamb(1.0), optax.scale_by_backtracking_linesearch(max_backtracking_steps=10))
-    value, grads = jax.value_and_grad(loss)(PARAMS)
-    update = jax.jit(partial(tx.update, value_fn=loss))
-    updates, _ = update(grads, tx.init(PARAMS), PARAMS, value=value, grad=grads)
-    assert loss(optax.apply_updates(PARAMS, updates)) < value
-
-
-@pytest.mark.nightly
-def test_other_wrappers_pass_parameters_and_extra_arguments_on() -> None:
-    always = optax.conditionally_transform(MADE["lamb"](0.1), should_transform_fn=lambda count, **_: count >= 0)
-    for tx in (always, optax.named_chain(("solver", MADE["lamb"](0.1)), ("same", optax.identity()))):
-        assert_alike(run(tx, value=1.0)[0], plain("lamb"))
-    frozen, _ = run(optax.selective_transform(MADE["lamb"](0.1), freeze_mask={"w": False, "b": True}))
-    assert_alike({"w": frozen["w"]}, {"w": plain("lamb")["w"]}, {"w": PARAMS["w"]})
-    assert (frozen["b"] == PARAMS["b"]).all()
 
 
 # ---- functions over states

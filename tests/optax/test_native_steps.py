@@ -83,6 +83,10 @@ def assert_same_size(found: Any, expected: Any, tolerance: float) -> None:
         assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
 
 
+def assert_same_bits(found: Any, expected: Any) -> None:
+    assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True))
+
+
 OWN = partial(transformation, Layerwise)
 CASES = [
     night(partial(adamw, 0.1, weight_decay=0.1), id="adamw"),
@@ -117,12 +121,10 @@ def test_programs_have_one_call_for_all_parameters() -> None:
 
 
 def test_a_step_is_what_update_and_apply_updates_do() -> None:
-    params, gradients = given(steps=1)
-    gradients = jax.tree.map(lambda g: g[0], gradients)
     solver = lamb(0.1)
-    updates, state = jax.jit(solver.update)(gradients, solver.init(params), params)
-    found = jax.jit(make_step(solver))(params, solver.init(params), gradients)
-    assert_same_size(found, (optax.apply_updates(params, updates), state), tolerances.FUSED["float32"])
+    updates, state = jax.jit(solver.update)(GRADS, solver.init(PARAMS), PARAMS)
+    found = jax.jit(make_step(solver))(PARAMS, solver.init(PARAMS), GRADS)
+    assert_same_size(found, (optax.apply_updates(PARAMS, updates), state), tolerances.FUSED["float32"])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", night("float16")])
@@ -159,7 +161,7 @@ def test_every_run_has_the_same_bits_whatever_the_threads() -> None:
     finally:
         thalweg.set_num_threads(None)
     for other in results[1:]:
-        assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, (results[0], other)), strict=True))
+        assert_same_bits(other, results[0])
 
 
 def test_numbers_of_a_step_are_no_part_of_its_program() -> None:
@@ -198,8 +200,7 @@ def test_donated_arrays_are_written_in_place_and_others_stay_as_they_were() -> N
     state = solver.init(params)
     kept = jax.tree.map(np.array, (params, state, gradients))
     jax.block_until_ready(jax.jit(make_step(solver))(params, state, gradients))
-    for a, b in zip(jax.tree.leaves((params, state, gradients)), jax.tree.leaves(kept), strict=True):
-        assert (np.asarray(a) == b).all()
+    assert_same_bits((params, state, gradients), kept)
     step = jax.jit(make_step(solver), donate_argnums=(0, 1))
     compiled = step.lower(params, state, gradients).compile()
     assert TARGET in compiled.as_text()
@@ -356,7 +357,7 @@ def test_wrapped_solvers_step_as_they_update(name: str) -> None:
 
     found = jax.jit(make_step(solver))(PARAMS, solver.init(PARAMS), GRADS)
     expected = jax.jit(by_update)(PARAMS, solver.init(PARAMS), GRADS)
-    assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True))
+    assert_same_bits(found, expected)
 
 
 MIXTURES: dict[str, Callable[..., Any]] = {
@@ -379,16 +380,13 @@ def test_mixtures_step_as_they_update(name: str, options: dict[str, Any]) -> Non
 
 
 def test_a_run_that_is_saved_or_exported_goes_on_with_the_same_bits() -> None:
-    params, gradients = given(steps=1)
-    gradients = jax.tree.map(lambda g: g[0], gradients)
     solver = lamb(0.1, engine="native")
     step = jax.jit(make_step(solver))
-    params, state = step(params, solver.init(params), gradients)
-    expected = step(params, state, gradients)
+    params, state = step(PARAMS, solver.init(PARAMS), GRADS)
+    expected = step(params, state, GRADS)
     saved = jax.tree.map(jnp.asarray, pickle.loads(pickle.dumps(jax.tree.map(np.asarray, state))))
     for again in (saved, import_state(solver.init(params), params, export_state(state, params))):
-        for a, b in zip(*map(jax.tree.leaves, (step(params, again, gradients), expected)), strict=True):
-            assert (a == b).all()
+        assert_same_bits(step(params, again, GRADS), expected)
 
 
 # ---- which code, and why
