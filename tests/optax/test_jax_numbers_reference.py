@@ -53,10 +53,6 @@ class Row(NamedTuple):
     shapes: Any = None
 
 
-def count_from_1(schedule: Any) -> Any:
-    return lambda count: schedule(count + 1)
-
-
 #: A glob, a regular expression and a predicate; where several match, later ones win.
 OVERRIDES: list[tuple[Any, dict[str, Any]]] = [
     ("layers.*", dict(lr_scale=0.5)),
@@ -64,23 +60,42 @@ OVERRIDES: list[tuple[Any, dict[str, Any]]] = [
     (lambda name, p: p.ndim == 3, dict(weight_decay=0.3, lr_scale=2.0)),
     ("layers.1.w", dict(lr_scale=0.0)),
 ]
-LARS_SCHEDULES = dict(momentum=lambda t: 0.9 - 0.5 / t, trust_coefficient=lambda t: 0.01 / t, eps=lambda t: 0.1 * t)
+LARS_SCHEDULES = dict(
+    lr=lambda t: 5.0 / t,
+    momentum=lambda t: 0.9 - 0.5 / t,
+    trust_coefficient=lambda t: 0.01 / t,
+    eps=lambda t: 0.1 * t,
+)
 KRON_SCHEDULES = dict(lr=lambda t: 0.1 / t, momentum=lambda t: 0.9 - 0.5 / t, precond_lr=lambda t: 0.5 / t)
-BY_OTHER_NAMES = {
-    "LAMB": (
-        dict(betas=lambda t: (0.9 - 0.5 / t, 0.99), eps=lambda t: 0.1 / t),
-        dict(b1=count_from_1(lambda t: 0.9 - 0.5 / t), b2=0.99, eps=count_from_1(lambda t: 0.1 / t)),
+#: By the names of numpy and of optax.
+PAIRED = dict(
+    LAMB=(
+        dict(lr=lambda t: 0.02 / t, betas=lambda t: (0.9 - 0.5 / t, 0.99), eps_root=lambda t: 0.1 / t),
+        dict(lr=lambda t: 0.02 / t, b1=lambda t: 0.9 - 0.5 / t, eps_root=lambda t: 0.1 / t),
     ),
-    "Adafactor": (
-        dict(beta2_decay=lambda t: 0.8 - 0.3 / t, clip_threshold=lambda t: 1 + 1 / t, eps=lambda t: (0.01 / t, 0.5)),
+    Adafactor=(
         dict(
-            decay_rate=count_from_1(lambda t: 0.8 - 0.3 / t),
-            clipping_threshold=count_from_1(lambda t: 1 + 1 / t),
-            eps=count_from_1(lambda t: 0.01 / t),
-            min_scale=0.5,
+            lr=lambda t: 0.05 / t,
+            beta2_decay=lambda t: 0.8 - 0.3 / t,
+            clip_threshold=lambda t: 1 + 1.0 / t,
+            eps=lambda t: (0.01 / t, 0.5),
+        ),
+        dict(
+            lr=lambda t: 0.05 / t,
+            decay_rate=lambda t: 0.8 - 0.3 / t,
+            clipping_threshold=lambda t: 1 + 1.0 / t,
+            eps=lambda t: 0.01 / t,
         ),
     ),
-}
+)
+#: What is paired with a schedule there, and a number of its own here.
+BESIDE = {"LAMB": dict(b2=0.99), "Adafactor": dict(min_scale=0.5)}
+
+
+def count_from_0(schedules: dict[str, Any]) -> dict[str, Any]:
+    return {name: lambda count, own=own: own(count + 1) for name, own in schedules.items()}
+
+
 ROWS = [
     *(Row(case.name, text, own) for case in (LARS, LAMB, ADAFACTOR, KRON) for text, own in case.options.items()),
     *(Row(name, "maximize", dict(maximize=True)) for name in ("LARS", "LAMB", "Adafactor")),
@@ -95,9 +110,9 @@ ROWS = [
     Row("Adafactor", "decay_rate", dict(beta2_decay=0.5, clip_threshold=0.5)),
     Row("Adafactor", "warmup", dict(relative_step=True, warmup_init=True)),
     Row("Adafactor", "scale only when relative", dict(scale_parameter="relative")),
-    Row("LARS", "schedules", LARS_SCHEDULES, {name: count_from_1(own) for name, own in LARS_SCHEDULES.items()}),
-    *(Row(name, "schedules", *both) for name, both in BY_OTHER_NAMES.items()),
-    Row("Kron", "schedules", KRON_SCHEDULES, {name: count_from_1(own) for name, own in KRON_SCHEDULES.items()}),
+    Row("LARS", "schedules", LARS_SCHEDULES, count_from_0(LARS_SCHEDULES)),
+    Row("Kron", "schedules", KRON_SCHEDULES, count_from_0(KRON_SCHEDULES)),
+    *(Row(name, "schedules", own, count_from_0(mine) | BESIDE[name]) for name, (own, mine) in PAIRED.items()),
     *(Row("Kron", name, dict(variant=name, weight_decay=0.1)) for name in ("polyak", "kron_torch")),
     Row(
         "Kron",
