@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_arrays import CASES, Make, bits, every_case, refused, torch
+from raw_arrays import Make, bits, refused, two_cases
 
 from thalweg.errors import OptimError, OptionError, ParameterError
 from thalweg.numpy import LARS
@@ -84,7 +84,7 @@ def test_such_a_gradient(kind: str) -> None:
         optimizer.step({NAME: weights}, {NAME: gradient})
 
 
-@every_case
+@two_cases
 def test_a_parameter_that_changed_its_shape(make: Make) -> None:
     optimizer, weights = make(), ones()
     optimizer.update(NAME, weights, ones())
@@ -100,17 +100,6 @@ def test_a_parameter_that_changed_its_shape(make: Make) -> None:
     assert bits(weights) == bits(twin)
 
 
-def test_torch_tensors() -> None:
-    optimizer, tensor = LARS(0.1), torch().ones(3, 4)
-    with refused(ParameterError, f"parameter '{NAME}' must be a numpy array, got torch.Tensor", optimizer, tensor):
-        optimizer.update(NAME, tensor, ones())
-    with refused(ParameterError, f"gradient of '{NAME}' must be a numpy array, got torch.Tensor", optimizer, tensor):
-        optimizer.update(NAME, ones(), tensor)
-    # the memory of one can be stepped
-    optimizer.update(NAME, tensor.numpy(), ones())
-    assert (tensor < 1).all()
-
-
 def test_more_stacked_axes_than_axes() -> None:
     optimizer, weights = LARS(0.1, stacked_axes=2), ones((3,))
     with refused(
@@ -123,7 +112,6 @@ def test_more_stacked_axes_than_axes() -> None:
 
 
 def test_every_refusal_is_a_value_error_of_one_family() -> None:
-    for make in CASES.values():
-        with pytest.raises(OptimError) as caught:
-            make().update(NAME, [1.0], [1.0])
-        assert isinstance(caught.value, ValueError)
+    with pytest.raises(OptimError) as caught:
+        LARS(0.1).update(NAME, [1.0], [1.0])
+    assert isinstance(caught.value, ValueError)

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_arrays import CASES, bits, fingerprint
 
+pytestmark = pytest.mark.nightly  # test_whole_model.py and test_saved_files.py have one model
+
 SHAPE = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 NAME = st.one_of(st.integers(), st.text(max_size=3))
 MODEL = st.dictionaries(NAME, st.tuples(SHAPE, st.sampled_from(["float16", "float32", "float64"])), max_size=4)
@@ -26,7 +28,6 @@ def arrays(shapes: dict[Any, Any], seed: int) -> dict[Any, Any]:
     }
 
 
-@pytest.mark.slow
 @given(case=st.sampled_from(list(CASES)), shapes=MODEL, seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_whole_name_by_name_and_in_any_order(case: str, shapes: dict[Any, Any], seed: int, data: Any) -> None:
     """Three ways to take the same steps, gradients missing here and there: bits are equal."""

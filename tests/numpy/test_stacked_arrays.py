@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns
 from published_runs import error
 from raw_arrays import Make, bits
 from tolerances import FLOAT64
@@ -35,63 +36,34 @@ def arrays(shape: tuple[int, ...], steps: int = 6) -> tuple[Any, list[Any]]:
     return rng.standard_normal(shape) * scale, [rng.standard_normal(shape) / scale for _ in range(steps)]
 
 
+@by_turns()
 @every_stackable
-@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 6), (3, 2, 3, 2), (1, 4, 4)], ids=str)
-def test_one_stacked_axis_is_so_many_arrays(make: Make, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((3, 4, 5), 1), ((2, 6), 1), ((3, 2, 3, 2), 1), ((2, 3, 4, 5), 2), ((3, 2), 2)], ids=str
+)
+def test_a_stack_is_so_many_arrays(make: Make, shape: tuple[int, ...], axes: int) -> None:
     start, grads = arrays(shape)
-    stacked, apart = start.copy(), [p.copy() for p in start]
-    together, singly = make(stacked_axes=1), make()
+    stacked = start.copy()
+    apart = {place: np.array(start[place]) for place in np.ndindex(shape[:axes])}
+    together, singly = make(stacked_axes=axes), make()
     for gradient in grads:
         together.update("w", stacked, gradient)
-        for i, p in enumerate(apart):
-            singly.update(i, p, gradient[i].copy(), shape=p.shape)
-    for i, p in enumerate(apart):  # slice by slice: the large must not hide the small
-        assert error([stacked[i]], [p], [start[i]]) < FLOAT64
+        for place, p in apart.items():
+            singly.update(str(place), p, np.array(gradient[place]), shape=p.shape)
+    for place, p in apart.items():  # slice by slice: the large must not hide the small
+        assert error([stacked[place]], [p], [start[place]]) < FLOAT64
 
 
 @every_stackable
-def test_two_stacked_axes(make: Make) -> None:
-    start, grads = arrays((2, 3, 4, 5))
-    two, one = start.copy(), start.reshape(6, 4, 5).copy()
-    first, second = make(stacked_axes=2), make(stacked_axes=1)
-    for gradient in grads:
-        first.update("w", two, gradient)
-        second.update("w", one, gradient.reshape(6, 4, 5))
-    assert error([two.reshape(6, 4, 5)], [one], [start.reshape(6, 4, 5)]) < FLOAT64
-
-
-@every_stackable
-def test_without_it_the_slices_are_one_array(make: Make) -> None:
-    """Or else the tests above would show nothing."""
+def test_it_differs_from_one_array_and_may_be_said_by_name(make: Make) -> None:
     start, grads = arrays((3, 4, 5))
-    plain, stacked = start.copy(), start.copy()
-    one, two = make(), make(stacked_axes=1)
+    plain, stacked = {"layers": start.copy()}, {"layers": start.copy()}
+    chosen = {"layers": start.copy(), "head": np.ones(4)}
+    one, two, three = make(), make(stacked_axes=1), make(overrides=[("layers", dict(stacked_axes=1))])
     for gradient in grads:
-        one.update("w", plain, gradient)
-        two.update("w", stacked, gradient)
-    first, second = plain[0] - start[0], stacked[0] - start[0]
+        one.step(plain, {"layers": gradient})
+        two.step(stacked, {"layers": gradient})
+        three.step(chosen, {"layers": gradient, "head": np.ones(4)})
+    assert bits(chosen["layers"]) == bits(stacked["layers"])
+    first, second = (end["layers"][0] - start[0] for end in (plain, stacked))
     assert np.abs(first - second).max() > 0.01 * np.abs(second).max()
-
-
-@every_stackable
-def test_by_name_through_overrides(make: Make) -> None:
-    start, grads = arrays((3, 4, 5))
-    everywhere, chosen = {"layers": start.copy()}, {"layers": start.copy(), "head": np.ones(4)}
-    first, second = make(stacked_axes=1), make(overrides=[("layers", dict(stacked_axes=1))])
-    for gradient in grads:
-        first.step(everywhere, {"layers": gradient})
-        second.step(chosen, {"layers": gradient, "head": np.ones(4)})
-    assert bits(everywhere["layers"]) == bits(chosen["layers"]) != bits(start)
-
-
-@every_stackable
-def test_all_axes_stacked_are_so_many_numbers(make: Make) -> None:
-    start, grads = arrays((3, 2), 3)
-    stacked, apart = start.copy(), {(i, j): np.array(start[i, j]) for i in range(3) for j in range(2)}
-    together, singly = make(stacked_axes=2), make()
-    for gradient in grads:
-        together.update("w", stacked, gradient)
-        for (i, j), p in apart.items():
-            singly.update(f"{i},{j}", p, np.array(gradient[i, j]))
-    for (i, j), p in apart.items():
-        assert error([stacked[i, j]], [p], [start[i, j]]) < FLOAT64

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,12 @@ import pytest
 from lanes import by_turns, once
 from optax_runs import MADE, Tree, each
 
+from thalweg import UnusedOverrideWarning
+from thalweg.optax import lamb
+from thalweg.optax.trees import named
+
 pytestmark = pytest.mark.slow  # many small programs are compiled
+night = partial(pytest.param, marks=pytest.mark.nightly)
 
 
 class Pair(NamedTuple):
@@ -31,62 +37,70 @@ class Layer:
     width: int = dataclasses.field(default=3, metadata=dict(static=True))
 
 
-def array(*shape: int, start: float = 0.3) -> jax.Array:
-    return jnp.cos(start + jnp.arange(int(np.prod(shape)), dtype=jnp.float32)).reshape(shape)
+def make_linen() -> Tree:
+    linen = pytest.importorskip("flax.linen")
+    return linen.Dense(3, bias_init=linen.initializers.ones).init(jax.random.key(0), jnp.ones((1, 4)))["params"]
 
 
-def leaves() -> Iterator[jax.Array]:
-    for start in range(100):
-        yield array(4, 3, start=start)
-        yield array(3, start=start + 0.5)
+def make_nnx() -> Tree:
+    nnx = pytest.importorskip("flax.nnx")
+    return nnx.state(nnx.Linear(4, 3, bias_init=nnx.initializers.ones, rngs=nnx.Rngs(0)), nnx.Param)
 
 
-def containers() -> dict[str, Tree]:
-    x = leaves()
-
-    def new() -> jax.Array:
-        return next(x)
-
-    return {
-        "dict": {"w": new(), "b": new()},
-        "nested dict": {"layers": {"0": {"w": new()}, "1": {"b": new()}}},
-        "list": [new(), new()],
-        "tuple": (new(), new()),
-        "tuple of one": (new(),),
-        "NamedTuple": Pair(new(), new()),
-        "dataclass": Layer(new(), new()),
-        "ordered dict": OrderedDict(w=new(), b=new()),
-        "mixed": {"a": [Pair({"x": new()}, ()), [None]], "b": Layer(None, (new(),))},
-        "None leaves": {"w": new(), "missing": None, "b": [None, new()]},
-        "masked nodes": {"w": new(), "out": optax.MaskedNode(), "b": new()},
-        "bare array": new(),
-        "empty": {},
-        "empty tuple": (),
-        "only None": {"a": None},
-    }
+def make_equinox() -> Tree:
+    eqx = pytest.importorskip("equinox")
+    return eqx.filter(eqx.nn.MLP(4, 3, width_size=5, depth=1, key=jax.random.key(0)), eqx.is_inexact_array)
 
 
-def gradients(tree: Tree, step: int) -> Tree:
-    return jax.tree.map(lambda p: jnp.sin(3.0 * p + step).astype(p.dtype), tree)
+def arrays() -> tuple[jax.Array, jax.Array]:
+    start = jnp.arange(12, dtype=jnp.float32)
+    return jnp.cos(start).reshape(4, 3), jnp.cos(start[:3] + 0.5)
 
 
-def trained(tx: optax.GradientTransformation, params: Tree, steps: int = 2) -> tuple[Tree, Any]:
-    with jax.disable_jit():
+W, B = arrays()
+#: Trees, and what those of other libraries call their leaves.
+CONTAINERS: dict[str, Callable[[], Tree]] = {
+    "nested dict": lambda: {"layers": {"0": {"w": W}, "1": {"b": B}}},
+    "list": lambda: [W, B],
+    "tuple of one": lambda: (W,),
+    "NamedTuple": lambda: Pair(W, B),
+    "dataclass": lambda: Layer(W, B),
+    "ordered dict": lambda: OrderedDict(w=W, b=B),
+    "mixed": lambda: {"a": [Pair({"x": W}, ()), [None]], "b": Layer(None, (B,))},
+    "None leaves": lambda: {"w": W, "missing": None, "b": [None, B]},
+    "masked nodes": lambda: {"w": W, "out": optax.MaskedNode(), "b": B},
+    "bare array": lambda: W,
+    "empty": lambda: {},
+    "only None": lambda: {"a": None},
+    "flax.linen": make_linen,
+    "flax.nnx": make_nnx,
+    "equinox": make_equinox,
+}
+NAMES = {
+    "flax.linen": ["bias", "kernel"],
+    "flax.nnx": ["bias", "kernel"],
+    "equinox": ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"],
+}
+
+
+def train(tx: optax.GradientTransformation, params: Tree) -> tuple[Tree, Any]:
+    with jax.disable_jit():  # what is compiled operation by operation serves all trees
         state = tx.init(params)
-        for step in range(steps):
-            updates, state = tx.update(gradients(params, step), state, params)
+        for step in range(2):
+            grads = jax.tree.map(lambda p, step=step: jnp.sin(3.0 * p + step).astype(p.dtype), params)
+            updates, state = tx.update(grads, state, params)
             assert jax.tree.structure(updates) == jax.tree.structure(params)
             params = optax.apply_updates(params, updates)
     return params, state
 
 
-@by_turns()
-@each
-@pytest.mark.parametrize("container", containers())
+@by_turns("container")
+@pytest.mark.parametrize("name", ["lars", "adafactor", night("lamb"), night("kron")])
+@pytest.mark.parametrize("container", [night(own) if own in NAMES else own for own in CONTAINERS])
 def test_leaves_step_the_same_in_every_container(name: str, container: str) -> None:
-    tree = containers()[container]
-    params, state = trained(MADE[name](0.1), tree)
-    flat, _ = trained(MADE[name](0.1), jax.tree.leaves(tree))
+    tree = CONTAINERS[container]()
+    params, state = train(MADE[name](0.1), tree)
+    flat, _ = train(MADE[name](0.1), jax.tree.leaves(tree))
     assert jax.tree.structure(params) == jax.tree.structure(tree)
     for own, alone, before in zip(jax.tree.leaves(params), flat, jax.tree.leaves(tree), strict=True):
         assert (own == alone).all()
@@ -94,64 +108,16 @@ def test_leaves_step_the_same_in_every_container(name: str, container: str) -> N
     assert state.count == 2
 
 
-@pytest.mark.nightly
-@by_turns("shape", first=3)
-@each
-@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
-def test_arrays_without_elements_do_not_make_a_step_count_as_not_finite(name: str, shape: tuple[int, ...]) -> None:
-    params, state = trained(MADE[name](0.1, on_nonfinite="skip"), {"empty": jnp.zeros(shape), "w": array(4, 3)})
-    assert (state.count, state.skipped) == (2, 0)
-    assert (params["w"] != array(4, 3)).any()
-
-
-@once(4)
-@each
-def test_numpy_arrays_step_as_arrays_of_jax_and_are_left_as_they_were(name: str) -> None:
-    before = {"w": np.asarray(array(4, 3)), "b": np.asarray(array(3))}
-    params = {key: value.copy() for key, value in before.items()}
-    grads = {key: np.sin(3 * value) for key, value in params.items()}
-    given = {key: value.copy() for key, value in grads.items()}
-    tx = MADE[name](0.1)
-    with jax.disable_jit():
-        state = tx.init(params)
-        updates, _ = tx.update(grads, state, params)
-        expected, _ = tx.update(jax.tree.map(jnp.asarray, grads), state, jax.tree.map(jnp.asarray, params))
-    for key in before:
-        assert (params[key] == before[key]).all()
-        assert (grads[key] == given[key]).all()
-        assert (updates[key] == expected[key]).all()
-        assert isinstance(updates[key], jax.Array)
-    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
-
-
-@once(5)
-@each
-def test_python_numbers_step_as_arrays_of_jax(name: str) -> None:
-    tx = MADE[name](0.1)
-    with jax.disable_jit():
-        updates, state = tx.update({"a": 0.5}, tx.init({"a": 2.0}), {"a": 2.0})
-        array_of = {"a": jnp.asarray(2.0, jnp.result_type(float))}
-        expected, of_array = tx.update({"a": jnp.asarray(0.5)}, tx.init(array_of), array_of)
-    assert updates["a"] == expected["a"] != 0
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), of_array)
-    assert not any(x.weak_type for x in jax.tree.leaves((updates, state)))
-
-
-@once(6)
-@each
-def test_an_empty_tree_has_a_state_and_counts(name: str) -> None:
-    for options in ({}, dict(on_nonfinite="skip"), dict(max_grad_norm=1.0)):
-        tx = MADE[name](0.1, **options)
-        updates, state = tx.update({}, tx.init({}), {})
-        assert updates == {}
-        assert state.count == 1
+@pytest.mark.parametrize("container", NAMES)
+def test_names_of_leaves_are_paths_that_end_as_attributes_are_called(container: str) -> None:
+    seen: list[str] = []
+    solver = lamb(0.1, overrides=[(lambda name, p: bool(seen.append(name)), dict(weight_decay=0.1))])
+    with pytest.warns(UnusedOverrideWarning):
+        solver.init(CONTAINERS[container]())
+    assert seen == NAMES[container]
 
 
 def test_fields_called_value_keep_their_names_and_boxes_of_one_array_are_looked_through() -> None:
-    from typing import NamedTuple
-
-    from thalweg.optax.trees import named
-
     class Attention(NamedTuple):
         query: Tree
         value: Tree
@@ -161,3 +127,56 @@ def test_fields_called_value_keep_their_names_and_boxes_of_one_array_are_looked_
 
     tree = {"attention": Attention(jnp.ones(2), jnp.ones(2)), "boxed": Box(jnp.ones(2))}
     assert named(tree).names == ["attention.query", "attention.value", "boxed"]
+
+
+@once(1)
+@each
+def test_flax_writes_and_reads_the_state(name: str) -> None:
+    serialization = pytest.importorskip("flax.serialization")
+    tx, params = MADE[name](0.1), {"w": W, "b": B}
+    state = jax.eval_shape(tx.init, params)
+    state = jax.tree.map(lambda x: jnp.arange(1, 1 + x.size).reshape(x.shape).astype(x.dtype), state)
+    again = serialization.from_bytes(tx.init(params), serialization.to_bytes(state))
+    assert jax.tree.structure(again) == jax.tree.structure(state)
+    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True):
+        assert a.dtype == b.dtype
+        assert (a == b).all()
+
+
+@pytest.mark.nightly
+@each
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
+def test_arrays_without_elements_do_not_make_a_step_count_as_not_finite(name: str, shape: tuple[int, ...]) -> None:
+    params, state = train(MADE[name](0.1, on_nonfinite="skip"), {"empty": jnp.zeros(shape), "w": W})
+    assert (state.count, state.skipped) == (2, 0)
+    assert (params["w"] != W).any()
+
+
+@once(0)
+@pytest.mark.parametrize("name", ["lars", "adafactor", "lamb", "kron"])
+def test_numpy_arrays_and_python_numbers_step_as_arrays_of_jax_and_are_left_as_they_were(name: str) -> None:
+    params = {"w": np.asarray(W).copy(), "number": 2.0}
+    grads = {"w": np.sin(3 * params["w"]), "number": 0.5}
+    given = {"params": params["w"].copy(), "grads": grads["w"].copy()}
+    tx = MADE[name](0.1)
+    with jax.disable_jit():
+        state = tx.init(params)
+        updates, after = tx.update(grads, state, params)
+        expected, wanted = tx.update(jax.tree.map(jnp.asarray, grads), state, jax.tree.map(jnp.asarray, params))
+    assert (params["w"] == given["params"]).all()
+    assert (grads["w"] == given["grads"]).all()
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), wanted)
+    for key in params:
+        assert isinstance(updates[key], jax.Array)
+        assert (updates[key] == expected[key]).all()
+        assert (updates[key] != 0).any()
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
+    assert not any(x.weak_type for x in jax.tree.leaves((updates, after)))
+
+
+@pytest.mark.parametrize("options", [{}, dict(on_nonfinite="skip"), dict(max_grad_norm=1.0)], ids=str)
+def test_an_empty_tree_has_a_state_and_counts(options: dict[str, Any]) -> None:
+    tx = lamb(0.1, **options)
+    updates, state = tx.update({}, tx.init({}), {})
+    assert updates == {}
+    assert state.count == 1

@@ -1,9 +1,10 @@
-"""The wrappers of optax around the optimizers: chains, masks, partitions, accumulation, guards and averages."""
+"""The wrappers of optax around the optimizers: chains, partitions, guards, injection; and functions over states."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,17 +13,12 @@ import numpy as np
 import optax
 import pytest
 import tolerances
-from lanes import by_turns, once
+from lanes import once
 from optax_runs import GRADS, MADE, PARAMS, Tree, each, run
 
 from thalweg.optax import adafactor, kron, lamb, lars
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
-
-
-@lru_cache
-def plain(name: str, steps: int = 2) -> Tree:
-    return run(MADE[name](0.1), steps=steps)[0]
 
 
 def assert_alike(found: Tree, expected: Tree, before: Tree = PARAMS) -> None:
@@ -45,10 +41,9 @@ def test_chains_before_and_after(name: str) -> None:
         assert (a == b).all()
 
 
-@pytest.mark.parametrize("wrapper", [optax.multi_transform, optax.partition])
-def test_each_part_of_a_partition_steps_as_alone(wrapper: Callable[..., Any]) -> None:
+def test_each_part_of_a_partition_steps_as_alone() -> None:
     labels = {"w": "lamb", "b": "lars"}
-    params, _ = run(wrapper({"lamb": MADE["lamb"](0.1), "lars": MADE["lars"](0.1)}, labels))
+    params, _ = run(optax.partition({"lamb": MADE["lamb"](0.1), "lars": MADE["lars"](0.1)}, labels))
     for key, name in labels.items():
         alone, _ = run(MADE[name](0.1), {key: PARAMS[key]}, {key: GRADS[key]})
         assert_alike({key: params[key]}, alone, {key: PARAMS[key]})
@@ -60,89 +55,76 @@ def test_a_mask_of_an_optimizer_inside_a_partition_is_a_tree_of_all_parameters()
     assert_alike(params, run(solver())[0])
 
 
-@by_turns("dtype", first=3)
+def test_bfloat16_parameters_with_float32_gradients_go_through_the_wrappers() -> None:
+    params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS)
+    expected, _ = run(lamb(0.1), params, GRADS)
+    wrapped = optax.chain(optax.clip(1.0), optax.masked(optax.apply_if_finite(lamb(0.1), 5), True))
+    found, _ = run(wrapped, params, GRADS)
+    assert jax.tree.map(lambda a, b: bool((a == b).all()), found, expected) == {"w": True, "b": True}
+
+
+@once(3)
 @each
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_apply_if_finite_leaves_parameters_and_state_at_a_nan(name: str, dtype: Any) -> None:
+def test_apply_if_finite_leaves_parameters_and_state_at_a_nan(name: str) -> None:
     tx = optax.apply_if_finite(MADE[name](0.1), max_consecutive_errors=5)
-    params = jax.tree.map(lambda p: p.astype(dtype), PARAMS)
-    good = jax.tree.map(lambda g: g.astype(dtype), GRADS)
+    params, good = (jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree) for tree in (PARAMS, GRADS))
     bad = {**good, "w": good["w"].at[0, 0].set(jnp.nan)}
     update = jax.jit(tx.update)
     first, state = update(good, tx.init(params), params)
     nothing, after = update(bad, state, params)
     assert all((x != 0).any() for x in jax.tree.leaves(first))
-    assert all((x == 0).all() and x.dtype == dtype for x in jax.tree.leaves(nothing))
+    assert all((x == 0).all() and x.dtype == jnp.bfloat16 for x in jax.tree.leaves(nothing))
     assert after.total_notfinite == 1
     for a, b in zip(jax.tree.leaves(after.inner_state), jax.tree.leaves(state.inner_state), strict=True):
         assert (a == b).all()
 
 
-def test_bfloat16_parameters_with_float32_gradients_go_through_the_wrappers() -> None:
-    params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS)
-    expected, _ = run(lamb(0.1), params, GRADS)
-    for wrapper in (
-        lambda tx: optax.apply_if_finite(tx, 5),
-        lambda tx: optax.chain(optax.clip(1.0), tx),
-        lambda tx: optax.masked(tx, True),
-    ):
-        found, _ = run(wrapper(lamb(0.1)), params, GRADS)
-        assert jax.tree.map(lambda a, b: bool((a == b).all()), found, expected) == {"w": True, "b": True}
+# ---- injected options
+
+STATIC: dict[Callable[..., Any], tuple[str, ...]] = {
+    adafactor: ("min_dim_size_to_factor", "dtype_momentum"),
+    kron: ("max_size_dense", "max_skew"),
+}
 
 
-@once(4)
-@each
-def test_lookahead_steps_its_fast_parameters_as_the_optimizer_does(name: str) -> None:
-    tx = optax.lookahead(MADE[name](0.1), sync_period=5, slow_step_size=0.5)
-    params, _ = run(tx, optax.LookaheadParams.init_synced(PARAMS), GRADS)
-    assert_alike(params.fast, plain(name))
-    assert all((params.slow[key] == PARAMS[key]).all() for key in PARAMS)
-
-
-@once(5)
-@each
-def test_injected_learning_rates_take_effect_when_changed_in_the_state(name: str) -> None:
-    static = {"adafactor": ADAFACTOR_STATIC, "kron": KRON_STATIC}.get(name, ())
-    factory = {"adafactor": adafactor, "lamb": lamb, "lars": lars, "kron": kron}[name]
-    tx = optax.inject_hyperparams(factory, static_args=static)(learning_rate=0.1)
-    update = jax.jit(tx.update)
-    state = tx.init(PARAMS)
+@once(1)
+@pytest.mark.parametrize("factory", [adafactor, lamb, lars, kron])
+def test_injected_learning_rates_take_effect_when_changed_in_the_state(factory: Any) -> None:
+    tx = optax.inject_hyperparams(factory, static_args=STATIC.get(factory, ()))(learning_rate=0.1)
+    update, state = jax.jit(tx.update), tx.init(PARAMS)
     first, _ = update(GRADS, state, PARAMS)
-    plain = factory(0.1)
-    expected, _ = jax.jit(plain.update)(GRADS, plain.init(PARAMS), PARAMS)
     state.hyperparams["learning_rate"] = jnp.asarray(0.2, jnp.float32)
     second, _ = update(GRADS, state, PARAMS)
     assert update._cache_size() == 1
     for key in PARAMS:
-        size = float(jnp.abs(expected[key]).max())
-        assert float(jnp.abs(first[key] - expected[key]).max()) <= tolerances.FLOAT32 * size
-        assert float(jnp.abs(second[key] - 2 * expected[key]).max()) <= 2 * tolerances.FLOAT32 * size
+        size = float(jnp.abs(first[key]).max())
+        assert float(jnp.abs(second[key] - 2 * first[key]).max()) <= 2 * tolerances.FLOAT32 * size
 
 
-ADAFACTOR_STATIC = ("min_dim_size_to_factor", "dtype_momentum")
-KRON_STATIC = ("max_size_dense", "max_skew")
-
-
-@pytest.mark.parametrize(("factory", "needed"), [(adafactor, ADAFACTOR_STATIC), (kron, KRON_STATIC)])
-def test_the_static_args_that_injection_needs_are_told_compiled(factory: Any, needed: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("factory", STATIC)
+def test_the_static_args_that_injection_needs_are_told(factory: Any) -> None:
     told: list[str] = []
-    for _ in range(len(needed)):
+    for _ in STATIC[factory]:
         with pytest.raises(ValueError, match="static_args") as caught:
             optax.inject_hyperparams(factory, static_args=told)(learning_rate=0.1).init(PARAMS)
-        told.append(next(name for name in needed if name in str(caught.value) and name not in told))
-    assert set(told) == set(needed)
+        told.append(next(name for name in STATIC[factory] if name in str(caught.value) and name not in told))
+    assert set(told) == set(STATIC[factory])
     optax.inject_hyperparams(factory, static_args=told)(learning_rate=0.1).init(PARAMS)
 
 
 @pytest.mark.parametrize(
     ("factory", "options"),
     [
-        (lars, dict(trust=False)),
-        (lars, dict(stacked_axes=0)),
-        (lamb, dict(trust=False)),
-        (lars, dict(momentum=0.0)),
-        (lamb, dict(mask={"w": True, "b": False}, weight_decay=0.1)),
-        (lamb, dict(trust_clip=(0.0, 10.0), max_grad_norm=1.0)),
+        pytest.param(factory, options, marks=pytest.mark.nightly if place else ())
+        for place, (factory, options) in enumerate(
+            [
+                (lamb, dict(mask={"w": True, "b": False}, weight_decay=0.1, trust_clip=(0.0, 10.0), max_grad_norm=1.0)),
+                (lars, dict(trust=False)),
+                (lars, dict(stacked_axes=0)),
+                (lamb, dict(trust=False)),
+                (lars, dict(momentum=0.0)),
+            ]
+        )
     ],
 )
 def test_injection_goes_with_other_options(factory: Any, options: dict[str, Any]) -> None:
@@ -151,12 +133,11 @@ def test_injection_goes_with_other_options(factory: Any, options: dict[str, Any]
     assert_alike(run(tx)[0], run(factory(0.1, **options))[0])
 
 
-def test_injected_schedules_and_options_are_those_of_the_optimizer() -> None:
+def test_injected_schedules_are_those_of_the_optimizer() -> None:
+    options = dict(weight_decay=0.1, b1=lambda count: 0.9 - 0.1 * count)
     schedule = optax.linear_schedule(0.1, 0.0, 4)
-    tx = optax.inject_hyperparams(lamb)(learning_rate=schedule, weight_decay=0.1, b1=lambda count: 0.9 - 0.1 * count)
-    found, state = run(tx, steps=3)
-    expected, _ = run(lamb(schedule, weight_decay=0.1, b1=lambda count: 0.9 - 0.1 * count), steps=3)
-    assert_alike(found, expected)
+    found, state = run(optax.inject_hyperparams(lamb)(learning_rate=schedule, **options), steps=3)
+    assert_alike(found, run(lamb(schedule, **options), steps=3)[0])
     assert np.isclose(state.hyperparams["learning_rate"], schedule(2))
 
 
@@ -165,3 +146,88 @@ def test_an_injected_option_that_is_refused_says_what_is_wrong() -> None:
         optax.inject_hyperparams(lamb)(learning_rate=0.1, weight_decay=-1.0).init(PARAMS)
     with pytest.raises(ValueError, match=r"stacked_axes.*static_args"):
         optax.inject_hyperparams(lamb)(learning_rate=0.1, stacked_axes=1).init(PARAMS)
+
+
+# ---- optax.contrib, and what else may be around
+
+
+def loss(params: Tree) -> jax.Array:
+    return sum(jnp.sum((p - 0.25) ** 2) for p in jax.tree.leaves(params))
+
+
+CONTRIB: dict[str, Callable[[Any], Any]] = {
+    "schedule_free": lambda tx: optax.contrib.schedule_free(tx, learning_rate=0.1, b1=0.9),
+    "mechanize": lambda tx: optax.contrib.mechanize(tx, s_init=1e-2),
+    "sam": lambda tx: optax.contrib.sam(tx, optax.chain(optax.contrib.normalize(), optax.sgd(0.05)), sync_period=2),
+    "adversary of sam": lambda tx: optax.contrib.sam(optax.sgd(0.1), tx, sync_period=2),
+    "reduce_on_plateau": lambda tx: optax.chain(tx, optax.contrib.reduce_on_plateau(factor=0.5, patience=3)),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+@pytest.mark.parametrize("wrapper", CONTRIB)
+def test_wrapped_solvers_descend_by_one_program(name: str, wrapper: str) -> None:
+    tx = CONTRIB[wrapper](MADE[name](0.1))
+    params, state = PARAMS, tx.init(PARAMS)
+
+    @jax.jit
+    def step(params: Tree, state: Any) -> tuple[Tree, Any]:
+        value, grads = jax.value_and_grad(loss)(params)
+        extra = {"value": value} if wrapper == "reduce_on_plateau" else {}
+        updates, state = tx.update(grads, state, params, **extra)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(40):
+        params, state = step(params, state)
+    assert step._cache_size() == 1
+    assert loss(params) < 0.9 * loss(PARAMS)
+
+
+# ---- functions over states
+
+
+@each
+def test_mapping_over_the_parameters_of_a_state_reaches_all_but_the_counts(name: str) -> None:
+    tx = MADE[name](0.1, on_nonfinite="skip")
+    state = tx.init(PARAMS)
+    mapped = optax.tree_map_params(tx, lambda x: x + 7, state, transform_non_params=lambda x: x - 1)
+    assert (mapped.count, mapped.skipped) == (-1, -1)
+    for field in set(state._fields) - {"count", "skipped"}:
+        own, old = jax.tree.leaves(getattr(mapped, field)), jax.tree.leaves(getattr(state, field))
+        assert all((a == b + 7).all() for a, b in zip(own, old, strict=True))
+    # where a parameter has no entry, or several, the state has None, or a tuple
+    own = dict(is_leaf=lambda x: x is None or isinstance(x, tuple)) if name in ("adafactor", "kron") else {}
+    shapes = optax.tree_map_params(tx, lambda x, key: (key, getattr(x, "shape", ())), state, dict(w="w", b="b"), **own)
+    momentum = "exp_avg" if name in ("adafactor", "lamb") else "momentum_buffer"
+    assert getattr(shapes, momentum) == {"w": ("w", (4, 3)), "b": ("b", (3,))}
+
+
+@pytest.mark.parametrize(
+    ("factory", "options"),
+    [
+        (lamb, dict(mask={"w": True, "b": False}, weight_decay=0.1)),
+        (lamb, dict(stacked_axes={"w": 1, "b": 0})),
+        (lars, dict(trust_ratio_mask={"w": True, "b": False})),
+        (adafactor, dict(weight_decay_mask={"w": True, "b": False}, weight_decay_rate=0.1)),
+        (lamb, dict(mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params), weight_decay=0.1)),
+        (lamb, dict(overrides=[("b", dict(weight_decay=0.1))])),
+    ],
+)
+def test_mapping_over_a_state_goes_with_options_by_leaf(factory: Any, options: dict[str, Any]) -> None:
+    tx = factory(0.1, **options)
+    mapped = optax.tree_map_params(tx, lambda x: x + 7, tx.init(PARAMS))
+    assert mapped.count == 0
+    assert all((x >= 7).all() for x in jax.tree.leaves(mapped._replace(count=None)))
+
+
+@each
+def test_states_are_searched_by_name_and_pickled(name: str) -> None:
+    state = optax.chain(optax.clip(1.0), MADE[name](0.1)).init(PARAMS)
+    assert optax.tree.get(optax.tree.set(state, count=jnp.int32(5)), "count") == 5
+    field = {"lamb": "exp_avg_sq", "adafactor": "variance", "lars": "momentum_buffer", "kron": "Q"}[name]
+    assert set(optax.tree.get(state, field)) == {"w", "b"}
+    again = pickle.loads(pickle.dumps(state))
+    assert type(again[1]) is type(state[1])
+    assert jax.tree.structure(again) == jax.tree.structure(state)
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True))

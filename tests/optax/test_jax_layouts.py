@@ -120,14 +120,14 @@ def test_dimension_numbers_of_optax_and_axes_of_ours_say_the_same() -> None:
     assert told.rows[0].treatment == "8 matrices 3 x 5"
 
 
-@pytest.mark.parametrize("scaling", ["original", "optax"])
+@pytest.mark.parametrize("scaling", ["original", pytest.param("optax", marks=pytest.mark.nightly)])
 def test_widths_are_those_of_outputs_over_inputs_in_every_layout(scaling: str) -> None:
     params, g = {"w": jnp.zeros((8, 2))}, {"w": drawn(jax.ShapeDtypeStruct((8, 2), jnp.float32), 1)}
     turned = jax.tree.map(jnp.transpose, g)
 
     def step(layout: Any, params: Any, g: Any) -> Any:
         solver = muon(0.1, layout=layout, scaling=scaling)
-        return solver.update(g, solver.init(params), params)[0]["w"]
+        return jax.jit(solver.update)(g, solver.init(params), params)[0]["w"]
 
     by_torch, by_flax = (step(layout, params, g) for layout in ("torch", MatrixAxes(0, 1)))
     assert np.allclose(np.linalg.norm(by_torch), 2 * np.linalg.norm(by_flax), rtol=FLOAT32)
@@ -248,7 +248,7 @@ def test_figures_of_small_parameters_that_are_stepped_together_are_their_own() -
     params = {"a": jnp.ones((2, 3, 4)), "b": jnp.ones((2, 3, 4))}
     g = {"a": jnp.ones((2, 3, 4)), "b": 2 * jnp.ones((2, 3, 4))}
     solver = with_stats(muon(0.1, layout=MatrixAxes(2, 1), beta=0.0))
-    _, state = solver.update(g, solver.init(params), params)
+    _, state = jax.jit(solver.update)(g, solver.init(params), params)
     assert np.allclose(stats(state)["a"]["norm"], [12**0.5] * 2)
     assert np.allclose(stats(state)["b"]["norm"], [2 * 12**0.5] * 2)
 
@@ -257,6 +257,8 @@ def test_mistakes_are_told() -> None:
     kernel = {"conv": {"kernel": jnp.ones((3, 3, 4, 4))}}
     with pytest.raises(ParameterError, match=r"'conv.kernel' has shape \(3, 3, 4, 4\).*say layout='flax'"):
         muon(0.1).init(kernel)
+    with pytest.raises(ParameterError, match=r"parameter 'b' has shape \(3,\): it is no matrix"):
+        muon(0.1).init({"w": jnp.ones((2, 2)), "b": jnp.ones(3)})
     for function in (muon, muon_adamw):
         with pytest.raises(OptionError, match=r"layout must be one of 'flax', 'equinox', 'torch'.*got 'flx'"):
             function(0.1, layout="flx")

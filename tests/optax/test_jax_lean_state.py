@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ import jax.numpy as jnp  # noqa: E402
 
 import thalweg.numpy  # noqa: E402
 import thalweg.optax  # noqa: E402
-from thalweg.errors import OptionError, ResumeWarning, StateError  # noqa: E402
+from thalweg.errors import ResumeWarning, StateError  # noqa: E402
 
+night = partial(pytest.param, marks=pytest.mark.nightly)
 SHAPES = {"first": (64, 128), "second": (64, 128), "filter": (64, 16, 3, 3), "bias": (64,)}
 
 
@@ -39,11 +41,7 @@ def trained(solver: Any, dtype: Any = jnp.float32, steps: int = 3, state: Any = 
 
 
 @pytest.mark.parametrize(
-    ("rule", "rounding"),
-    [
-        ("lamb", "stochastic"),
-        *(pytest.param(*each, marks=pytest.mark.nightly) for each in (("adamw", "nearest"), ("kron", "nearest"))),
-    ],
+    ("rule", "rounding"), [("lamb", "stochastic"), night("adamw", "nearest"), night("kron", "nearest")]
 )
 def test_codes_are_those_of_numpy(rule: str, rounding: str) -> None:
     options: Any = dict(state_dtype="int8", state_rounding=rounding)
@@ -117,30 +115,21 @@ def test_exported_state_is_imported_as_this_optimizer_keeps_it() -> None:
     ("key", "value", "message"),
     [
         ("exp_avg_scale", np.full((64, 2), np.nan, "float32"), "'exp_avg_scale' must be finite"),
-        ("exp_avg_scale", np.full((64, 2), -1, "float32"), "'exp_avg_scale' must be finite and not negative"),
-        ("exp_avg_scale", np.zeros((64, 2), "float32"), "'exp_avg_scale' has a 0 for codes of 'exp_avg'"),
-        ("exp_avg_scale", np.ones((64, 3), "float32"), r"a number for each group .* of shape \(64, 3\)"),
         ("exp_avg_scale", np.ones((64, 4), "float32"), "'first' does not fit"),
-        ("exp_avg_scale", np.ones((64, 2), "float16"), "must be float32"),
-        ("exp_avg_scale", None, "there is no 'exp_avg_scale'"),
         ("exp_avg", np.ones((64, 128), "float32"), "'exp_avg' is float32, and must be int8"),
         ("exp_avg_sq", np.ones((64, 128), "int8"), "'exp_avg_sq' is int8, and must be uint8"),
     ],
 )
 def test_damaged_codes_are_refused(key: str, value: Any, message: str) -> None:
-    solver, params = thalweg.optax.lamb(0.01, state_dtype="int8"), {"first": jnp.ones((64, 128))}
-    state = solver.update(params, solver.init(params), params)[1]
+    """tests/numpy/test_lean_state.py has more, told by the same code."""
+    params = {"first": jnp.ones((64, 128))}
+    state = thalweg.optax.lamb(0.01, state_dtype="int8").init(params)
+    state = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), state)
     exported = thalweg.optax.export_state(state, params)
     entries = exported["state"]["first"] | {key: value}
     exported["state"]["first"] = {name: entry for name, entry in entries.items() if entry is not None}
     with pytest.raises(StateError, match=message):
         thalweg.optax.import_state(state, params, exported)
-
-
-@pytest.mark.parametrize("options", [dict(precond_dtype="int8"), dict(state_dtype="int4"), dict(state_dtype="uint8")])
-def test_codes_that_there_are_not_and_for_what_cannot_have_them_are_refused(options: Any) -> None:
-    with pytest.raises(OptionError, match=f"{next(iter(options))}.*(factors|must be one of)"):
-        thalweg.optax.kron(0.01, **options)
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""Muon for JAX: the numbers of optax.contrib.muon, and of the numpy front end."""
+"""Muon for JAX: the numbers of optax.contrib.muon, and of numpy where a leaf has several matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tolerances import FLOAT32
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 
-from thalweg.errors import ParameterError  # noqa: E402
 from thalweg.numpy import Muon  # noqa: E402
 from thalweg.optax import MatrixAxes, muon  # noqa: E402
 
@@ -40,9 +39,7 @@ def error(x: Any, wanted: Any, start: Any) -> float:
 
 
 @pytest.mark.parametrize(
-    "options",
-    one_in(2, [dict(nesterov=False, beta=0.8), {}, dict(consistent_rms=0.2, weight_decay=0.1)], first=1),
-    ids=str,
+    "options", one_in(3, [{}, dict(nesterov=False, beta=0.8), dict(consistent_rms=0.2, weight_decay=0.1)]), ids=str
 )
 def test_equals_optax(options: dict[str, Any]) -> None:
     params, grads = problem()
@@ -52,33 +49,7 @@ def test_equals_optax(options: dict[str, Any]) -> None:
     assert state._fields == ("count", "momentum_buffer", "skipped")
 
 
-def test_equals_numpy_with_blocks() -> None:
-    params, grads = problem()
-    unequal = dict(split=(8, 2, 2), split_axis=1, transposed=True, scaling="original")
-    overrides = [("wide", unequal)]
-    ours, _ = trained(muon(0.02, split=3, overrides=overrides), grads, params)
-    arrays = {name: p.copy() for name, p in params.items()}
-    optimizer = Muon(lr=0.02, variant="optax", split=3, overrides=overrides)
-    for g in grads:
-        optimizer.step(arrays, g)
-    assert error(ours, arrays, params) < FLOAT32
-
-
-@pytest.mark.parametrize("split", [1, 3])
-def test_rows_are_normalized_as_in_numpy(split: int) -> None:
-    params, grads = problem()
-    overrides = [("wide", dict(split_axis=1))] if split > 1 else []
-    options: dict[str, Any] = dict(normalize="rows", transposed=True, split=split, overrides=overrides)
-    ours, state = trained(muon(0.02, **options), grads, params)
-    arrays = {name: p.copy() for name, p in params.items()}
-    optimizer = Muon(lr=0.02, variant="optax", **options)
-    for g in grads:
-        optimizer.step(arrays, g)
-    assert error(ours, arrays, params) < FLOAT32
-    assert state._fields == ("count", "momentum_buffer", "line_squares", "skipped")
-
-
-@pytest.mark.parametrize(("inputs", "outputs"), [(0, (1, 2)), ((1, 2), 0), (2, 1)])
+@pytest.mark.parametrize(("inputs", "outputs"), one_in(3, [(2, 1), (0, (1, 2)), ((1, 2), 0)]))
 def test_rows_of_declared_matrices_are_their_outputs(inputs: Any, outputs: Any) -> None:
     """Also where a leaf has matrices along further axes, each with means of its own."""
     rng = np.random.default_rng(0)
@@ -108,8 +79,3 @@ def test_products_in_bfloat16_are_about_those_in_full_precision() -> None:
     narrow, _ = trained(muon(0.02, ns_dtype="bfloat16"), grads, params)
     wide, _ = trained(muon(0.02), grads, params)
     assert 1e-4 < error(narrow, wide, params) < 0.05
-
-
-def test_a_leaf_that_is_no_matrix_is_refused() -> None:
-    with pytest.raises(ParameterError, match=r"parameter 'b' has shape \(3,\): it is no matrix"):
-        muon(0.02).init({"w": np.ones((2, 2)), "b": np.ones(3)})

@@ -241,7 +241,6 @@ VARIANTS = [
     for variant in rule.VARIANTS
     if name in FRONT_END
 ]
-every_variant = pytest.mark.parametrize(("name", "variant"), VARIANTS)
 
 
 def option_fields(name: str) -> dict[str, Any]:

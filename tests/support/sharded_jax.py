@@ -1,8 +1,7 @@
-"""Cases for several devices: they run in a child process that has as many, and say what became of each of them.
+"""Cases for several devices: they run in a child process that has as many, and say what was wrong.
 
-A case is a function without arguments that raises where something does not hold. The child is asked for cases of
-modules by name, some a line, and answers in lines of JSON; what cases have in common it makes once. jax learns the
-number of devices when it is imported, so that no process can have two.
+A case is a function without arguments that raises where something does not hold. Modules of cases have them in `CASES`,
+and in `DAY` the names of those in the ordinary lane. jax learns the number of devices when it is imported.
 """
 
 from __future__ import annotations
@@ -21,11 +20,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from tolerances import SHARDED
@@ -34,15 +35,17 @@ import thalweg.optax
 
 Tree: TypeAlias = Any
 Cases: TypeAlias = dict[str, Callable[[], None]]
+Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], PartitionSpec]]
 P = PartitionSpec
 
-#: The numbers of devices on which all cases run, with the dtype of the parameters there.
-DEVICES = {4: "float64", 8: "float32"}
+#: A mesh of 4 x 2, so that its axes cannot be taken for one another.
+DEVICES = 8
+DTYPE = "float64"
 STEPS = 3
 #: How the child begins the line that answers for a case.
 ANSWER = "answer: "
 #: Parameters by name: shape and how it is divided over a mesh with the axes x and y.
-SMALL: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
+SMALL: Shapes = {
     "rows": ((16, 12), P("x")),
     "columns": ((16, 12), P(None, "y")),
     "whole": ((16, 12), P()),
@@ -51,19 +54,6 @@ SMALL: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
     "vector": ((24,), P("x")),
     "vector_whole": ((24,), P()),
     "cube": ((2, 8, 16), P(None, "x", "y")),
-}
-#: Of 2**16 elements: the largest that are stacked with others of their shape.
-LIMIT: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
-    "limit_rows": ((256, 256), P("x")),
-    "limit_columns": ((256, 256), P(None, "y")),
-}
-LARGE: Mapping[str, tuple[tuple[int, ...], PartitionSpec]] = {
-    "large_rows": ((264, 256), P("x")),
-    "large_columns": ((264, 256), P(None, "x")),
-    "large_both": ((264, 256), P("x", "y")),
-    "large_whole": ((264, 256), P()),
-    "large_cube": ((2, 264, 128), P(None, "y", "x")),
-    "large_vector": ((67584,), P(("x", "y"))),
 }
 #: Step sizes are such that parameters move by some of their size.
 OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
@@ -79,10 +69,10 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
 
 
 class Child:
-    """A process with so many devices that answers for cases."""
+    """A process with several devices that answers for cases."""
 
-    def __init__(self, devices: int) -> None:
-        flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    def __init__(self) -> None:
+        flags = f"--xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0"
         environment = {
             **os.environ,
             "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags} --xla_llvm_disable_expensive_passes=true",
@@ -90,7 +80,6 @@ class Child:
             "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])),
         }
-        self.devices = devices
         self.words = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self.process = subprocess.Popen(
             [sys.executable, __file__],
@@ -102,20 +91,20 @@ class Child:
         )
         atexit.register(self.end)
 
-    def faults_of(self, module: str, cases: Sequence[str]) -> dict[str, str]:
-        """What was wrong with cases, by name; nothing where all held."""
+    def fault_of(self, module: str, case: str) -> str:
+        """What was wrong with a case; nothing where it held."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
-            self.process.stdin.write(f"{json.dumps([module, *cases])}\n")
+            self.process.stdin.write(f"{json.dumps([module, case])}\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             pass
         for line in self.process.stdout:
             if line.startswith(ANSWER):
-                return dict(json.loads(line.removeprefix(ANSWER)))
+                return str(json.loads(line.removeprefix(ANSWER)))
         self.words.seek(0)
-        return {"": f"the child for {self.devices} devices ended early:\n{self.words.read()[-3000:]}"}
+        return f"the child ended early:\n{self.words.read()[-3000:]}"
 
     def end(self) -> None:
         self.process.kill()
@@ -124,44 +113,17 @@ class Child:
 
 
 child = cache(Child)
-#: Of each module, what the ordinary lane does without.
-LEFT = {
-    "sharded_jax_jit": ("lamb", "adafactor", "unfactored"),
-    "sharded_jax_map": ("adafactor", "lamb", "unfactored"),
-    "sharded_jax_lean": ("sgd",),
-    "sharded_jax_explicit": ("lars", "lamb", "unfactored", "kron"),
-}
 
 
-def check_all(cases: Callable[[int], Cases]) -> Any:
-    """Test all cases of a number of devices and of an optimizer together, which share what takes long to compile.
-
-    The ordinary lane has the most devices alone, few cases of Kron, which takes longest, and nothing that is in LEFT.
-    """
-    left = LEFT[cases.__module__]
-
-    def is_ordinary(devices: int, case: str) -> bool:
-        about = case.partition(": ")[0]
-        return (
-            devices == max(DEVICES)
-            and about not in left
-            and (not about.startswith("kron") or case == "kron: same numbers")
-        )
-
-    found: dict[tuple[int, str, bool], list[str]] = {}
-    for devices in DEVICES:
-        for case in cases(devices):
-            about = case.partition(": ")[0] if ": " in case else "others"
-            found.setdefault((devices, about, is_ordinary(devices, case)), []).append(case)
-    rows = [
-        pytest.param(devices, some, id=f"{devices}-{about}", marks=() if ordinary else pytest.mark.nightly)
-        for (devices, about, ordinary), some in found.items()
-    ]
+def check_all(module: ModuleType) -> Any:
+    """A test of all cases of a module."""
+    marks = {case: () if case in module.DAY else pytest.mark.nightly for case in module.CASES}
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(("devices", "some"), rows)
-    def test(devices: int, some: list[str]) -> None:
-        assert child(devices).faults_of(cases.__module__, some) == {}
+    @pytest.mark.parametrize("case", [pytest.param(case, marks=own) for case, own in marks.items()])
+    def test(case: str) -> None:
+        fault = child().fault_of(module.__name__, case)
+        assert not fault, fault
 
     return test
 
@@ -169,16 +131,12 @@ def check_all(cases: Callable[[int], Cases]) -> Any:
 # ---- in the child
 
 
-def dtype() -> str:
-    return DEVICES[jax.device_count()]
-
-
 @cache
 def mesh(kind: Any = jax.sharding.AxisType.Auto) -> jax.sharding.Mesh:
-    return jax.make_mesh((jax.device_count() // 2, 2), ("x", "y"), axis_types=(kind,) * 2)
+    return jax.make_mesh((DEVICES // 2, 2), ("x", "y"), axis_types=(kind,) * 2)
 
 
-def numbers(shapes: Mapping[str, Any], seed: int, dtype: str) -> Tree:
+def numbers(shapes: Shapes, seed: int, dtype: str = DTYPE) -> Tree:
     """A tree on one device; equal names have equal numbers in every tree of a seed."""
     return {
         name: jnp.asarray(np.random.default_rng([seed, *name.encode()]).standard_normal(shape), dtype)
@@ -186,45 +144,32 @@ def numbers(shapes: Mapping[str, Any], seed: int, dtype: str) -> Tree:
     }
 
 
-def placed(shapes: Mapping[str, Any], tree: Tree, over: jax.sharding.Mesh) -> Tree:
+def placed(shapes: Shapes, tree: Tree, over: jax.sharding.Mesh) -> Tree:
     return {name: jax.device_put(x, NamedSharding(over, shapes[name][1])) for name, x in tree.items()}
 
 
-def specs_of(shapes: Mapping[str, Any]) -> dict[str, PartitionSpec]:
+def specs_of(shapes: Shapes) -> dict[str, PartitionSpec]:
     return {name: spec for name, (_, spec) in shapes.items()}
 
 
-def state_specs(state: Any, shapes: Mapping[str, Any], stacked_axes: int = 0) -> Any:
-    """As the parameter along axes that it shares with it; scalars and the factors of Kron whole, one for each layer."""
+def step_of(solver: Any) -> Any:
+    def step(params: Any, state: Any, g: Any) -> Any:
+        updates, state = solver.update(g, state, params)
+        return optax.apply_updates(params, updates), state
 
-    def own(path: Any, x: Any) -> PartitionSpec:
-        name = next((part.key for part in path if isinstance(part, jax.tree_util.DictKey)), None)
-        kept = {part.name for part in path if isinstance(part, jax.tree_util.GetAttrKey)}
-        if name is None or "refresh" in kept:
-            return P()
-        shape, spec = shapes[name]
-        parts = [*spec, *[None] * (len(shape) - len(spec))]
-        if kept & {"Q", "L"}:
-            return P(*parts[:stacked_axes])
-        return P(*[part if n == m else None for n, m, part in zip(x.shape, shape, parts, strict=True)])
-
-    return jax.tree_util.tree_map_with_path(own, state)
+    return step
 
 
-def check_shardings(tree: Tree, specs: Tree, over: jax.sharding.Mesh) -> None:
-    wrong = []
-    wanted = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
-    for (path, x), spec in zip(jax.tree_util.tree_flatten_with_path(tree)[0], wanted, strict=True):
-        fits = x.sharding.is_equivalent_to(NamedSharding(over, spec), x.ndim)
-        if not (fits or (x.ndim == 0 and x.sharding.is_fully_replicated)):
-            got = getattr(x.sharding, "spec", x.sharding)
-            wrong.append(f"{jax.tree_util.keystr(path)}: {got} instead of {spec}")
-    assert not wrong, f"{len(wrong)} of {len(wanted)} are divided otherwise: " + "; ".join(wrong)
+def stepped_alone(solver: Any, before: Any, draws: Sequence[Any]) -> Any:
+    """Parameters and state after some steps on one device."""
+    result, compiled = (before, solver.init(before)), jax.jit(step_of(solver))
+    for g in draws:
+        result = compiled(*result, g)
+    return result
 
 
-def check_equal(tree: Tree, wanted: Tree, before: Tree = None, tolerance: float | None = None) -> None:
+def check_equal(tree: Tree, wanted: Tree, before: Tree = None, tolerance: float = SHARDED[DTYPE]) -> None:
     """Within some units of rounding; ``before`` is what differences are measured from, zero unless told."""
-    tolerance = SHARDED[dtype()] if tolerance is None else tolerance
     assert jax.tree.structure(tree) == jax.tree.structure(wanted)
     before = jax.tree.map(np.zeros_like, wanted) if before is None else before
     wrong = []
@@ -275,10 +220,9 @@ def answer(case: Callable[[], None]) -> str:
 def main() -> None:
     warnings.simplefilter("error")
     for line in sys.stdin:
-        module, *some = json.loads(line)
-        cases: Cases = importlib.import_module(module).cases(jax.device_count())
-        faults = {case: fault for case in some if (fault := answer(cases[case]))}
-        sys.stdout.write(f"\n{ANSWER}{json.dumps(faults)}\n")
+        module, case = json.loads(line)
+        fault = answer(importlib.import_module(module).CASES[case])
+        sys.stdout.write(f"\n{ANSWER}{json.dumps(fault)}\n")
         sys.stdout.flush()
 
 

@@ -1,137 +1,153 @@
-"""Parameters divided over a mesh under ``jax.jit``, where the compiler sees whole arrays."""
+"""Parameters divided over a mesh under ``jax.jit``: the compiler divides, or types say how arrays are divided."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
 import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from sharded_jax import (
-    DEVICES,
-    LARGE,
-    LIMIT,
+    DTYPE,
     OPTIMIZERS,
     SMALL,
     STEPS,
     Cases,
     P,
+    Shapes,
     check_equal,
-    check_shardings,
-    dtype,
     mesh,
     messages,
     numbers,
     placed,
     specs_of,
-    state_specs,
+    stepped_alone,
 )
 
-ALL = {**SMALL, **LIMIT, **LARGE}
+ALL: Shapes = {
+    **SMALL,
+    # of 2**16 elements: the largest that are stacked with others of their shape
+    "limit_rows": ((256, 256), P("x")),
+    "limit_columns": ((256, 256), P(None, "y")),
+    "large_rows": ((264, 256), P("x")),
+    "large_columns": ((264, 256), P(None, "x")),
+    "large_both": ((264, 256), P("x", "y")),
+    "large_whole": ((264, 256), P()),
+    "large_cube": ((2, 264, 128), P(None, "y", "x")),
+    "large_vector": ((67584,), P(("x", "y"))),
+}
 #: For what takes long to compile.
-FEW = {name: ALL[name] for name in ("rows", "columns", "both", "cube", "large_rows")}
-
-
+FEW: Shapes = {name: ALL[name] for name in ("rows", "columns", "both", "cube", "large_rows")}
+TYPED: Shapes = {key: SMALL[key] for key in ("rows", "columns", "whole", "both", "pair", "vector", "cube")}
 #: The compiler joins sums of all parameters over the same devices: x, y, both, both in the other order. What depends on
 #: sums of rows it joins within a parameter, of which 13 are divided: at most two messages for each.
 SUMS = {"lars": 4, "lamb": 4, "unfactored": 4, "adafactor": 26}
+
+
+def state_specs(state: Any, shapes: Shapes, stacked_axes: int = 0) -> Any:
+    """As the parameter along axes that it shares with it; scalars and the factors of Kron whole, one for each layer."""
+
+    def own(path: Any, x: Any) -> PartitionSpec:
+        name = next((part.key for part in path if isinstance(part, jax.tree_util.DictKey)), None)
+        kept = {part.name for part in path if isinstance(part, jax.tree_util.GetAttrKey)}
+        if name is None or "refresh" in kept:
+            return P()
+        shape, spec = shapes[name]
+        parts = [*spec, *[None] * (len(shape) - len(spec))]
+        if kept & {"Q", "L"}:
+            return P(*parts[:stacked_axes])
+        return P(*[part if n == m else None for n, m, part in zip(x.shape, shape, parts, strict=True)])
+
+    return jax.tree_util.tree_map_with_path(own, state)
+
+
+def check_shardings(tree: Any, specs: Any, over: jax.sharding.Mesh) -> None:
+    wrong = []
+    wanted = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    for (path, x), spec in zip(jax.tree_util.tree_flatten_with_path(tree)[0], wanted, strict=True):
+        fits = x.sharding.is_equivalent_to(NamedSharding(over, spec), x.ndim)
+        if not (fits or (x.ndim == 0 and x.sharding.is_fully_replicated)):
+            got = getattr(x.sharding, "spec", x.sharding)
+            wrong.append(f"{jax.tree_util.keystr(path)}: {got} instead of {spec}")
+    assert not wrong, f"{len(wrong)} of {len(wanted)} are divided otherwise: " + "; ".join(wrong)
 
 
 @dataclass(frozen=True)
 class Run:
     """Some steps over devices, and the same on one."""
 
-    shapes: Mapping[str, Any]
     before: Any
-    #: The state by a plain call of init and by a compiled one; parameters and state after the steps that follow each.
-    firsts: dict[str, Any]
-    lasts: dict[str, Any]
-    #: After each of these how many programs had been compiled.
-    programs: dict[str, int]
     alone: Any
-    #: The step as it was compiled.
+    #: The state by a plain call of init and by a compiled one; parameters and state after the steps that follow each.
+    firsts: list[Any]
+    lasts: list[Any]
+    #: What the types of updates and of their parameters say, by name.
+    types: dict[str, tuple[Any, Any]]
+    #: How many programs were compiled, and the step as it was.
+    programs: int
     step: Any
 
 
-def run(solver: Any, shapes: Mapping[str, Any], steps: int = STEPS) -> Run:
+def run(solver: Any, shapes: Shapes, kind: Any = AxisType.Auto, steps: int = STEPS, dtype: str = DTYPE) -> Run:
+    types = {}
+
     def step(params: Any, state: Any, grads: Any) -> Any:
         updates, state = solver.update(grads, state, params)
+        for key in shapes:
+            types[key] = tuple(tuple(jax.typeof(x[key]).sharding.spec) for x in (updates, params))
         return optax.apply_updates(params, updates), state
 
-    before = numbers(shapes, 0, dtype())
-    grads = [numbers(shapes, seed, dtype()) for seed in range(1, steps + 1)]
-    params, state, alone = before, solver.init(before), jax.jit(step)
-    for g in grads:
-        params, state = alone(params, state, g)
-    start, parts = placed(shapes, before, mesh()), [placed(shapes, g, mesh()) for g in grads]
-    firsts = {"init": solver.init(start), "jit(init)": jax.jit(solver.init)(start)}
-    lasts, programs, compiled = {}, {}, jax.jit(lambda *arguments: step(*arguments))
-    for way, first in firsts.items():
-        last = start, first
-        for g in parts:
-            last = compiled(*last, g)
-        lasts[way], programs[way] = last, compiled._cache_size()
-    lowered = compiled.lower(*lasts["init"], parts[0])
-    return Run(shapes, before, firsts, lasts, programs, (params, state), lowered)
+    before, *grads = (numbers(shapes, seed, dtype) for seed in range(steps + 1))
+    alone = stepped_alone(solver, before, grads)
+    with nullcontext() if kind == AxisType.Auto else jax.set_mesh(mesh(kind)):
+        start, *parts = (placed(shapes, tree, mesh(kind)) for tree in (before, *grads))
+        firsts, lasts, compiled = [solver.init(start), jax.jit(solver.init)(start)], [], jax.jit(step)
+        for first in firsts:
+            last = start, first
+            for g in parts:
+                last = compiled(*last, g)
+            lasts.append(last)
+        lowered = compiled.lower(*lasts[0], parts[0])
+    return Run(before, alone, firsts, lasts, types, compiled._cache_size(), lowered)
 
 
-@cache
-def run_of(name: str) -> Run:
-    return run(OPTIMIZERS[name](), FEW if name == "kron" or jax.device_count() < max(DEVICES) else ALL)
+def steps(
+    solver: Any, shapes: Shapes, kind: Any = AxisType.Auto, *, stacked_axes: int = 0, wrapped: bool = False
+) -> Run:
+    """Numbers are those of one device, and everything stays where its parameter is.
+
+    wrapped: the first state is optax's.
+    """
+    found = run(solver, shapes, kind, 4 if wrapped else STEPS)
+    for first, (params, state) in zip(found.firsts, found.lasts, strict=True):
+        check_equal(params, found.alone[0], found.before)
+        check_equal(state, found.alone[1])
+        check_shardings(params, specs_of(shapes), mesh(kind))
+        for own in (state,) if wrapped else (first, state):
+            check_shardings(own, state_specs(own, shapes, stacked_axes), mesh(kind))
+    assert found.programs == 1 or wrapped or kind == AxisType.Explicit, f"{found.programs} programs"
+    assert all(update == param for update, param in found.types.values()), f"types of updates: {found.types}"
+    return found
 
 
-@cache
-def sent(name: str) -> list[tuple[str, int]]:
-    return messages(run_of(name).step.compile().as_text())
-
-
-def same_numbers(name: str, way: str) -> None:
-    found = run_of(name)
-    check_equal(found.lasts[way][0], found.alone[0], found.before)
-    check_equal(found.lasts[way][1], found.alone[1])
-
-
-def first_state_follows(name: str, way: str) -> None:
-    found = run_of(name)
-    check_shardings(found.firsts[way], state_specs(found.firsts[way], found.shapes), mesh())
-
-
-def last_state_follows(name: str, way: str) -> None:
-    found = run_of(name)
-    check_shardings(found.lasts[way][1], state_specs(found.firsts[way], found.shapes), mesh())
-
-
-def parameters_stay(name: str, way: str) -> None:
-    found = run_of(name)
-    check_shardings(found.lasts[way][0], specs_of(found.shapes), mesh())
-
-
-def one_program(name: str) -> None:
-    found = run_of(name).programs
-    assert found == {"init": 1, "jit(init)": 1}, f"programs compiled so far, after the steps from each: {found}"
-
-
-def nothing_large_is_sent(name: str) -> None:
-    large = [(kind, size) for kind, size in sent(name) if size >= 2**16]
-    assert not large, f"whole parameters are sent: {large}"
-
-
-def only_sums_are_sent(name: str) -> None:
-    kinds = Counter(kind for kind, _ in sent(name))
-    assert set(kinds) == {"all-reduce"}, f"sent are {dict(kinds)}"
-
-
-def few_sums(name: str, most: int) -> None:
-    sums = sum(kind == "all-reduce" for kind, _ in sent(name))
-    assert 0 < sums <= most, f"{sums} messages for sums, more than {most}"
+def divided_by_the_compiler(name: str) -> None:
+    """What is sent are sums alone, few of them, and no whole parameter."""
+    found = steps(OPTIMIZERS[name](), FEW if name == "kron" else ALL)
+    if name != "kron":
+        sent = messages(found.step.compile().as_text())
+        kinds = Counter(kind for kind, _ in sent)
+        assert set(kinds) == {"all-reduce"}, f"sent are {dict(kinds)}"
+        assert 0 < kinds["all-reduce"] <= SUMS[name], f"{kinds['all-reduce']} messages for sums, more than {SUMS[name]}"
+        assert all(size < 2**16 for _, size in sent), f"whole parameters are sent: {sent}"
 
 
 def nothing_sent_for_copies(name: str) -> None:
     whole = {key: (shape, P()) for key, (shape, _) in FEW.items()}
-    solver, params = OPTIMIZERS[name](), placed(whole, numbers(whole, 0, dtype()), mesh())
+    solver, params = OPTIMIZERS[name](), placed(whole, numbers(whole, 0), mesh())
     found = messages(jax.jit(solver.update).lower(params, jax.jit(solver.init)(params), params).compile().as_text())
     assert not found, f"copies need nothing of each other, but sent are {found}"
 
@@ -139,7 +155,7 @@ def nothing_sent_for_copies(name: str) -> None:
 def plain_calls(name: str) -> None:
     """A step that nobody compiles."""
     shapes = {key: ALL[key] for key in ("rows", "columns")}
-    solver, before, g = OPTIMIZERS[name](), numbers(shapes, 0, dtype()), numbers(shapes, 1, dtype())
+    solver, before, g = OPTIMIZERS[name](), numbers(shapes, 0), numbers(shapes, 1)
     wanted, wanted_state = solver.update(g, solver.init(before), before)
     start = placed(shapes, before, mesh())
     updates, state = solver.update(placed(shapes, g, mesh()), solver.init(start), start)
@@ -149,62 +165,30 @@ def plain_calls(name: str) -> None:
     check_shardings(state, state_specs(state, shapes), mesh())
 
 
-def stack_stays_divided(way: str) -> None:
-    """Factors of stacked layers are where their layers are, from the first state on."""
-    solver, over = OPTIMIZERS["kron"](stacked_axes=1), mesh()
-    params = {"w": jax.device_put(jax.numpy.ones((8, 6, 4), dtype()), jax.sharding.NamedSharding(over, P("x")))}
-    state = solver.init(params) if way == "init" else jax.jit(solver.init)(params)
-    update = jax.jit(solver.update)
-    for _ in range(3):
-        for factor in (*state.Q["w"], *state.L["w"]):
-            assert factor.sharding.spec == P("x"), f"a factor is laid out as {factor.sharding.spec}"
-        _, state = update(params, state, params)
-    assert update._cache_size() == 1
-
-
-def wrapped(solver: Any, shapes: Mapping[str, Any]) -> None:
-    """Same numbers, and moments that follow their parameters."""
-    found = run(solver, shapes, steps=4)
-    for way in ("init", "jit(init)"):
-        check_equal(found.lasts[way][0], found.alone[0], found.before)
-        check_shardings(found.lasts[way][0], specs_of(shapes), mesh())
-        check_shardings(found.lasts[way][1], state_specs(found.lasts[way][1], shapes), mesh())
-
-
-def wrappers() -> Cases:
-    matrices = {name: ALL[name] for name in ("rows", "both", "vector")}
-    lamb, adafactor = OPTIMIZERS["lamb"], OPTIMIZERS["adafactor"]
-    masked = optax.masked(adafactor(), {name: name != "both" for name in matrices})
-    return {
-        "optax.masked": partial(wrapped, masked, matrices),
-        "optax.MultiSteps": partial(wrapped, optax.MultiSteps(lamb(), every_k_schedule=2), matrices),
-        "optax.chain": partial(wrapped, optax.chain(optax.clip_by_global_norm(1.0), adafactor()), matrices),
-        "max_grad_norm and skip": partial(wrapped, lamb(max_grad_norm=1.0, on_nonfinite="skip"), matrices),
-    }
-
-
-def cases(devices: int) -> Cases:
-    """All of them on most devices, on fewer the numbers and places."""
+def list_cases() -> Cases:
     found: Cases = {}
-    most = devices == max(DEVICES)
-    for name in OPTIMIZERS if most else ("lars", "adafactor", "kron"):
-        for way in ("init", "jit(init)"):
-            found[f"{name}: same numbers after {way}"] = partial(same_numbers, name, way)
-            found[f"{name}: state follows parameters after {way}"] = partial(first_state_follows, name, way)
-            found[f"{name}: state follows parameters after steps from {way}"] = partial(last_state_follows, name, way)
-            found[f"{name}: parameters stay where they are from {way}"] = partial(parameters_stay, name, way)
-        found[f"{name}: one program"] = partial(one_program, name)
-        if most:
-            found[f"{name}: copies send nothing"] = partial(nothing_sent_for_copies, name)
-        if most and name != "kron":
-            found[f"{name}: no whole parameter is sent"] = partial(nothing_large_is_sent, name)
-            found[f"{name}: only sums are sent"] = partial(only_sums_are_sent, name)
-    if most:
-        for name, sums in SUMS.items():
-            found[f"{name}: few sums"] = partial(few_sums, name, sums)
-        for name in ("adafactor", "kron"):
-            found[f"{name}: without jit"] = partial(plain_calls, name)
-        for way in ("init", "jit(init)"):
-            found[f"kron: layers of a stack stay divided from {way}"] = partial(stack_stays_divided, way)
-        found |= wrappers()
+    for name, make in OPTIMIZERS.items():
+        shapes = {key: TYPED[key] for key in ("rows", "columns", "both")} if name in ("lars", "kron") else TYPED
+        found[f"{name}: divided by the compiler"] = partial(divided_by_the_compiler, name)
+        found[f"{name}: copies send nothing"] = partial(nothing_sent_for_copies, name)
+        found[f"{name}: explicit axes"] = lambda make=make, shapes=shapes: steps(make(), shapes, AxisType.Explicit)
+    for name in ("adafactor", "kron"):
+        found[f"{name}: without jit"] = partial(plain_calls, name)
+    kron, lamb, adafactor = (OPTIMIZERS[name] for name in ("kron", "lamb", "adafactor"))
+    few: Shapes = {name: ALL[name] for name in ("rows", "both", "vector")}
+    # factors of stacked layers are where their layers are
+    for kind, spec in ((AxisType.Auto, P("x")), (AxisType.Explicit, P("x", "y"))):
+        stack = partial(steps, kron(stacked_axes=1), {"layers": ((8, 6, 4), spec)}, kind, stacked_axes=1)
+        found[f"kron: layers of a stack, {kind.name} axes"] = stack
+    for text, solver in {
+        "optax.masked": optax.masked(adafactor(), {name: name != "both" for name in few}),
+        "optax.MultiSteps": optax.MultiSteps(lamb(), every_k_schedule=2),
+        "optax.chain": optax.chain(optax.clip_by_global_norm(1.0), adafactor()),
+        "max_grad_norm and skip": lamb(max_grad_norm=1.0, on_nonfinite="skip"),
+    }.items():
+        found[text] = partial(steps, solver, few, wrapped=True)
     return found
+
+
+CASES = list_cases()
+DAY = {"lars: explicit axes"}
