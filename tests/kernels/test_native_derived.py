@@ -46,9 +46,6 @@ class Softened(Rule):
     betas: tuple[Scalar, Scalar] = (0.9, 0.99)
     weight_decay: Scalar = 0.0
 
-    def validate(self) -> None:
-        super().validate()
-
     def entries(self, shape: Any) -> Any:
         return {"exp_avg": Moment()}
 
@@ -67,9 +64,6 @@ class Margins(Rule):
     """Keeps sums of rows and columns in another way than Adafactor: no roots of means, and a momentum beside them."""
 
     decay: Scalar = 0.9
-
-    def validate(self) -> None:
-        super().validate()
 
     def entries(self, shape: Any) -> Any:
         return {"rows": Square(over=(1,)), "columns": Square(over=(0,)), "exp_avg": Moment()}
@@ -377,9 +371,6 @@ class ByMatrix(Rule):
 @dataclass(frozen=True, kw_only=True)
 class Pooled(Rule):
     """Divides by the mean of all rows of a tensor, whichever matrix they are of."""
-
-    def validate(self) -> None:
-        super().validate()
 
     def entries(self, shape: Any) -> Any:
         last = len(shape) - 1

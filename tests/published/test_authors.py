@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import added_early
-from published_runs import STEPS, error, optax_peer, ours, peer, problem, torch_peer
+from published_runs import STEPS, error, ours, peer, problem, torch_peer
 from tolerances import FLOAT64
 
 from thalweg.numpy import LAMB, LARS, MARS, AdEMAMix, Muon
@@ -75,15 +75,6 @@ def test_half_lives_are_those_of_the_betas_themselves() -> None:
     params, grads = problem()
     mine = ours(AdEMAMix(lr=0.01, variant="apple", beta3_warmup=20), params, grads)
     assert error(mine, run_ademamix(params, grads, beta3_warmup=20), params) > FLOAT64
-
-
-def test_warm_ups_in_jax_are_those_of_numpy() -> None:
-    peer("jax")
-    ademamix = pytest.importorskip("thalweg.optax").ademamix
-    params, grads = problem()
-    options: dict[str, Any] = dict(alpha_warmup=20, beta3_warmup=12)
-    mine = ours(AdEMAMix(lr=0.01, **options), params, grads)
-    assert error(optax_peer(ademamix(0.01, **options), params, grads), mine, params) < FLOAT64
 
 
 @pytest.mark.parametrize(

@@ -375,6 +375,7 @@ def test_state_is_that_of_torch(name: str, options: dict[str, Any], keys: set[st
         assert torch.allclose(value, states[1][key].to(value.dtype), rtol=FLOAT64, atol=0.0), key
 
 
+@pytest.mark.nightly
 def test_equals_big_vision_made_of_optax_parts() -> None:
     """big_vision's Adafactor as a chain of optax parts: capped decay, average before lr, bare decay."""
     optax = peer("optax")

@@ -85,9 +85,6 @@ class Centred(WholeRule):
     momentum: Any = 0.5
     FIGURES: ClassVar[tuple[str, ...]] = ("mean",)
 
-    def validate(self) -> None:
-        super().validate()
-
     def entries(self, shape: Any) -> dict[str, Any]:
         return {"momentum_buffer": Moment()}
 
@@ -129,9 +126,6 @@ class InOnePart(Rule):
     """It needs whole tensors, and does not say which part of its step does."""
 
     needs_whole: ClassVar[bool] = True
-
-    def validate(self) -> None:
-        super().validate()
 
     def entries(self, shape: Any) -> dict[str, Any]:
         return {"momentum_buffer": Moment()}

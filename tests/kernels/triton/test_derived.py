@@ -36,9 +36,6 @@ class Lion(Rule):
     betas: tuple[Scalar, Scalar] = (0.9, 0.99)
     weight_decay: Scalar = 0.0
 
-    def validate(self) -> None:
-        super().validate()
-
     def entries(self, shape: Any) -> dict[str, Entry]:
         return {"exp_avg": Moment()}
 
@@ -100,9 +97,6 @@ class Outer(Rule):
 
     def kind(self, shape: Any) -> Any:
         return len(shape)
-
-    def validate(self) -> None:
-        super().validate()
 
     def entries(self, shape: Any) -> dict[str, Entry]:
         last = len(shape) - 1
