@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 from raw_arrays import bits, copies
-from side_by_side import draw, draw_gradients, every_rule, made, needs_core
+from side_by_side import draw, draw_gradients, made, needs_core
 
 from thalweg.kernels.threads import set_num_threads
 
 # jax, if another test has loaded it into this process, warns of every fork; the children here do without it
-pytestmark = [needs_core, pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")]
+pytestmark = [
+    needs_core,
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
 
 SHAPES = {"small": (1000,), "large": (150_000,), "matrix": (300, 250)}
 OPTIONS: dict[str, Any] = dict(weight_decay=0.1)
@@ -40,25 +44,22 @@ def trained(rule: str, seed: int = 0, steps: int = STEPS) -> Any:
     return bits(params), bits(optimizer.state)
 
 
-@every_rule
-def test_optimizers_in_several_python_threads_at_once(rule: str) -> None:
-    expected = {seed: trained(rule, seed) for seed in range(4)}
-    found: dict[int, Any] = {}
-    together = threading.Barrier(len(expected))
+def run_in_threads(work: Any, count: int) -> None:
+    """All begin together."""
+    together = threading.Barrier(count)
 
-    def work(seed: int) -> None:
+    def begin(index: int) -> None:
         together.wait()
-        found[seed] = trained(rule, seed)
+        work(index)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in expected]
+    threads = [threading.Thread(target=begin, args=(i,)) for i in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=120)
-    assert found == expected
 
 
-def test_different_rules_in_several_python_threads_at_once() -> None:
+def test_optimizers_in_several_python_threads_at_once() -> None:
     rules = ["LARS", "LAMB", "Adafactor"] * 2
     expected = [trained(rule, seed) for seed, rule in enumerate(rules)]
     found: list[Any] = [None] * len(rules)
@@ -66,12 +67,21 @@ def test_different_rules_in_several_python_threads_at_once() -> None:
     def work(index: int) -> None:
         found[index] = trained(rules[index], index)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(rules))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
+    run_in_threads(work, len(rules))
     assert found == expected
+
+
+def test_threads_that_step_parameters_of_one_optimizer() -> None:
+    """Each steps its own arrays, as often as it says."""
+    optimizer = made("LARS", "fused", lr=0.5, trust=False, momentum=0.0)
+    arrays = [np.zeros(3000 + i, np.float32) for i in range(4)]
+
+    def work(index: int) -> None:
+        for _ in range(200):
+            optimizer.update(index, arrays[index], np.ones_like(arrays[index]))
+
+    run_in_threads(work, len(arrays))
+    assert all(np.array_equal(x, np.full_like(x, -100)) for x in arrays)
 
 
 def test_native_code_lets_python_run_meanwhile() -> None:
@@ -131,19 +141,11 @@ def result_of_child(rule: str) -> Any:
 
 
 @forked
-@every_rule
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_steps_with_threads_of_its_own_and_so_does_its_parent(rule: str) -> None:
-    expected = trained(rule)
-    assert result_of_child(rule) == expected
-    assert trained(rule) == expected
-    assert result_of_child(rule) == expected
-
-
-@forked
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_forked_while_another_thread_steps() -> None:
+def test_a_forked_child_steps_with_threads_of_its_own_and_so_does_its_parent() -> None:
+    """Also where another thread steps meanwhile."""
     expected, stop = trained("LAMB"), threading.Event()
+    assert result_of_child("LAMB") == expected
+    assert trained("LAMB") == expected
 
     def work() -> None:
         while not stop.is_set():
@@ -152,7 +154,7 @@ def test_a_child_forked_while_another_thread_steps() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        for _ in range(3):
+        for _ in range(2):
             assert result_of_child("LAMB") == expected
     finally:
         stop.set()
@@ -160,7 +162,6 @@ def test_a_child_forked_while_another_thread_steps() -> None:
 
 
 @forked
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_an_optimizer_goes_on_in_a_child_as_it_would_have_in_the_parent() -> None:
     params, grads = draw(SHAPES, "float32"), draw_gradients(SHAPES, "float32", 4)
     optimizer = made("LAMB", "fused", **OPTIONS)
