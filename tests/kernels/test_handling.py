@@ -24,6 +24,8 @@ from side_by_side import (
     side_by_side,
 )
 
+from thalweg.errors import OptionError
+
 pytestmark = needs_core
 
 SHAPES = {"number": (), "vector": (1030,), "matrix": (70, 40), "conv": (9, 7, 3, 2)}
@@ -193,3 +195,23 @@ def test_one_slice_that_is_zero_does_not_touch_the_others(rule: str) -> None:
     both = side_by_side(rule, params, grads, stacked_axes=1, **FULL[rule])
     both.agree()
     assert np.isfinite(both.found["w"]).all()
+
+
+# ---- what changes between steps
+
+
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+def test_state_is_kept_as_changed_options_have_it(engine: str) -> None:
+    weights, gradient = np.ones((4, 4), np.float32), np.full((4, 4), 0.1, np.float32)
+    optimizer = made("Adafactor", engine, momentum=0.9)
+    optimizer.update("w", weights, gradient)
+    changed = optimizer.with_state_dtype("float16")
+    changed.update("w", weights, gradient)
+    assert {entry.dtype.name for key, entry in changed.state["w"].items() if key != "step"} == {"float16"}
+
+
+def test_a_schedule_that_gives_an_array_is_refused() -> None:
+    optimizer, weights = made("LARS", "fused", lr=lambda t: 0.1 if t == 1 else np.ones(2)), np.ones(3)
+    optimizer.update("w", weights, np.ones(3))
+    with pytest.raises(OptionError, match="lr must be a finite number"):
+        optimizer.update("w", weights, np.ones(3))
