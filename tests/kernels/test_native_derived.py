@@ -49,9 +49,7 @@ class Softened(Rule):
     def entries(self, shape: Any) -> Any:
         return {"exp_avg": Moment()}
 
-    def update(
-        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
-    ) -> Any:
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
         b1, b2 = self.betas
         u = b1 * s["exp_avg"] + (1 - b1) * g
         sign = u / (1.0 + xp.abs(u))
@@ -68,9 +66,7 @@ class Margins(Rule):
     def entries(self, shape: Any) -> Any:
         return {"rows": Square(over=(1,)), "columns": Square(over=(0,)), "exp_avg": Moment()}
 
-    def update(
-        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
-    ) -> Any:
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
         across, down = xp.sums(Squares(g, (1,)), Squares(g, (0,)))
         rows, columns = self.decay * s["rows"] + across, self.decay * s["columns"] + down
         u = g / (1.0 + rows) - g * xp.maximum(columns, 0.5)
@@ -88,9 +84,7 @@ class Rounds(Rule):
     def entries(self, shape: Any) -> Any:
         return {"exp_avg": Moment(), "exp_avg_slow": Moment()}
 
-    def update(
-        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
-    ) -> Any:
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
         m, own = 0.9 * s["exp_avg"] + 0.1 * g, self.own_axes(xp.shape(p))
         ahead, aside = m + 0.1 * p, m - 0.5 * g
         first, second = xp.sums(Squares(ahead, own), Squares(aside, own))
@@ -149,15 +143,6 @@ def test_what_is_kept_in_several_passes() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backwards(rules.LAMB):
-    """LAMB that goes the other way: a mutant of one sign."""
-
-    def update(self, *args: Any, **given: Any) -> Update:
-        update = super().update(*args, **given)
-        return update._replace(delta=-update.delta)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Doubled(rules.Adafactor):
     """Adafactor whose squares count twice."""
 
@@ -180,13 +165,11 @@ class Pushed(rules.LARS):
 @pytest.mark.parametrize(
     ("mutant", "origin"),
     one_in(
-        3,
+        2,
         [
-            (Backwards(), rules.LAMB()),
             (Doubled(min_dim_size_to_factor=2), rules.Adafactor(min_dim_size_to_factor=2)),
             (Pushed(), rules.LARS()),
         ],
-        first=1,
     ),
     ids=lambda rule: type(rule).__name__,
 )
@@ -249,37 +232,29 @@ class TestWhatIsKept:
 
     @needs_compiler
     def test_a_second_use_finds_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Unless it was changed, or others can write to it."""
         assert reason_uncompiled(Softened(), (3,)) == ""
         (path,) = self.files(tmp_path)
         assert path.stat().st_mode & 0o077 == 0
         assert path.parent.stat().st_mode & 0o077 == 0
-        monkeypatch.setattr(compilation, "_kinds", {})
-        monkeypatch.setattr(compilation, "_reasons", {})
-        monkeypatch.setattr(compiler, "build", None)  # nothing may be built any more
-        assert reason_uncompiled(Softened(), (3,)) == ""
-
-    @needs_compiler
-    def test_what_was_changed_is_not_loaded(self, tmp_path: Path) -> None:
-        assert reason_uncompiled(Softened(), (3,)) == ""
-        (path,) = self.files(tmp_path)
+        compilation._kinds.clear(), compilation._reasons.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(compiler, "build", None)  # nothing may be built any more
+            assert reason_uncompiled(Softened(), (3,)) == ""
         key = path.stem.split("-")[0]
         assert compiler.find_kept(key) == path
+        path.parent.chmod(0o777)
+        assert compiler.find_kept(key) is None
+        compilation._kinds.clear(), compilation._reasons.clear()
+        with pytest.warns(FallbackWarning, match="others may write to: make it your own"):
+            assert "THALWEG_CACHE" in reason_uncompiled(Softened(), (3,))
+        path.parent.chmod(0o700)
         changed = tmp_path / "changed"
         shutil.copy2(path, changed)
         with changed.open("ab") as file:
             file.write(b"x")
         changed.replace(path)  # not written over: this process has it in memory
         assert compiler.find_kept(key) is None
-
-    @needs_compiler
-    def test_what_others_can_write_to_is_not_loaded(self, tmp_path: Path) -> None:
-        assert reason_uncompiled(Softened(), (3,)) == ""
-        (path,) = self.files(tmp_path)
-        path.parent.chmod(0o777)
-        assert compiler.find_kept(path.stem.split("-")[0]) is None
-        compilation._kinds.clear(), compilation._reasons.clear()
-        with pytest.warns(FallbackWarning, match="others may write to: make it your own"):
-            assert "THALWEG_CACHE" in reason_uncompiled(Softened(), (3,))
 
     def test_without_a_compiler_it_says_so_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
@@ -329,17 +304,13 @@ class Greedy(Softened):
     def entries(self, shape: Any) -> Any:
         return {f"entry_{i}": Moment() for i in range(7)}
 
-    def update(
-        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
-    ) -> Any:
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
         return Update(-lr * g, {key: value + g for key, value in s.items()}, True, {})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Largest(Softened):
-    def update(
-        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
-    ) -> Any:
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
         return Update(-lr * g / xp.amax(xp.abs(g), None), dict(s), True, {})
 
 
@@ -347,9 +318,7 @@ class Largest(Softened):
 class Peaks(Margins):
     """The largest of each row and column: no sums."""
 
-    def update(
-        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
-    ) -> Any:
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
         rows, columns = (xp.maximum(s[key], xp.amax(xp.abs(g), (axis,))) for key, axis in (("rows", 1), ("columns", 0)))
         return Update(-lr * g / (rows + columns), {**s, "rows": rows, "columns": columns}, True, {})
 
@@ -361,9 +330,7 @@ class ByMatrix(Rule):
     def entries(self, shape: Any) -> Any:
         return {"size": Square(over=(1, 2))}
 
-    def update(
-        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
-    ) -> Any:
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
         (size,) = xp.sums(Squares(g, (1, 2)))
         return Update(-lr * g / (1.0 + s["size"]), {"size": size}, True, {})
 
@@ -376,38 +343,27 @@ class Pooled(Rule):
         last = len(shape) - 1
         return {"rows": Square(over=(last,)), "columns": Square(over=(last - 1,))}
 
-    def update(
-        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
-    ) -> Any:
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
         last = len(xp.shape(p)) - 1
         rows, columns = xp.means(Squares(g, (last,)), Squares(g, (last - 1,)))
         (mean,) = xp.means((rows, None))
         return Update(-lr * g / (mean + rows + columns), {"rows": rows, "columns": columns}, True, {})
 
 
-@pytest.mark.parametrize(
-    ("rule", "shape", "reason"),
-    [
-        (Peaks(), (3, 4), "Peaks needs amax over axes"),
-        (Pooled(), (2, 3, 4), "Pooled sums rows or columns over whole tensors, of which no native code is made"),
-        (ByMatrix(), (2, 3, 4), "ByMatrix keeps 'size', and kernels are made for state of elements, rows, columns and"),
-    ],
-)
-def test_rows_and_columns_that_native_code_cannot_serve_are_refused(rule: Rule, shape: Any, reason: str) -> None:
+REFUSED = [
+    (Greedy(), (3, 4), "Greedy needs 7 state entries, and native code has room for 6"),
+    (Largest(), (3, 4), "Largest needs amax over axes (0, 1), and kernels are made for sums and means"),
+    (Peaks(), (3, 4), "Peaks needs amax over axes"),
+    (Pooled(), (2, 3, 4), "Pooled sums rows or columns over whole tensors, of which no native code is made"),
+    (ByMatrix(), (2, 3, 4), "ByMatrix keeps 'size', and kernels are made for state of elements, rows, columns and"),
+]
+
+
+@pytest.mark.parametrize(("rule", "shape", "reason"), REFUSED, ids=lambda value: type(value).__name__)
+def test_what_cannot_be_made_is_said(rule: Rule, shape: Any, reason: str) -> None:
     assert reason_uncompiled(rule, shape).startswith(reason)
-
-
-@pytest.mark.parametrize(
-    ("rule", "reason"),
-    [
-        (Greedy(), "Greedy needs 7 state entries, and native code has room for 6"),
-        (Largest(), "Largest needs amax over axes (0, 1), and kernels are made for sums and means"),
-    ],
-)
-def test_what_cannot_be_made_is_said(rule: Rule, reason: str) -> None:
-    assert reason_uncompiled(rule, (3, 4)) == reason
     with pytest.raises(RuleError, match=re.escape(reason)):
-        emit_kind(kind_of(rule, (3, 4)))
+        emit_kind(kind_of(rule, shape))
 
 
 def test_what_the_native_code_says_of_itself_is_what_python_takes_it_for() -> None:
