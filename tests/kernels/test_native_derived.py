@@ -309,12 +309,6 @@ class Greedy(Softened):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Largest(Softened):
-    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
-        return Update(-lr * g / xp.amax(xp.abs(g), None), dict(s), True, {})
-
-
-@dataclass(frozen=True, kw_only=True)
 class Peaks(Margins):
     """The largest of each row and column: no sums."""
 
@@ -352,8 +346,7 @@ class Pooled(Rule):
 
 REFUSED = [
     (Greedy(), (3, 4), "Greedy needs 7 state entries, and native code has room for 6"),
-    (Largest(), (3, 4), "Largest needs amax over axes (0, 1), and kernels are made for sums and means"),
-    (Peaks(), (3, 4), "Peaks needs amax over axes"),
+    (Peaks(), (3, 4), "Peaks needs amax over axes (1,), and kernels are made for sums and means"),
     (Pooled(), (2, 3, 4), "Pooled sums rows or columns over whole tensors, of which no native code is made"),
     (ByMatrix(), (2, 3, 4), "ByMatrix keeps 'size', and kernels are made for state of elements, rows, columns and"),
 ]

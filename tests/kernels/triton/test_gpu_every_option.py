@@ -1,4 +1,4 @@
-"""Kernels for GPUs against their rules: every option, in every precision."""
+"""Kernels for GPUs against their rules: every option, in every precision; one of each by day."""
 
 from __future__ import annotations
 
