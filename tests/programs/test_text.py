@@ -76,11 +76,6 @@ def first_state(steps: Any, params: dict[str, Any]) -> dict[str, Any]:
     return {key: np.zeros_like(x) for key, x in first.state["w"].items() if key != "step"}
 
 
-def test_the_options_are_in_it() -> None:
-    found = write_setting(Settings(RULES["LAMB"], {"betas": (0.5, 0.75)}).base, (4, 3), "float32")
-    assert "def step(p, g, exp_avg, exp_avg_sq, *, t, lr, lr_scale=1.0, betas=(0.5, 0.75), eps=1e-06):" in found
-
-
 @pytest.mark.parametrize("rule", [RULES["Muon"], RULES["Kron"]])
 def test_rules_that_multiply_matrices_are_named(rule: type[Rule]) -> None:
     found = write_setting(Settings(rule, {}).base, (6, 5), "float64")

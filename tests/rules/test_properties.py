@@ -212,13 +212,3 @@ def test_bad_options_are_refused(case: Case, options: dict, message: str) -> Non
 
 def test_every_rule_has_a_row() -> None:
     assert {case.rule for case in EVERY} == set(RULES.values())
-
-
-@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
-def test_good_options_and_variants_are_valid(case: Case) -> None:
-    from thalweg.settings import Settings
-
-    for options in case.options.values():
-        case.rule(**options).validate()
-    for variant in case.rule.VARIANTS:
-        Settings(case.rule, {}, variant)
