@@ -7,9 +7,6 @@ rule; that tensors are replaced between steps, tests/torch/test_torch_remembered
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -264,7 +261,7 @@ def test_a_parameter_that_grew_is_refused() -> None:
         stepped(optimizer, p)
 
 
-# ---- saving and resuming, float16 that overflows, processes
+# ---- saving and resuming, float16 that overflows
 
 
 @by_turns("first")
@@ -299,46 +296,3 @@ def test_float16_that_would_overflow_is_skipped_alone(rule: str) -> None:
         assert optimizer.state[named[0][1]]["step"] == 0
         both.append((optimizer, named))
     agree(*both[0], *both[1])
-
-
-FORK = """
-import os, select, signal, torch
-from thalweg.torch import LAMB
-import thalweg
-torch.set_num_threads(2)
-thalweg.set_num_threads(2)
-
-def trained():
-    torch.manual_seed(0)
-    p = torch.nn.Parameter(torch.randn(300_000))
-    optimizer = LAMB([p], engine="fused")
-    for _ in range(2):
-        p.grad = torch.randn(300_000)
-        optimizer.step()
-    return p.detach()[:1000].numpy().tobytes()
-
-expected = trained()
-reading, writing = os.pipe()
-child = os.fork()
-if child == 0:
-    torch.set_num_threads(1)  # torch's own operations would wait for ever for threads that are not there
-    thalweg.set_num_threads(2)
-    os.write(writing, trained())
-    os._exit(0)
-answered, _, _ = select.select([reading], [], [], 10)
-answer = os.read(reading, 4000) if answered else b""
-os.kill(child, signal.SIGKILL)
-os.waitpid(child, 0)
-assert answered, "the child did not answer"
-assert answer == expected
-assert trained() == expected
-print("fine")
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-@pytest.mark.nightly
-def test_a_forked_child_steps_and_so_does_its_parent() -> None:
-    """Whatever threads torch had: they do not exist in the child."""
-    result = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=120)
-    assert (result.returncode, result.stdout.strip()) == (0, "fine"), result.stderr
