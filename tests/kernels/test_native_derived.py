@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lanes import by_turns, one_in
-from own_rules import Remembering
+from own_rules import Remembering, Signed
 
 from thalweg import rules
 from thalweg.arrays import Scalar, Squares
@@ -37,24 +37,6 @@ pytestmark = [
     pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here"),
 ]
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler here")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Softened(Rule):
-    """Softened signs of an average of gradients: one page, and no kernel."""
-
-    betas: tuple[Scalar, Scalar] = (0.9, 0.99)
-    weight_decay: Scalar = 0.0
-
-    def entries(self, shape: Any) -> Any:
-        return {"exp_avg": Moment()}
-
-    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
-        b1, b2 = self.betas
-        u = b1 * s["exp_avg"] + (1 - b1) * g
-        sign = u / (1.0 + xp.abs(u))
-        m = b2 * s["exp_avg"] + (1 - b2) * g
-        return Update((sign + self.weight_decay * p) * (-lr * lr_scale), {"exp_avg": m}, True, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +110,7 @@ def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
 @pytest.mark.parametrize("shape", [(300, 70), (128, 128)])
 @pytest.mark.parametrize(
-    "rule", [Softened(weight_decay=0.1), Margins(), Rounds(), Remembering()], ids=lambda rule: type(rule).__name__
+    "rule", [Signed(weight_decay=0.1), Margins(), Rounds(), Remembering()], ids=lambda rule: type(rule).__name__
 )
 def test_a_rule_of_ones_own_steps_natively(rule: Rule, shape: Any, dtype: str, tolerance: float) -> None:
     assert reason_unserved(rule, Handling(), shape) is None
@@ -233,21 +215,21 @@ class TestWhatIsKept:
     @needs_compiler
     def test_a_second_use_finds_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Unless it was changed, or others can write to it."""
-        assert reason_uncompiled(Softened(), (3,)) == ""
+        assert reason_uncompiled(Signed(), (3,)) == ""
         (path,) = self.files(tmp_path)
         assert path.stat().st_mode & 0o077 == 0
         assert path.parent.stat().st_mode & 0o077 == 0
         compilation._kinds.clear(), compilation._reasons.clear()
         with monkeypatch.context() as patch:
             patch.setattr(compiler, "build", None)  # nothing may be built any more
-            assert reason_uncompiled(Softened(), (3,)) == ""
+            assert reason_uncompiled(Signed(), (3,)) == ""
         key = path.stem.split("-")[0]
         assert compiler.find_kept(key) == path
         path.parent.chmod(0o777)
         assert compiler.find_kept(key) is None
         compilation._kinds.clear(), compilation._reasons.clear()
         with pytest.warns(FallbackWarning, match="others may write to: make it your own"):
-            assert "THALWEG_CACHE" in reason_uncompiled(Softened(), (3,))
+            assert "THALWEG_CACHE" in reason_uncompiled(Signed(), (3,))
         path.parent.chmod(0o700)
         changed = tmp_path / "changed"
         shutil.copy2(path, changed)
@@ -259,9 +241,9 @@ class TestWhatIsKept:
     def test_without_a_compiler_it_says_so_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("CXX", raising=False)
-        with pytest.warns(FallbackWarning, match="code for Softened must be compiled, and no C"):
-            assert "install g++ or clang" in reason_uncompiled(Softened(), (3,))
-        assert reason_uncompiled(Softened(), (3, 4)) != ""
+        with pytest.warns(FallbackWarning, match="code for Signed must be compiled, and no C"):
+            assert "install g++ or clang" in reason_uncompiled(Signed(), (3,))
+        assert reason_uncompiled(Signed(), (3, 4)) != ""
         assert not (tmp_path / "cache").exists()
 
     def test_what_does_not_compile_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +253,8 @@ class TestWhatIsKept:
         )
         broken.chmod(0o700)
         monkeypatch.setenv("CXX", str(broken))
-        with pytest.warns(FallbackWarning, match="code for Softened does not compile: no such type"):
-            assert reason_uncompiled(Softened(), (3,)) != ""
+        with pytest.warns(FallbackWarning, match="code for Signed does not compile: no such type"):
+            assert reason_uncompiled(Signed(), (3,)) != ""
         assert self.files(tmp_path) == []
 
     @pytest.mark.nightly
@@ -280,8 +262,9 @@ class TestWhatIsKept:
     def test_many_processes_may_begin_at_once(self, tmp_path: Path) -> None:
         script = (
             "import sys; sys.path[:0] = sys.argv[1:]\n"
-            "from test_native_derived import Softened, reason_uncompiled\n"
-            "assert reason_uncompiled(Softened(), (3,)) == '', reason_uncompiled(Softened(), (3,))\n"
+            "from own_rules import Signed\n"
+            "from thalweg.kernels.cpu.compiled import reason_uncompiled\n"
+            "assert reason_uncompiled(Signed(), (3,)) == '', reason_uncompiled(Signed(), (3,))\n"
         )
         here = Path(__file__).parent
         paths = [str(here), str(here.parent / "support")]
@@ -298,7 +281,7 @@ class TestWhatIsKept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Greedy(Softened):
+class Greedy(Signed):
     """More state than there is room for."""
 
     def entries(self, shape: Any) -> Any:
