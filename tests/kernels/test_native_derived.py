@@ -329,7 +329,7 @@ class Pooled(Rule):
 
 REFUSED = [
     (Greedy(), (3, 4), "Greedy needs 7 state entries, and native code has room for 6"),
-    (Peaks(), (3, 4), "Peaks needs amax over axes (1,), and kernels are made for sums and means"),
+    (Peaks(), (3, 4), "Peaks needs amax over axes ("),  # of rows or of columns, whichever is met first
     (Pooled(), (2, 3, 4), "Pooled sums rows or columns over whole tensors, of which no native code is made"),
     (ByMatrix(), (2, 3, 4), "ByMatrix keeps 'size', and kernels are made for state of elements, rows, columns and"),
 ]
