@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import select
-import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from raw_arrays import bits, copies
-from side_by_side import draw, draw_gradients, every_rule, made, needs_core
+from side_by_side import draw, draw_gradients, made, needs_core
 
 from thalweg.kernels.threads import set_num_threads
 
 # jax, if another test has loaded it into this process, warns of every fork; the children here do without it
-pytestmark = [needs_core, pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")]
+pytestmark = [
+    needs_core,
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
 
 SHAPES = {"small": (1000,), "large": (150_000,), "matrix": (300, 250)}
 OPTIONS: dict[str, Any] = dict(weight_decay=0.1)
@@ -40,25 +41,22 @@ def trained(rule: str, seed: int = 0, steps: int = STEPS) -> Any:
     return bits(params), bits(optimizer.state)
 
 
-@every_rule
-def test_optimizers_in_several_python_threads_at_once(rule: str) -> None:
-    expected = {seed: trained(rule, seed) for seed in range(4)}
-    found: dict[int, Any] = {}
-    together = threading.Barrier(len(expected))
+def run_in_threads(work: Any, count: int) -> None:
+    """All begin together."""
+    together = threading.Barrier(count)
 
-    def work(seed: int) -> None:
+    def begin(index: int) -> None:
         together.wait()
-        found[seed] = trained(rule, seed)
+        work(index)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in expected]
+    threads = [threading.Thread(target=begin, args=(i,)) for i in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=120)
-    assert found == expected
 
 
-def test_different_rules_in_several_python_threads_at_once() -> None:
+def test_optimizers_in_several_python_threads_at_once() -> None:
     rules = ["LARS", "LAMB", "Adafactor"] * 2
     expected = [trained(rule, seed) for seed, rule in enumerate(rules)]
     found: list[Any] = [None] * len(rules)
@@ -66,12 +64,21 @@ def test_different_rules_in_several_python_threads_at_once() -> None:
     def work(index: int) -> None:
         found[index] = trained(rules[index], index)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(rules))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
+    run_in_threads(work, len(rules))
     assert found == expected
+
+
+def test_threads_that_step_parameters_of_one_optimizer() -> None:
+    """Each steps its own arrays, as often as it says."""
+    optimizer = made("LARS", "fused", lr=0.5, trust=False, momentum=0.0)
+    arrays = [np.zeros(3000 + i, np.float32) for i in range(4)]
+
+    def work(index: int) -> None:
+        for _ in range(200):
+            optimizer.update(index, arrays[index], np.ones_like(arrays[index]))
+
+    run_in_threads(work, len(arrays))
+    assert all(np.array_equal(x, np.full_like(x, -100)) for x in arrays)
 
 
 def test_native_code_lets_python_run_meanwhile() -> None:
@@ -107,20 +114,19 @@ def test_native_code_lets_python_run_meanwhile() -> None:
     assert taken > 0
 
 
-def in_child(connection: Any, rule: str) -> None:
-    set_num_threads(3)
-    connection.send(trained(rule))
-    connection.close()
-
-
 forked = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork here")
 
 
-def result_of_child(rule: str) -> Any:
-    """What a forked child computes; a child that hangs is ended."""
+def result_of_child(work: Callable[[], Any]) -> Any:
+    """What a forked child computes with threads of its own; a child that hangs is ended."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=in_child, args=(sender, rule))
+
+    def answer() -> None:
+        set_num_threads(3)
+        sender.send(work())
+
+    child = context.Process(target=answer)
     child.start()
     try:
         assert receiver.poll(20), "the child did not answer"
@@ -131,19 +137,11 @@ def result_of_child(rule: str) -> Any:
 
 
 @forked
-@every_rule
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_steps_with_threads_of_its_own_and_so_does_its_parent(rule: str) -> None:
-    expected = trained(rule)
-    assert result_of_child(rule) == expected
-    assert trained(rule) == expected
-    assert result_of_child(rule) == expected
-
-
-@forked
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_forked_while_another_thread_steps() -> None:
+def test_a_forked_child_steps_with_threads_of_its_own_and_so_does_its_parent() -> None:
+    """Also where another thread steps meanwhile."""
     expected, stop = trained("LAMB"), threading.Event()
+    assert result_of_child(lambda: trained("LAMB")) == expected
+    assert trained("LAMB") == expected
 
     def work() -> None:
         while not stop.is_set():
@@ -152,38 +150,25 @@ def test_a_child_forked_while_another_thread_steps() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        for _ in range(3):
-            assert result_of_child("LAMB") == expected
+        for _ in range(2):
+            assert result_of_child(lambda: trained("LAMB")) == expected
     finally:
         stop.set()
         thread.join()
 
 
 @forked
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_an_optimizer_goes_on_in_a_child_as_it_would_have_in_the_parent() -> None:
     params, grads = draw(SHAPES, "float32"), draw_gradients(SHAPES, "float32", 4)
     optimizer = made("LAMB", "fused", **OPTIONS)
     for step in grads[:2]:
         optimizer.step(params, step)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:  # no test may go on here
-        try:
-            for step in grads[2:]:
-                optimizer.step(params, step)
-            os.write(writing, params["large"][:1000].tobytes())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    answered, _, _ = select.select([reading], [], [], 20)
-    answer = os.read(reading, 4000) if answered else b""
-    os.close(reading)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert answered, "the child did not answer"
-    here = copies(params)
-    for step in grads[2:]:
-        optimizer.step(here, step)
-    assert np.array_equal(np.frombuffer(answer, "float32"), here["large"][:1000])
-    assert not np.array_equal(here["large"], params["large"])
+
+    def go_on() -> Any:
+        here = copies(params)
+        for step in grads[2:]:
+            optimizer.step(here, step)
+        return bits(here)
+
+    there = result_of_child(go_on)
+    assert there == go_on() != bits(params)

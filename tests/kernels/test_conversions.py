@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from raw_arrays import bits
-from side_by_side import NARROW, kind, made, needs_core, widened
+from side_by_side import NARROW, alike, kind, made, needs_core, widened
 
 from thalweg.kernels.cpu.library import levels, load, reason_missing
 
@@ -35,17 +35,6 @@ def stepped(start: Any, gradient: Any, engine: str = "fused", **options: Any) ->
     weights = start.copy()
     made("LARS", engine, **{"lr": 1.0, **SGD, **options}).update("w", weights, gradient)
     return weights
-
-
-def alike(found: Any, expected: Any) -> None:
-    """Equal bits, but that one NaN is as good as another."""
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    with np.errstate(invalid="ignore"):
-        unknown = np.isnan(expected.astype("float64"))
-        assert np.array_equal(np.isnan(found.astype("float64")), unknown)
-    found, expected = found[~unknown], expected[~unknown]
-    wrong = np.flatnonzero(found.view(np.uint16) != expected.view(np.uint16))
-    assert not wrong.size, f"{wrong.size} differ: {found[wrong[:3]]} for {expected[wrong[:3]]}"
 
 
 def doubtful(dtype: str) -> Any:
@@ -142,20 +131,3 @@ def test_between_the_wide_dtypes(wide: str, narrow: str) -> None:
         expected = gradient.astype(narrow)
     assert np.array_equal(optimizer.state["w"]["momentum_buffer"], expected)
     assert np.isinf(gradient.astype("float64") if narrow == "float64" else expected).any()
-
-
-@sixteen_bits
-def test_the_smallest_numbers_are_not_flushed_to_zero(dtype: str) -> None:
-    every = patterns(dtype)
-    small = every[(np.abs(widened(every)) < np.finfo(kind(dtype)).tiny if dtype == "float16" else subnormal())]
-    assert small.size > 100
-    assert np.array_equal(stepped(np.zeros(small.shape, small.dtype), small), -small)
-    least = np.full(33, 1e-45, "float32")
-    assert np.array_equal(stepped(np.zeros(33, "float32"), least), -least)
-    least = np.full(33, 5e-324)
-    assert np.array_equal(stepped(np.zeros(33), least), -least)
-
-
-def subnormal() -> Any:
-    magnitude = np.arange(2**16) & 0x7FFF
-    return magnitude < 0x80

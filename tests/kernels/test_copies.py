@@ -37,6 +37,7 @@ def restored(optimizer: Optimizer) -> Optimizer:
     return other
 
 
+@by_turns("copier")
 @every_rule
 @pytest.mark.parametrize("copier", COPIERS.values(), ids=COPIERS)
 def test_a_copy_goes_on_by_itself_on_the_same_arrays(rule: str, copier: Any) -> None:
@@ -57,6 +58,7 @@ def test_a_copy_goes_on_by_itself_on_the_same_arrays(rule: str, copier: Any) -> 
     assert bits(original.state) == before
 
 
+@by_turns("engine")
 @every_rule
 @pytest.mark.parametrize("engine", ["reference", "fused"])
 def test_a_copy_holds_state_and_no_parameters_or_gradients(rule: str, engine: str) -> None:

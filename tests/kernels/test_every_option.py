@@ -27,7 +27,7 @@ SHAPES = {
 
 
 @by_turns()
-@pytest.mark.parametrize(("case", "options"), one_in(4, FUSED_OPTIONS))
+@pytest.mark.parametrize(("case", "options"), one_in(8, FUSED_OPTIONS))
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_it_equals_its_rule(case: Case, options: dict, dtype: str) -> None:
     grads = draw_gradients(SHAPES, dtype, STEPS)
@@ -35,7 +35,7 @@ def test_it_equals_its_rule(case: Case, options: dict, dtype: str) -> None:
 
 
 @by_turns()
-@pytest.mark.parametrize(("case", "options"), one_in(4, FUSED_OPTIONS, first=1))
+@pytest.mark.parametrize(("case", "options"), one_in(8, FUSED_OPTIONS, first=4))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_it_equals_its_rule_in_sixteen_bits(case: Case, options: dict, dtype: str) -> None:
     small = options.get("lr") == 0.0 or bool(options.get("warmup_init"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from lanes import by_turns, one_in
-from side_by_side import NARROW, agree, draw, draw_gradients, every_dtype, every_rule, needs_core
+from side_by_side import NARROW, agree, draw, draw_gradients, every_dtype, every_rule, needs_core, side_by_side
 
 from thalweg.errors import OptionError
 from thalweg.kernels.threads import set_num_threads
@@ -79,6 +80,16 @@ def test_vectors_of_every_size(rule: str, dtype: str) -> None:
     agree(rule, draw(shapes, dtype), grads, weight_decay=0.1, **options, lockstep=dtype in NARROW)
 
 
+#: Of each list the small ones, and all of them at night: the largest take seconds.
+FACTORED = {
+    "matrices": [shape for shape in MATRICES if np.prod(shape) < 30_000],
+    "all matrices": MATRICES,
+    "axes around": [shape for shape in TENSORS if np.prod(shape) < 30_000],
+    "all axes around": TENSORS,
+    "the last two axes": LAST,
+}
+
+
 @by_turns()
 @pytest.mark.parametrize(
     "options",
@@ -86,21 +97,15 @@ def test_vectors_of_every_size(rule: str, dtype: str) -> None:
     ids=["defaults", "clamp", "momentum"],
 )
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    "shapes", [pytest.param(name, marks=pytest.mark.nightly if "all" in name else ()) for name in FACTORED]
+)
 @pytest.mark.usefixtures("several_threads")
-class TestFactored:
-    def test_matrices(self, options: dict, dtype: str) -> None:
-        self.check(MATRICES, dtype, **options)
-
-    def test_axes_around_the_factored_ones(self, options: dict, dtype: str) -> None:
-        self.check(TENSORS, dtype, **options)
-
-    def test_the_last_two_axes(self, options: dict, dtype: str) -> None:
-        self.check(LAST, dtype, factor_dims="last2", **options)
-
-    def check(self, shapes: list[Any], dtype: str, **options: Any) -> None:
-        given = named(shapes)
-        grads = draw_gradients(given, dtype, 2)
-        agree("Adafactor", draw(given, dtype), grads, lr=0.05, min_dim_size_to_factor=1, **options)
+def test_factored(options: dict, dtype: str, shapes: str) -> None:
+    given = named(FACTORED[shapes])
+    more = dict(factor_dims="last2") if shapes == "the last two axes" else {}
+    grads = draw_gradients(given, dtype, 2)
+    agree("Adafactor", draw(given, dtype), grads, lr=0.05, min_dim_size_to_factor=1, **options, **more)
 
 
 @by_turns()
@@ -112,7 +117,7 @@ def test_factored_in_sixteen_bits(dtype: str, rounding: str) -> None:
     agree("Adafactor", draw(shapes, dtype), grads, min_dim_size_to_factor=1, rounding=rounding, lockstep=True)
 
 
-@pytest.mark.parametrize("behind", one_in(3, [(own,) for own in BEHIND]), ids=str)
+@pytest.mark.parametrize("behind", one_in(6, [(own,) for own in BEHIND]), ids=str)
 def test_every_number_of_elements_behind_the_columns(behind: tuple[int, ...]) -> None:
     shapes = {"even": (40, 20, *behind), "with axes around": (2, 33, 3, 17, *behind), "wide": (14, 160, *behind)}
     for dtype in ("float32", "float64"):
@@ -123,23 +128,17 @@ def test_every_number_of_elements_behind_the_columns(behind: tuple[int, ...]) ->
         agree("Adafactor", params, grads, min_dim_size_to_factor=1, weight_decay=0.1, momentum=0.9)
 
 
-class TestUnserved:
-    def test_more_behind_than_there_is_room_for_is_stepped_by_the_rule(self) -> None:
-        shapes = {"w": (12, 11, 5, 5, 6), "b": (7,)}
-        params, grads = draw(shapes, "float32"), draw_gradients(shapes, "float32", 1)
-        optimizer = Adafactor(lr=0.05, min_dim_size_to_factor=1, engine="auto")
-        optimizer.step(params, grads[0])
-        assert optimizer.engine == "fused + reference"
-        agree("Adafactor", draw(shapes, "float32"), grads, engine="auto", min_dim_size_to_factor=1, lr=0.05)
+def test_more_behind_than_there_is_room_for_is_stepped_by_the_rule() -> None:
+    shapes = {"b": (7,), "w": (12, 11, 5, 5, 6)}
+    params, grads = draw(shapes, "float32"), draw_gradients(shapes, "float32", 1)
+    both = side_by_side("Adafactor", params, grads, engine="auto", min_dim_size_to_factor=1, lr=0.05)
+    assert both.fused.engine == "fused + reference"
+    both.agree()
+    with pytest.raises(OptionError, match=r"parameter 'w': .* has 150 elements behind axis 1"):
+        Adafactor(lr=0.05, min_dim_size_to_factor=1, engine="fused").step(params, grads[0])
 
-    def test_who_insists_is_told_which_and_why(self) -> None:
-        shapes = {"b": (7,), "w": (12, 11, 5, 5, 6)}
-        optimizer = Adafactor(lr=0.05, min_dim_size_to_factor=1, engine="fused")
-        with pytest.raises(OptionError, match=r"parameter 'w': .* has 150 elements behind axis 1"):
-            optimizer.step(draw(shapes, "float32"), draw_gradients(shapes, "float32", 1)[0])
 
-    @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (3, 0, 5)])
-    def test_an_empty_tensor_that_would_be_factored(self, shape: tuple[int, ...]) -> None:
-        shapes = {"empty": shape, "w": (5, 6)}
-        params, grads = draw(shapes, "float32"), draw_gradients(shapes, "float32", 2)
-        agree("Adafactor", params, grads, engine="auto", min_dim_size_to_factor=0, lr=0.05)
+def test_empty_tensors_that_would_be_factored() -> None:
+    shapes = {"no rows": (0, 4), "no columns": (4, 0), "nothing": (3, 0, 5), "w": (5, 6)}
+    params, grads = draw(shapes, "float32"), draw_gradients(shapes, "float32", 2)
+    agree("Adafactor", params, grads, engine="auto", min_dim_size_to_factor=0, lr=0.05)

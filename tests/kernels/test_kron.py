@@ -119,21 +119,6 @@ def test_parameters_of_one_batch_do_not_share_their_state() -> None:
             assert not np.shares_memory(first, second)
 
 
-def test_a_copy_and_a_file_go_on_as_the_original() -> None:
-    params, grads = draw(SHAPES, "float32"), draw_gradients(SHAPES, "float32", 4)
-    optimizer, twins = Kron(lr=0.02, engine="fused"), copies(params)
-    other = Kron(lr=0.02, engine="fused")
-    for step in grads[:2]:
-        optimizer.step(params, step)
-        other.step(twins, step)
-    resumed = Kron(lr=0.02, engine="fused")
-    resumed.load_state_dict(other.state_dict())
-    for step in grads[2:]:
-        optimizer.step(params, step)
-        resumed.step(twins, step)
-    assert bits(params) == bits(twins)
-
-
 @pytest.mark.parametrize("policy", ["propagate", "skip"])
 def test_one_that_is_not_finite_leaves_the_others_alone(policy: str) -> None:
     params, grads = draw(SHAPES, "float64"), draw_gradients(SHAPES, "float64", 3)

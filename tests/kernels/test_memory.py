@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns
 from raw_arrays import bits, copies
 from side_by_side import Both, agree, draw, draw_gradients, every_dtype, every_rule, kind, made, needs_core
 
@@ -34,7 +35,7 @@ class Guarded:
         return set(self.buffer[: self.edge]) == {CANARY} == set(self.buffer[end:])
 
 
-@pytest.mark.slow
+@by_turns("offset")
 @every_rule
 @every_dtype
 @pytest.mark.parametrize("offset", [0, 1, 2, 3, 4, 6])
@@ -54,6 +55,7 @@ def test_any_address_gives_the_same_bits_and_nothing_around_is_touched(rule: str
     assert bits(moved.state) == bits(aligned.state)
 
 
+@by_turns()
 @every_rule
 @pytest.mark.parametrize("policy", ["propagate", "skip"])
 def test_parameters_side_by_side_in_one_buffer(rule: str, policy: str) -> None:
@@ -76,6 +78,7 @@ def test_parameters_side_by_side_in_one_buffer(rule: str, policy: str) -> None:
     assert bits(views) == bits(apart)
 
 
+@by_turns()
 @every_rule
 @every_dtype
 @pytest.mark.parametrize("policy", ["propagate", "skip"])
@@ -92,6 +95,7 @@ def test_a_gradient_that_is_the_parameter_itself(rule: str, dtype: str, policy: 
         assert bits(optimizer.state) == bits(other.state)
 
 
+@by_turns("rule")
 @every_rule
 @pytest.mark.parametrize("shift", [-700, -33, -1, 1, 2, 31, 32, 64, 700, 1499])
 def test_a_gradient_that_overlaps_its_parameter_in_part(rule: str, shift: int) -> None:
@@ -154,22 +158,22 @@ def test_the_gradient_of_one_in_the_memory_of_another(rule: str) -> None:
         made(rule, "fused").step({"a": a, "b": b}, {"a": b, "b": a})
 
 
+@by_turns()
 @every_rule
+@pytest.mark.parametrize("options", [{}, dict(max_grad_norm=1.0)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_in_any_layout(rule: str, dtype: str) -> None:
+def test_gradients_in_any_layout(rule: str, dtype: str, options: dict[str, Any]) -> None:
     """They are read as they are meant, at addresses that change from step to step."""
     shapes = {"w": (40, 33), "v": (6, 5, 4)}
     params, grads = draw(shapes, dtype), draw_gradients(shapes, dtype, 4)
-    strange = []
-    for t, step in enumerate(grads):
-        layouts = {
-            0: np.asfortranarray,
-            1: lambda g: g[::-1].copy()[::-1],
-            2: lambda g: np.repeat(g, 2, axis=-1)[..., ::2],
-            3: lambda g: g,
-        }
-        strange.append({name: layouts[t](g) for name, g in step.items()})
-    agree(rule, params, strange, **FULL[rule], lockstep=dtype == "bfloat16")
+    layouts: list[Any] = [
+        np.asfortranarray,
+        lambda g: g[::-1].copy()[::-1],
+        lambda g: np.repeat(g, 2, axis=-1)[..., ::2],
+        lambda g: g,
+    ]
+    strange = [{name: layout(g) for name, g in step.items()} for layout, step in zip(layouts, grads, strict=True)]
+    agree(rule, params, strange, **FULL[rule], **options, lockstep=dtype == "bfloat16")
     constant = np.broadcast_to(kind("float32").type(0.5), (40, 33))
     agree(rule, {"w": draw(shapes, "float32")["w"]}, [{"w": constant}] * 2, **FULL[rule])
 

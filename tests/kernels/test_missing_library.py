@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from side_by_side import every_rule, made, needs_core
+from side_by_side import made, needs_core
 
 from thalweg.errors import OptionError
 from thalweg.kernels.cpu import library, structs
@@ -44,75 +44,46 @@ COMMON = """
 import warnings
 import numpy as np
 from thalweg import OptionError
-from thalweg.kernels.cpu.library import FallbackWarning
 
-def caught(function):
+def count(function):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         function()
     for warning in seen:
         print(warning.category.__name__, warning.message)
     print(len(seen))
+
+def refused(make):
+    try:
+        make()
+    except OptionError as error:
+        print(error)
 """
 
 IN_NUMPY = """
 from thalweg.numpy import LARS, LAMB, Adafactor, Kron
 
 def steps(engine="auto"):
-    for make in (LARS, LAMB, Adafactor):
-        optimizer, weights = make(lr=0.1, engine=engine), np.ones((3, 4), "float32")
-        for _ in range(2):
-            optimizer.step({"w": weights, "v": np.ones(3)}, {"w": np.ones((3, 4), "float32"), "v": np.ones(3)})
-        optimizer.update("u", np.ones(2), np.ones(2))
-        assert optimizer.engine == "reference", optimizer.engine
-        assert (weights < 1).all()
-"""
-
-
-class TestNoLibrary:
-    NOWHERE = {"THALWEG_CPU_LIBRARY": "/nowhere/libcore.so"}  # noqa: RUF012
-
-    def test_numpy_goes_on_without_it_and_says_so_once(self) -> None:
-        script = "caught(steps)\ncaught(steps)\ncaught(lambda: LAMB(lr=0.1).update('w', np.ones(2), np.ones(2)))"
-        first, *rest = run(COMMON + IN_NUMPY + script, **self.NOWHERE).splitlines()
-        assert first.startswith("FallbackWarning thalweg's native CPU core is not available (it was not built: ")
-        assert "no libcore.so in /nowhere" in first
-        assert rest == ["1", "0", "0"]
-
-    def test_who_asks_for_the_reference_hears_nothing(self) -> None:
-        script = "caught(lambda: steps('reference'))\ncaught(lambda: Kron(0.1, engine='reference'))"
-        assert run(COMMON + IN_NUMPY + script, **self.NOWHERE).split() == ["0", "0"]
-
-    def test_numbers_are_those_of_the_reference(self) -> None:
-        script = """
-for make in (LARS, LAMB, Adafactor):
     results = []
-    for engine in ("auto", "reference"):
-        weights, optimizer = np.linspace(1, 2, 600).reshape(20, 30), make(lr=0.1, engine=engine, max_grad_norm=1.0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            optimizer.step([weights], [np.linspace(-1, 1, 600).reshape(20, 30)])
-        results.append(weights.tobytes())
-    assert results[0] == results[1]
-"""
-        run(COMMON + IN_NUMPY + script, **self.NOWHERE)
+    for make in (LARS, LAMB, Adafactor):
+        optimizer = make(lr=0.1, engine=engine, max_grad_norm=1.0)
+        weights = {"w": np.linspace(1, 2, 600).reshape(20, 30), "v": np.ones(3, "float32")}
+        for _ in range(2):
+            optimizer.step(weights, {"w": np.linspace(-1, 1, 600).reshape(20, 30), "v": np.ones(3, "float32")})
+        make(lr=0.1, engine=engine).update("u", np.ones(2), np.ones(2))
+        assert optimizer.engine == "reference", optimizer.engine
+        results.append([x.tobytes() for x in weights.values()])
+    return results
 
-    def test_who_insists_on_native_code_is_refused_at_once(self) -> None:
-        script = """
+count(lambda: (steps("reference"), Kron(0.1, engine="reference")))
+count(steps)
+count(steps)
+assert steps() == steps("reference")
 for make in (LARS, LAMB, Adafactor):
-    try:
-        make(lr=0.1, engine="fused")
-    except OptionError as error:
-        print(error)
+    refused(lambda: make(lr=0.1, engine="fused"))
 """
-        lines = run(COMMON + IN_NUMPY + script, **self.NOWHERE).splitlines()
-        assert len(lines) == 3
-        assert all("engine='fused' cannot run: it was not built: there is no libcore.so" in line for line in lines)
 
-    @pytest.mark.nightly
-    @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-    def test_torch_says_so_once_and_refuses_whoever_insists(self) -> None:
-        script = """
+IN_TORCH = """
 import torch
 from thalweg.torch import LARS, LAMB, Adafactor
 
@@ -126,31 +97,50 @@ def steps():
         assert optimizer.engine in ("reference", "foreach"), optimizer.engine
         assert (p < 1).all()
 
+print(0)  # nobody has asked for the reference
+count(steps)
+count(steps)
 for make in (LARS, LAMB, Adafactor):
-    try:
-        make([torch.nn.Parameter(torch.ones(3))], lr=0.1, engine="fused")
-    except OptionError as error:
-        print(error)
-caught(steps)
-caught(steps)
+    refused(lambda: make([torch.nn.Parameter(torch.ones(3))], lr=0.1, engine="fused"))
 """
-        *refused, first, once, never = run(COMMON + script, **self.NOWHERE).splitlines()
-        assert len(refused) == 3
-        assert all("engine='fused' cannot run: it was not built: there is no libcore.so" in line for line in refused)
-        assert first.startswith("FallbackWarning thalweg's native CPU core is not available (it was not built: ")
-        assert [once, never] == ["1", "0"]
+
+
+REASON = "from thalweg.kernels.cpu.library import reason_missing\nprint(reason_missing())"
+
+
+class TestNoLibrary:
+    @pytest.mark.parametrize(
+        "script",
+        [
+            IN_NUMPY,
+            pytest.param(
+                IN_TORCH,
+                marks=[
+                    pytest.mark.nightly,
+                    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+                ],
+            ),
+        ],
+        ids=["numpy", "torch"],
+    )
+    def test_steps_go_on_by_the_reference_one_warning_says_so_and_who_insists_is_refused(self, script: str) -> None:
+        told = run(COMMON + script, THALWEG_CPU_LIBRARY="/nowhere/libcore.so").splitlines()
+        silent, warning, *counts = told[:4]
+        assert (silent, counts) == ("0", ["1", "0"])
+        assert warning.startswith("FallbackWarning thalweg's native CPU core is not available (it was not built: ")
+        assert "no libcore.so in /nowhere" in warning
+        assert len(told) == 7
+        assert all("engine='fused' cannot run: it was not built: there is no libcore.so" in line for line in told[4:])
 
     def test_a_file_that_is_no_library(self, tmp_path: Path) -> None:
         broken = tmp_path / "broken.so"
         broken.write_bytes(b"this is no library")
-        script = "from thalweg.kernels.cpu.library import reason_missing\nprint(reason_missing())"
-        assert run(script, THALWEG_CPU_LIBRARY=str(broken)).startswith("broken.so cannot be loaded: ")
+        assert run(REASON, THALWEG_CPU_LIBRARY=str(broken)).startswith("broken.so cannot be loaded: ")
 
     def test_a_library_of_somebody_else(self) -> None:
         import _ctypes
 
-        script = "from thalweg.kernels.cpu.library import reason_missing\nprint(reason_missing())"
-        told = run(script, THALWEG_CPU_LIBRARY=getattr(_ctypes, "__file__", ""))
+        told = run(REASON, THALWEG_CPU_LIBRARY=getattr(_ctypes, "__file__", ""))
         assert "cannot be loaded" in told
         assert "thalweg_sizeof" in told
 
@@ -194,21 +184,17 @@ class TestAnotherLibrary:
 
 
 @needs_core
-class TestEngines:
-    def test_an_engine_that_does_not_exist(self) -> None:
-        with pytest.raises(OptionError, match="engine must be one of 'auto', 'reference', 'fused', got 'foreach'"):
-            made("LAMB", "foreach")
-
-    @every_rule
-    def test_it_tells_which_it_used(self, rule: str) -> None:
-        optimizer = made(rule, "auto")
-        assert optimizer.engine == "auto"
-        optimizer.update("w", np.ones(3), np.ones(3))
-        assert optimizer.engine == "fused"
-        fortran = np.asfortranarray(np.ones((3, 3)))
-        optimizer.update("f", fortran, np.ones((3, 3)))
-        assert optimizer.engine == "reference"
-        optimizer.step({"w": np.ones(3), "f": fortran}, {"w": np.ones(3), "f": np.ones((3, 3))})
-        assert optimizer.engine == "fused + reference"
-        assert "engine" not in repr(optimizer)
-        assert repr(made(rule, "fused")).endswith("engine='fused')")
+def test_an_optimizer_tells_which_engine_it_used() -> None:
+    with pytest.raises(OptionError, match="engine must be one of 'auto', 'reference', 'fused', got 'foreach'"):
+        made("LAMB", "foreach")
+    optimizer = made("LAMB", "auto")
+    assert optimizer.engine == "auto"
+    optimizer.update("w", np.ones(3), np.ones(3))
+    assert optimizer.engine == "fused"
+    fortran = np.asfortranarray(np.ones((3, 3)))
+    optimizer.update("f", fortran, np.ones((3, 3)))
+    assert optimizer.engine == "reference"
+    optimizer.step({"w": np.ones(3), "f": fortran}, {"w": np.ones(3), "f": np.ones((3, 3))})
+    assert optimizer.engine == "fused + reference"
+    assert "engine" not in repr(optimizer)
+    assert repr(made("LAMB", "fused")).endswith("engine='fused')")

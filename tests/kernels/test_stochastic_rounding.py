@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns
 from raw_arrays import bits
-from side_by_side import NARROW, agree, draw, draw_gradients, every_rule, kind, made, needs_core, widened
+from side_by_side import NARROW, agree, alike, draw, draw_gradients, every_rule, kind, made, needs_core, widened
 
 from thalweg.boundary import ROUNDING_STREAM, rounded_stochastically
 from thalweg.kernels.cpu.library import levels, load, reason_missing
@@ -29,15 +30,6 @@ LEVELS = [] if reason_missing() is not None else levels(load())
 def numbers(size: int, seed: int = 0) -> Any:
     """float32 of all bit patterns."""
     return np.random.default_rng(seed).integers(0, 2**32, size, dtype=np.uint32).view("float32")
-
-
-def alike(found: Any, expected: Any) -> None:
-    """Equal bits, but that one NaN is as good as another."""
-    unknown = np.isnan(widened(expected))
-    assert np.array_equal(np.isnan(widened(found)), unknown)
-    found, expected = found[~unknown], expected[~unknown]
-    wrong = np.flatnonzero(found.view(np.uint16) != expected.view(np.uint16))
-    assert not wrong.size, f"{wrong.size} differ: {found[wrong[:3]]} for {expected[wrong[:3]]}"
 
 
 def both(gradient: Any, dtype: str, name: Any = "w", steps: int = 1, **options: Any) -> tuple[Any, Any]:
@@ -100,6 +92,7 @@ def test_slices_of_a_stack_go_on_with_the_positions_of_the_whole(dtype: str, axe
     assert bits(found) == bits(unstacked)
 
 
+@by_turns()
 @sixteen_bits
 @pytest.mark.parametrize("position", [0, 1, 2**31, 2**32 - 1000, 2**32 - 1, 2**32, 2**33 + 12345, 7 * 2**32 - 3])
 def test_positions_beyond_32_bits(dtype: str, position: int) -> None:
@@ -124,6 +117,7 @@ def test_positions_beyond_32_bits(dtype: str, position: int) -> None:
     alike(weights, expected)
 
 
+@by_turns()
 @every_rule
 @sixteen_bits
 @pytest.mark.parametrize("axes", [0, 1])
@@ -133,12 +127,3 @@ def test_each_rule_rounds_by_the_positions_of_its_elements(rule: str, dtype: str
     options: dict[str, Any] = dict(min_dim_size_to_factor=2) if rule == "Adafactor" else {}
     params, grads = draw(shapes, dtype), draw_gradients(shapes, "float32", 3)
     agree(rule, params, grads, rounding="stochastic", stacked_axes=axes, **options, lockstep=True)
-
-
-@sixteen_bits
-def test_a_step_of_nothing_moves_nothing(dtype: str) -> None:
-    every = np.arange(2**16, dtype=np.uint16).view(kind(dtype)).copy()
-    before = every[np.isfinite(widened(every))]
-    weights = before.copy()
-    made("LARS", "fused", **{**EXACT, "lr": 0.0}).update("w", weights, np.ones(weights.shape, "float32"))
-    assert np.array_equal(weights, before)

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import thalweg
+import thalweg.numpy
 from thalweg.errors import OptionError
 from thalweg.kernels import threads
 from thalweg.kernels.threads import num_threads, of_machine, set_num_threads, share_of_container
@@ -28,16 +30,19 @@ def otherwise() -> int:
     return 11
 
 
-def test_it_is_exposed_at_the_top() -> None:
-    assert thalweg.set_num_threads is set_num_threads
-
-
 def test_what_is_set_wins() -> None:
     assert num_threads(otherwise) == 11
     set_num_threads(5)
     assert num_threads(otherwise) == 5
     set_num_threads(None)
     assert num_threads(otherwise) == 11
+
+
+def test_more_threads_than_any_machine_has() -> None:
+    thalweg.set_num_threads(2**40)
+    weights = np.ones(10, np.float32)
+    thalweg.numpy.LARS(lr=0.1).update("w", weights, np.ones_like(weights))
+    assert (weights < 1).all()
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.0, 2.5, "2", True, False, [2]])

@@ -107,11 +107,6 @@ def test_a_value_is_let_go_after_its_last_use() -> None:
     assert not given
 
 
-def test_rules_of_one_graph_are_traced_once() -> None:
-    made = [order_for(LAMB(eps=eps), LAMB(), ("exp_avg", "exp_avg_sq"), (4, 6), with_lr=True) for eps in (1e-6, 1e-3)]
-    assert made[0] is made[1]
-
-
 def test_what_cannot_be_traced_is_told() -> None:
     kron = Kron()
     with pytest.raises(RuleError, match=r"Kron.*xp\.reshape"):

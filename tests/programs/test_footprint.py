@@ -26,9 +26,6 @@ def needed(rule: str, dtype: str = "float32", shape: tuple[int, ...] = SHAPE, **
 class Plain(Rule):
     """Its square has a name; the product does not."""
 
-    def validate(self) -> None:
-        super().validate()
-
     def entries(self, shape: Shape) -> dict[str, Entry]:
         return {}
 

@@ -53,15 +53,10 @@ class Drawn(Rule):
     lines: tuple[tuple[str, int, int], ...] = ()
     weight: Scalar = 0.25
 
-    def validate(self) -> None:
-        super().validate()
-
     def entries(self, shape: Any) -> Any:
         return {name: Moment() for name in NAMES}
 
-    def update(
-        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1, noise: Any = None
-    ) -> Update:
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1, **rest: Any) -> Update:
         values = [g, p, *s.values(), self.weight * g]
         for op, i, j in self.lines:
             x, y = values[i % len(values)], values[j % len(values)]

@@ -7,24 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from cases import FUSED_OPTIONS
 from programs import program_of
 
 from thalweg.errors import RuleError
 from thalweg.programs.schedule import Pass, Schedule, schedule
-from thalweg.programs.verify import verify, verify_schedule
+from thalweg.programs.verify import verify_schedule
 from thalweg.rules import LAMB, Rule, Update
 from thalweg.rules.entries import Moment
-from thalweg.settings import Settings
 
 SHAPE = (6, 5)
-
-
-@pytest.mark.parametrize(("case", "options"), FUSED_OPTIONS)
-def test_programs_of_the_package_pass(case: Any, options: dict[str, Any]) -> None:
-    given = {key: value for key, value in options.items() if key not in ("variant", "lr")}
-    rule = Settings(case.rule, given, options.get("variant")).base.rule_at(3)
-    verify(program_of(rule, (4, 6, 5), options.get("lr", 0.1)))
 
 
 # ---- passes

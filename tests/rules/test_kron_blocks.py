@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lanes import by_turns
 from tolerances import FLOAT64
 
 from thalweg.boundary import advance
@@ -37,6 +38,7 @@ def pieces(sizes: tuple[int, ...], side: int) -> list[tuple[slice, ...]]:
     return list(itertools.product(*along))
 
 
+@by_turns()
 @pytest.mark.parametrize("geometry", ["procrustes", "quad", "eq"])
 @pytest.mark.parametrize(
     ("shape", "side"), [((6, 9), 3), ((7, 5), 3), ((5, 5), 4), ((4, 5, 3), 2), ((9, 4), 4), ((3, 2), 5)], ids=str
@@ -57,17 +59,6 @@ def test_each_block_is_a_matrix_of_its_own(shape: tuple[int, ...], side: int, ge
         norms.append(float(own["L_0"]))
     assert np.abs(whole - apart).max() < FLOAT64 * np.abs(whole - p).max()
     assert np.ravel(state["L_0"]) == pytest.approx(norms, rel=FLOAT64)
-
-
-def test_slices_of_a_stack_are_cut_too() -> None:
-    rng = np.random.default_rng(SEED)
-    p, *drawn = rng.standard_normal((1 + 2 * STEPS, 2, 7, 5))
-    grads, noises = drawn[:STEPS], drawn[STEPS:]
-    rule = Kron(block_size=3, stacked_axes=1, max_skew=None)
-    whole, _ = stepped(rule, p, grads, noises)
-    for i in range(2):
-        alone, _ = stepped(Kron(block_size=3, max_skew=None), p[i], [g[i] for g in grads], [z[i] for z in noises])
-        assert np.abs(whole[i] - alone).max() < FLOAT64 * np.abs(alone - p[i]).max()
 
 
 def test_the_rms_of_the_whole_tensor_is_clipped() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drive import gradients, run
+from lanes import by_turns
 from tolerances import FLOAT64
 
 from thalweg.errors import OptionError, ParameterError
@@ -73,50 +74,11 @@ def test_scalings(options: dict[str, Any], shape: tuple[int, int], scale: float)
     assert error(got, by_hand(p, grads, scale=scale), p) < FLOAT64
 
 
-def test_a_sum_of_gradients_goes_where_their_average_goes() -> None:
-    """They differ by a factor, which orthogonalization takes away."""
-    p, grads = gradients((5, 3), 4)
-    for nesterov in (True, False):
-        total, state = run(Muon(**EXACT, momentum_mode="sum", nesterov=nesterov), p, grads, lr=0.1)
-        average, other = run(Muon(**EXACT, nesterov=nesterov), p, grads, lr=0.1)
-        assert error(total, average, p) < FLOAT64
-        assert error(0.05 * state["momentum_buffer"], other["momentum_buffer"], 0) < FLOAT64
-
-
 def test_without_momentum_nothing_is_kept() -> None:
     p, grads = gradients((5, 3), 1)
     got, state = run(Muon(**EXACT, momentum=0.0, scaling=None), p, grads, lr=0.1)
     assert state == {}
     assert error(got, p - 0.1 * orthogonalized(grads[0]), p) < FLOAT64
-
-
-def test_cautious_decay_helps_steps_that_go_towards_zero() -> None:
-    p, grads = gradients((5, 3), 1)
-    options: dict[str, Any] = dict(**EXACT, momentum=0.0, scaling=None)
-    step = orthogonalized(grads[0])
-    got, _ = run(Muon(**options, weight_decay=0.3, cautious_decay=True), p, grads, lr=0.1)
-    helped = step * p >= 0
-    assert 0 < helped.sum() < p.size
-    assert error(got, p - 0.1 * step - 0.03 * np.where(helped, p, 0.0), p) < FLOAT64
-
-
-@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
-def test_lines_are_divided_before_the_iteration(shape: tuple[int, int]) -> None:
-    """The shorter side by the root of its sum of magnitudes in X X^T, which bounds singular values by 1."""
-    p, grads = gradients(shape, 1)
-    x = grads[0] if shape[0] <= shape[1] else grads[0].T
-    scaled = x / np.sqrt(np.abs(x @ x.T).sum(1, keepdims=True))
-    values = np.linalg.svd(scaled, compute_uv=False)
-    assert values[0] <= 1 + 1e-12
-    assert values.mean() > np.linalg.svd(x / np.linalg.norm(x), compute_uv=False).mean()
-    left, values, right = np.linalg.svd(scaled, full_matrices=False)
-    for _ in range(4):
-        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
-    step = left @ np.diag(values) @ right
-    step = step if shape[0] <= shape[1] else step.T
-    rule = Muon(**EXACT, momentum=0.0, nesterov=False, ns_preconditioning="aol", ns_steps=4, scaling=None)
-    got, _ = run(rule, p, grads, lr=0.1)
-    assert error(got, p - 0.1 * step, p) < FLOAT64
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -136,23 +98,6 @@ def test_rows_are_normalized_as_published(shape: tuple[int, int], axis: int) -> 
     got, state = run(Muon(**EXACT, normalize="rows", transposed=axis == 0), p, grads, lr=0.1)
     assert error(got, wanted, p) < FLOAT64
     assert state["line_squares"].shape == (shape[1 - axis],)
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_blocks_are_normalized_by_themselves(transposed: bool, axis: int) -> None:
-    p, grads = gradients((12, 12), 3)
-    options: dict[str, Any] = dict(normalize="rows", transposed=transposed)
-    for split, ends in ((3, [4, 8]), ((8, 2, 2), [8, 10])):
-        wanted = parts_stepped(
-            p,
-            grads,
-            lambda x, ends=ends: np.split(x, ends, axis),
-            lambda parts: np.concatenate(parts, axis),
-            **options,
-        )
-        got, _ = run(Muon(**EXACT, **options, split=split, split_axis=axis), p, grads, lr=0.1)
-        assert error(got, wanted, p) < FLOAT64
 
 
 def test_coefficients_by_step() -> None:
@@ -177,13 +122,6 @@ def test_named_coefficients_move_singular_values_near_one(name: Any, least: floa
         values = a * values + b * values**3 + c * values**5
     assert values.min() > least
     assert values.max() < most
-
-
-def test_named_coefficients_are_those_of_their_numbers() -> None:
-    p, grads = gradients((4, 6), 2)
-    named, _ = run(Muon(**EXACT, ns_coefficients="cubic", ns_steps=7), p, grads, lr=0.1)
-    numbers, _ = run(Muon(**EXACT, ns_coefficients=(1.5, -0.5, 0.0), ns_steps=7), p, grads, lr=0.1)
-    np.testing.assert_array_equal(named, numbers)
 
 
 OTHERWISE: dict[str, Any] = dict(
@@ -246,71 +184,54 @@ def test_options_without_an_effect_are_refused(options: dict[str, Any], said: st
         Optimizer(**options)
 
 
-@pytest.mark.parametrize("variant", Muon.VARIANTS)
-def test_every_variant_steps(variant: str) -> None:
-    optimizer, weights = Optimizer(variant=variant), np.ones((3, 4), np.float32)
-    optimizer.update("w", weights, np.eye(3, 4, dtype=np.float32))
-    assert np.isfinite(weights).all()
-    assert optimizer.options == {**Optimizer().options, **Muon.VARIANTS[variant]}
-
-
 # ---- how parameters are taken for matrices
 
 
-def parts_stepped(p: Any, grads: list[Any], cut: Any, join: Any, **options: Any) -> Any:
-    """Each part of a parameter as a parameter of its own."""
-    parts = zip(*map(cut, [p, *grads]), strict=True)
-    return join([run(Muon(**EXACT, **options), part, list(own), lr=0.1)[0] for part, *own in parts])
+#: Under a description: the shape, how it is cut into matrices, and the options that say so. Each matrix is stepped as
+#: if it were a parameter by itself.
+PARTS: dict[str, tuple[tuple[int, ...], Any, dict[str, Any]]] = {
+    "blocks of rows": ((6, 4), lambda x: np.split(x, 3, 0), dict(split=3)),
+    "wide blocks of rows": ((3, 9), lambda x: np.split(x, 3, 0), dict(split=3)),
+    "blocks of columns": ((4, 6), lambda x: np.split(x, 3, 1), dict(split=3, split_axis=1)),
+    "blocks of a convolution": ((2, 3, 2), lambda x: np.split(x.reshape(2, 6), 3, 1), dict(split=3, split_axis=1)),
+    "equal sizes": ((6, 4), lambda x: np.split(x, 3, 0), dict(split=(2, 2, 2))),
+    "queries, keys and values": ((12, 4), lambda x: np.split(x, [8, 10], 0), dict(split=(8, 2, 2))),
+    "the same by columns": ((4, 12), lambda x: np.split(x, [8, 10], 1), dict(split=(8, 2, 2), split_axis=1)),
+    "of a stack": (
+        (2, 12, 3),
+        lambda x: [part for own in x for part in np.split(own, [8, 10], 0)],
+        dict(split=(8, 2, 2), stacked_axes=1),
+    ),
+    "of a stack, by columns": (
+        (2, 3, 12),
+        lambda x: [part for own in x for part in np.split(own, [8, 10], 1)],
+        dict(split=(8, 2, 2), split_axis=1, stacked_axes=1),
+    ),
+    "kernels of convolutions": ((6, 2, 3, 3), lambda x: [x.reshape(6, 18)], {}),
+    "a row": ((7,), lambda x: [x.reshape(1, 7)], dict(vectors="row")),
+    "transposed": (
+        (4, 12),
+        lambda x: [part.T for part in np.split(x, [6, 10], 1)],
+        dict(split=(6, 4, 2), split_axis=1, transposed=True),
+    ),
+}
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((6, 4), 0), ((4, 6), 1), ((3, 9), 0), ((2, 3, 2), 1)])
-def test_split_steps_blocks_by_themselves(shape: tuple[int, ...], axis: int) -> None:
-    p, grads = gradients(shape, 3)
-    rows = shape[0]
-    wanted = parts_stepped(
-        p,
-        grads,
-        lambda x: np.split(x.reshape(rows, -1), 3, axis),
-        lambda parts: np.concatenate(parts, axis).reshape(shape),
-    )
-    got, state = run(Muon(**EXACT, split=3, split_axis=axis), p, grads, lr=0.1)
-    assert error(got, wanted, p) < FLOAT64
-    assert state["momentum_buffer"].shape == shape
-
-
-@pytest.mark.parametrize("scaling", ["original", "match_rms_adamw"])
+@by_turns()
+@pytest.mark.parametrize("how", PARTS)
 @pytest.mark.parametrize(
-    ("shape", "axis", "stacked"), [((12, 4), 0, 0), ((4, 12), 1, 0), ((2, 12, 3), 0, 1), ((2, 3, 12), 1, 1)]
+    "options", [{}, dict(scaling="match_rms_adamw"), dict(scaling=None), dict(normalize="rows")], ids=str
 )
-def test_split_into_unequal_blocks(shape: tuple[int, ...], axis: int, stacked: int, scaling: str) -> None:
-    """As grouped queries, keys and values: each by itself, with the scale of its own size."""
+def test_matrices_of_a_parameter_are_stepped_by_themselves(how: str, options: dict[str, Any]) -> None:
+    shape, cut, own = PARTS[how]
     p, grads = gradients(shape, 3)
-    wanted = parts_stepped(
-        p,
-        grads,
-        lambda x: np.split(x, [8, 10], axis + stacked),
-        lambda parts: np.concatenate(parts, axis + stacked),
-        stacked_axes=stacked,
-        scaling=scaling,
-    )
-    rule = Muon(**EXACT, split=(8, 2, 2), split_axis=axis, stacked_axes=stacked, scaling=scaling)
-    got, _ = run(rule, p, grads, lr=0.1)
-    assert error(got, wanted, p) < FLOAT64
-
-
-def test_sizes_that_are_equal_are_a_number_of_blocks() -> None:
-    p, grads = gradients((6, 4), 3)
-    one, other = (run(Muon(split=split), p, grads, lr=0.1)[0] for split in (3, (2, 2, 2)))
-    np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("scaling", ["original", "match_rms_adamw", None])
-def test_a_transposed_matrix_steps_as_its_transpose(scaling: Any) -> None:
-    p, grads = gradients((4, 12), 3)
-    wanted, _ = run(Muon(**EXACT, split=(6, 4, 2), scaling=scaling), p.T, [g.T for g in grads], lr=0.1)
-    rule = Muon(**EXACT, split=(6, 4, 2), split_axis=1, transposed=True, scaling=scaling)
-    got, _ = run(rule, p, grads, lr=0.1)
-    assert error(got.T, wanted, p.T) < FLOAT64
+    stepped, optimizer = p.copy(), Optimizer(lr=0.1, **EXACT, **own, **options)
+    for g in grads:
+        optimizer.update("w", stepped, g)
+    assert optimizer.state["w"]["momentum_buffer"].shape == shape
+    for part, found, *gradient in zip(*map(cut, [p, stepped, *grads]), strict=True):
+        wanted, _ = run(Muon(**EXACT, **options), part, gradient, lr=0.1)
+        assert error(found, wanted, part) < FLOAT64
 
 
 def test_unequal_blocks_are_told() -> None:
@@ -319,31 +240,6 @@ def test_unequal_blocks_are_told() -> None:
     weights = np.ones((12, 4))
     optimizer.update("w", weights, np.random.default_rng(0).standard_normal((12, 4)))
     assert np.shape(optimizer.stats()["w"]["norm"]) == (3,)
-
-
-@pytest.mark.parametrize("split", [1, 2])
-def test_stacked_matrices_are_stepped_by_themselves(split: int) -> None:
-    p, grads = gradients((3, 4, 5), 3)
-    wanted = parts_stepped(p, grads, list, np.stack, split=split)
-    got, _ = run(Muon(**EXACT, stacked_axes=1, split=split), p, grads, lr=0.1)
-    assert error(got, wanted, p) < FLOAT64
-
-
-def test_kernels_of_convolutions_are_matrices_of_their_first_axis() -> None:
-    p, grads = gradients((6, 2, 3, 3), 3)
-    wanted, _ = run(Muon(**EXACT), p.reshape(6, 18), [g.reshape(6, 18) for g in grads], lr=0.1)
-    got, _ = run(Muon(**EXACT), p, grads, lr=0.1)
-    assert error(got.reshape(6, 18), wanted, p.reshape(6, 18)) < FLOAT64
-
-
-def test_a_vector_may_be_taken_for_a_row() -> None:
-    p, grads = gradients((7,), 3)
-    weights = p.copy()
-    optimizer = Optimizer(lr=0.1, vectors="row", **EXACT)
-    for g in grads:
-        optimizer.update("b", weights, g)
-    wanted, _ = run(Muon(**EXACT), p.reshape(1, 7), [g.reshape(1, 7) for g in grads], lr=0.1)
-    assert error(weights, wanted[0], p) < FLOAT64
 
 
 @pytest.mark.parametrize(
@@ -365,11 +261,6 @@ def test_shapes_that_are_refused(shape: tuple[int, ...], options: dict[str, Any]
     assert not optimizer.state
 
 
-def test_more_stacked_axes_than_there_are() -> None:
-    with pytest.raises(OptionError, match=r"stacked_axes=3, but parameter 'w' has shape \(2, 2\)"):
-        Optimizer(stacked_axes=3).update("w", np.ones((2, 2)), np.ones((2, 2)))
-
-
 def test_what_it_costs_follows_the_smaller_side() -> None:
     assert Muon().cost((10, 1000)) == Muon().cost((1000, 10)) == 5 * 100 * (2 * 1000 + 10)
     assert Muon(split=(15, 5)).cost((20, 1000)) == Muon().cost((15, 1000)) + Muon().cost((5, 1000))
@@ -377,12 +268,6 @@ def test_what_it_costs_follows_the_smaller_side() -> None:
 
 
 # ---- bfloat16
-
-
-def test_products_in_bfloat16_are_about_those_in_full_precision() -> None:
-    p, grads = gradients((8, 12), 3)
-    narrow, wide = (run(Muon(ns_dtype=dtype), p, grads, lr=0.1)[0] for dtype in ("bfloat16", None))
-    assert 1e-4 < error(narrow, wide, p) < 0.05
 
 
 def test_numpy_rounds_as_bfloat16_does() -> None:

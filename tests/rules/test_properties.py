@@ -130,7 +130,7 @@ def test_inputs_are_left_alone_and_steps_are_finite(case: Case, data: Any) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "description", "options"), one_in(8, OPTIONS), ids=OPTION_IDS)
+@pytest.mark.parametrize(("case", "description", "options"), one_in(16, OPTIONS), ids=OPTION_IDS)
 def test_float32_follows_float64(case: Case, description: str, options: dict) -> None:
     for shape in SHAPES:
         p, grads = gradients(shape, 20)
@@ -188,7 +188,7 @@ def test_stacked_slices_are_stepped_as_if_alone(case: Case) -> None:
                 continue  # probes with noise, which depends on the position in the stack
             options = {**options, "damping_mode": "expected"}
         for shape in [(4,), (6, 4), (3, 4, 5)]:
-            p, grads = gradients((3, *shape), 5)
+            p, grads = gradients((3, *shape), 3)
             stacked, state = run(case.rule(stacked_axes=1, **options), p, grads, lr=case.lr)
             for i in range(3):
                 alone, own = run(case.rule(**options), p[i], [g[i] for g in grads], lr=case.lr)
@@ -212,13 +212,3 @@ def test_bad_options_are_refused(case: Case, options: dict, message: str) -> Non
 
 def test_every_rule_has_a_row() -> None:
     assert {case.rule for case in EVERY} == set(RULES.values())
-
-
-@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
-def test_good_options_and_variants_are_valid(case: Case) -> None:
-    from thalweg.settings import Settings
-
-    for options in case.options.values():
-        case.rule(**options).validate()
-    for variant in case.rule.VARIANTS:
-        Settings(case.rule, {}, variant)

@@ -159,13 +159,6 @@ def test_a_vector_has_a_basis_if_it_is_asked_for() -> None:
     assert abs(optimizer.state["p"]["Q_0"][:, 0] @ g) == pytest.approx(np.linalg.norm(g))
 
 
-def test_slices_of_a_stack_are_independent() -> None:
-    p, grads = drawn((2, 5, 5))
-    whole = displacement(p, grads, stacked_axes=1)
-    for i in range(2):
-        assert error(whole[i], displacement(p[i], [g[i] for g in grads])) < FLOAT64
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_stays_with_its_parameter(bad: float) -> None:
     """Small arrays of equal shape are stepped as one stack."""

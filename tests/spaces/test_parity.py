@@ -98,7 +98,7 @@ def test_foreach(case: Case, description: str, options: dict, dtype: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "description", "options"), one_in(20, OPTIONS, first=13), ids=OPTION_IDS)
+@pytest.mark.parametrize(("case", "description", "options"), one_in(len(OPTIONS), OPTIONS, first=53), ids=OPTION_IDS)
 def test_torch_compile_without_a_graph_break(case: Case, description: str, options: dict) -> None:
     """One graph, made once, whatever the step."""
     torch = pytest.importorskip("torch")

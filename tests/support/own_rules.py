@@ -23,9 +23,7 @@ class Signed(Rule):
     def entries(self, shape: Any) -> dict[str, Any]:
         return {"exp_avg": Moment()}
 
-    def update(
-        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
-    ) -> Update:
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Update:
         m = average(s["exp_avg"], g, 1 - self.beta)
         u = sign(xp, m) if self.signed else m
         return Update((u + self.weight_decay * p) * (-lr * lr_scale), {"exp_avg": m})
@@ -47,9 +45,7 @@ class Layerwise(Signed):
 
     weight_decay: float = option(0.0, "p loses `lr * weight_decay` of itself in each step.", low=0)
 
-    def update(
-        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
-    ) -> Update:
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Update:
         m = average(s["exp_avg"], g, 1 - self.beta)
         own = self.own_axes(xp.shape(p))
         p_squares, m_squares = xp.sums(Squares(p, own), Squares(m, own))
@@ -68,9 +64,7 @@ class Remembering(Rule):
     def entries(self, shape: Any) -> dict[str, Any]:
         return dict.fromkeys(("norm", "share"), Spread(tuple(range(self.stacked_axes, len(shape)))))
 
-    def update(
-        self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any = 1.0, noise: Any = None
-    ) -> Update:
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Update:
         share = average(s["share"], 1.0, 0.25)
         (squares,) = xp.sums(Squares(g, self.own_axes(xp.shape(g))))
         step = (g * (share / (1.0 + s["norm"])) + self.weight_decay * p) * (-lr * lr_scale)
@@ -84,9 +78,6 @@ class Centred(WholeRule):
 
     momentum: Any = 0.5
     FIGURES: ClassVar[tuple[str, ...]] = ("mean",)
-
-    def validate(self) -> None:
-        super().validate()
 
     def entries(self, shape: Any) -> dict[str, Any]:
         return {"momentum_buffer": Moment()}
@@ -129,9 +120,6 @@ class InOnePart(Rule):
     """It needs whole tensors, and does not say which part of its step does."""
 
     needs_whole: ClassVar[bool] = True
-
-    def validate(self) -> None:
-        super().validate()
 
     def entries(self, shape: Any) -> dict[str, Any]:
         return {"momentum_buffer": Moment()}

@@ -33,6 +33,16 @@ def widened(x: Any) -> Any:
         return x.astype("float32")
 
 
+def alike(found: Any, expected: Any) -> None:
+    """Equal numbers of 16 bits to the bit, but that one NaN is as good as another."""
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    unknown = np.isnan(widened(expected))
+    assert np.array_equal(np.isnan(widened(found)), unknown)
+    found, expected = found[~unknown], expected[~unknown]
+    wrong = np.flatnonzero(found.view(np.uint16) != expected.view(np.uint16))
+    assert not wrong.size, f"{wrong.size} differ: {found[wrong[:3]]} for {expected[wrong[:3]]}"
+
+
 def draw(shapes: Mapping[str, tuple[int, ...]], dtype: str, seed: int = 0, scale: float = 1.0) -> Arrays:
     rng = np.random.default_rng(seed)
     return {name: np.asarray(rng.standard_normal(shape) * scale).astype(kind(dtype)) for name, shape in shapes.items()}

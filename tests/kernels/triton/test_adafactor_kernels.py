@@ -1,17 +1,16 @@
-"""Kernels of Adafactor against their rule: tensors cut in every way, and divided over ranks."""
+"""Kernels of Adafactor against their rule: tensors cut in every way. Over ranks: tests/sharded."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from lanes import by_turns, once, one_in
+from lanes import once, one_in
 from on_device import DEVICE
 from tolerances import FUSED
 
@@ -19,7 +18,7 @@ from thalweg.boundary import advance
 from thalweg.kernels.triton.cuts import MEASURING, STEPPING, Limits, cut_to_measure, matrices_of
 from thalweg.kernels.triton.derived_tiles import TilePasses, passes_for
 from thalweg.kernels.triton.launching import Compiled
-from thalweg.kernels.triton.passes import Step, Sum
+from thalweg.kernels.triton.passes import Step
 from thalweg.kernels.triton.rows import Operand
 from thalweg.kernels.triton.statistics import copies_of, length_of
 from thalweg.kernels.triton.uploads import Uploads
@@ -32,6 +31,7 @@ from thalweg.storage import first_state
 pytestmark = pytest.mark.slow  # programs are interpreted
 
 Tensors = list[torch.Tensor]
+STEP = Step(0.1)
 #: Every size is factored.
 SMALL = Adafactor(min_dim_size_to_factor=0)
 #: By what lies around the two largest axes, in rows that are short, long, and no multiple of what one load takes.
@@ -69,27 +69,22 @@ class Model:
         self.states = self.states or [first_state(xp, self.rule, self.handling, p) for p in self.params]
         self.counts = [torch.zeros((), device=DEVICE) for _ in self.params]
 
-    def made(self, grads: Tensors, *, sharded: bool = False) -> Any:
+    def made(self, grads: Tensors) -> Any:
         made = functools.partial(TilePasses, **self.limits) if self.limits else passes_for
         memory = dict(uploads=Uploads(torch.device(DEVICE)), compiled=Compiled())
-        return made(self.operands(), grads, self.rule, self.handling, tuple(self.states[0]), sharded=sharded, **memory)
-
-    def operands(self) -> list[Operand]:
-        return [
+        operands = [
             Operand(str(i), p, tuple(state.values()), count)
             for i, (p, state, count) in enumerate(zip(self.params, self.states, self.counts, strict=True))
         ]
+        return made(operands, grads, self.rule, self.handling, tuple(self.states[0]), sharded=False, **memory)
 
-    def rounds(self, grads: Tensors, step: Step) -> Iterator[list[Sum]]:
+    def step(self, grads: Tensors) -> None:
         if self.passes is None:
             self.passes = self.made(grads)
         self.passes.tables.follow(grads)
-        yield from self.passes.measure(step)
-        self.passes.write(step)
-
-    def step(self, grads: Tensors, step: Step = Step(0.1)) -> None:  # noqa: B008
-        for _ in self.rounds(grads, step):
+        for _ in self.passes.measure(STEP):
             pass
+        self.passes.write(STEP)
 
 
 @dataclass
@@ -98,14 +93,14 @@ class Reference(Model):
 
     t: int = 0
 
-    def step(self, grads: Tensors, step: Step = Step(0.1)) -> None:  # noqa: B008
+    def step(self, grads: Tensors) -> None:
         self.t += 1
         for i, (p, g, state) in enumerate(zip(self.params, grads, self.states, strict=True)):
             wide = {"p": p, "g": g, **state}
             if p.dtype == torch.float32:
                 wide = {key: value.double() for key, value in wide.items()}
             old, gradient = wide.pop("p"), wide.pop("g")
-            facts = dict(t=self.t, lr=step.lr, lr_scale=step.lr_scale, tensor=tensor_id(str(i)))
+            facts = dict(t=self.t, lr=STEP.lr, lr_scale=STEP.lr_scale, tensor=tensor_id(str(i)))
             result = advance(xp, self.rule, self.handling, old, gradient, wide, **facts)
             self.params[i] = result.p.to(p.dtype)
             self.states[i] = {key: value.to(state[key].dtype) for key, value in result.state.items()}
@@ -132,8 +127,7 @@ def small_tiles(**more: Any) -> dict[str, Limits]:
 
 
 @pytest.mark.nightly
-@once(1)
-@pytest.mark.parametrize("around", one_in(2, SHAPES, first=1))
+@pytest.mark.parametrize("around", SHAPES)
 @pytest.mark.parametrize(
     "limits",
     [{}, small_tiles(most_blocks=1, idle=0.9), small_tiles(most_blocks=3, idle=0.0)],
@@ -164,6 +158,7 @@ def test_many_copies_of_sums() -> None:
     assert_equal(model, reference)
 
 
+@once(0)
 @pytest.mark.parametrize("rule", [SMALL, Adafactor(factored=False)], ids=["factored", "all squares"])
 def test_tensors_that_begin_anywhere(rule: Adafactor) -> None:
     """Loads of several elements need addresses that they divide, which views may not have."""
@@ -191,7 +186,7 @@ def test_it_gives_the_same_bits_every_time() -> None:
         assert torch.equal(first, second)
 
 
-@by_turns()
+@once(2)
 @pytest.mark.parametrize("what", [math.nan, math.inf, 1e25])
 @pytest.mark.parametrize("shapes", [[(6, 8), (5, 300)], [(6, 8, 2), (5, 9, 3)]], ids=str)
 def test_a_guard_leaves_one_tensor_as_it_was(shapes: list[tuple[int, ...]], what: float) -> None:
@@ -208,7 +203,7 @@ def test_a_guard_leaves_one_tensor_as_it_was(shapes: list[tuple[int, ...]], what
         assert torch.equal(model.states[1][key], entry)
 
 
-@pytest.mark.parametrize("key", ["row_var", "col_var"])
+@pytest.mark.parametrize("key", one_in(2, ["row_var", "col_var"]))
 def test_a_guard_sees_state_that_float16_cannot_hold(key: str) -> None:
     """Beyond 65504, in one entry of one of the averages, of a gradient and a step that are finite."""
     handling = Handling(on_nonfinite="skip", state_dtype="float16")
@@ -221,67 +216,6 @@ def test_a_guard_sees_state_that_float16_cannot_hold(key: str) -> None:
     wide.step([gradient])
     assert (model.passes.finite.tolist(), wide.passes.finite.tolist()) == ([False], [True])
     assert not any(entry.any() for entry in model.states[0].values())
-
-
-# ---- divided over ranks
-
-
-def divided(axes: Any, axis: int, ndim: int) -> bool:
-    return axes is None or axis in [a % ndim for a in axes]
-
-
-def part_of(whole: torch.Tensor, axis: int, begin: int, end: int) -> torch.Tensor:
-    """What one rank holds of a parameter, or of state that may have no such axis any more."""
-    return (whole if whole.shape[axis] == 1 else whole.narrow(axis, begin, end - begin)).clone()
-
-
-@pytest.mark.parametrize(
-    ("shape", "ends"),
-    one_in(
-        5, [((12, 10), (5,)), ((12, 10), (0, 4)), ((3, 12, 10), (3, 3)), ((12, 3, 10), (0, 4)), ((12, 10, 3), (5,))]
-    ),
-    ids=str,
-)
-def test_parts_of_a_tensor(shape: tuple[int, ...], ends: tuple[int, ...]) -> None:
-    """Each rank has a part of every axis in turn, perhaps an empty one; sums are those of all."""
-    rule = Adafactor(min_dim_size_to_factor=4, momentum=0.5)
-    for axis in range(len(shape)):
-        cuts = [0, *(min(end, shape[axis]) for end in ends), shape[axis]]
-        whole = Reference([random(shape, 1)], rule)
-        ranks = []
-        for begin, end in itertools.pairwise(cuts):
-            parts = [part_of(p, axis, begin, end) for p in whole.params]
-            states = [{key: part_of(entry, axis, begin, end) for key, entry in whole.states[0].items()}]
-            ranks.append(Part(parts, rule, states=states, shape=shape))
-        for seed in (2, 3):
-            gradient = random(shape, seed)
-            whole.step([gradient])
-            grads = [[part_of(gradient, axis, begin, end)] for begin, end in itertools.pairwise(cuts)]
-            for sums in zip(*(rank.rounds(g, Step(0.1)) for rank, g in zip(ranks, grads, strict=True)), strict=True):
-                complete(sums, axis, len(shape))
-        for rank, (begin, end) in zip(ranks, itertools.pairwise(cuts), strict=True):
-            states = [{key: part_of(entry, axis, begin, end) for key, entry in whole.states[0].items()}]
-            assert_equal(rank, Reference([part_of(whole.params[0], axis, begin, end)], rule, states=states))
-
-
-def complete(by_rank: Sequence[Sequence[Sum]], axis: int, ndim: int) -> None:
-    """What ranks tell each other, where a sum goes over the axis along which they are divided."""
-    for same in zip(*by_rank, strict=True):
-        if divided(same[0].axes, axis, ndim):
-            total = torch.stack([each.tensor for each in same]).sum(0)
-            for each in same:
-                each.tensor.copy_(total)
-
-
-@dataclass
-class Part(Model):
-    shape: tuple[int, ...] = ()
-
-    def made(self, grads: Tensors, *, sharded: bool = True) -> Any:
-        return super().made(grads, sharded=sharded)
-
-    def operands(self) -> list[Operand]:
-        return [operand._replace(shape=self.shape) for operand in super().operands()]
 
 
 # ---- memory

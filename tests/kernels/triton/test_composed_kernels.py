@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import one_in
 from on_device import FEW, gradients, parameters, side_by_side, train
 
 import thalweg.torch
@@ -27,10 +28,7 @@ KERNELS = [("AdamW", what) for what in AROUND] + [("LAMB", "averaged"), ("LAMB",
 KERNELS += [("Adafactor", "spikes"), ("SGD", "spikes")]
 
 
-@pytest.mark.parametrize(
-    ("rule", "what"),
-    [pytest.param(*each, marks=() if each == ("AdamW", "averaged") else pytest.mark.nightly) for each in KERNELS],
-)
+@pytest.mark.parametrize(("rule", "what"), one_in(len(KERNELS), KERNELS, first=2))
 def test_kernels_are_made_of_it(rule: str, what: str) -> None:
     side_by_side(rule, gradients(2, shapes=FEW), shapes=FEW, **AROUND[what])
 
@@ -39,7 +37,7 @@ def make(rule: str, named: Any, engine: Any, **options: Any) -> Any:
     return getattr(thalweg.torch, rule)(named, lr=0.01, engine=engine, **options)
 
 
-@pytest.mark.parametrize("rule", ["Muon", "Kron", pytest.param("SOAP", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("rule", one_in(3, ["Muon", "Kron", "SOAP"]))
 def test_kernels_written_for_a_rule_leave_nothing_out(rule: str) -> None:
     """They do not know what is around it: such a rule is stepped by operations of torch, and said to be."""
     options: dict[str, Any] = dict(cautious=True, averaged=0.5, weight_decay=0.1)
@@ -61,7 +59,7 @@ def test_kernels_written_for_a_rule_leave_nothing_out(rule: str) -> None:
             assert (found - wanted).abs().max() <= 2e-4 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("dtype", one_in(2, ["float32", "bfloat16"]))
 def test_the_parts_of_muon_have_an_average(dtype: str) -> None:
     """Its last kernel steps the average too."""
     found, both = parameters(dtype, MATRICES), {}
@@ -100,7 +98,8 @@ def test_gradients_are_added_up_by_kernels() -> None:
     assert all(torch.equal(optimizer.state[p]["accumulated"], wanted[name]) for name, p in named)
 
 
-@pytest.mark.parametrize("options", [dict(on_nonfinite="skip"), pytest.param({}, marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", [dict(on_nonfinite="skip"), {}], ids=str)
 def test_spikes_of_one_tensor_leave_the_others_alone(options: dict[str, Any]) -> None:
     """The numbers of each tensor are its own, and a step that is not finite leaves them alone."""
     steps = gradients(5, shapes=FEW)

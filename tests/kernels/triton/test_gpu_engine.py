@@ -12,8 +12,7 @@ import pytest
 import torch
 from cases import FUSED_RULES
 from lanes import by_turns, once
-from on_device import DEVICE, FEW, agree, gradients, make, parameters, side_by_side, train
-from side_by_side import NARROW
+from on_device import DEVICE, FEW, SHAPES, agree, gradients, make, parameters, side_by_side, train
 
 import thalweg.torch
 from thalweg.errors import NonFiniteError, OptionError, ResumeWarning
@@ -30,78 +29,59 @@ def options_of(rule: str) -> dict[str, Any]:
     return FACTORED if rule == "Adafactor" else dict(weight_decay=0.1)
 
 
+def lenient(p: Any) -> Any:
+    p.grad_dtype = None  # of newer versions of torch, which else refuse gradients of another dtype
+    return p
+
+
+STACKED = {"a": (3, 8, 10), "b": (2, 5), "c": (4, 6, 7, 3)}
+TINY = {f"t{i}": (1 + i % 3,) for i in range(5_000 if DEVICE == "cuda" else 60)}
+#: Under a description: dtypes of parameters and gradients, shapes, and what is asked for.
+ROWS: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
+    "stacked slices": ("float32", "float32", STACKED, dict(stacked_axes=1)),
+    "rounded by chance": ("bfloat16", "bfloat16", SHAPES, dict(rounding="stochastic", seed=5)),
+    "float16 by chance": ("float16", "float16", SHAPES, dict(rounding="stochastic", seed=5)),
+    "narrow gradients": ("float32", "bfloat16", SHAPES, dict(prepare=lenient)),
+    "wide gradients": ("bfloat16", "float32", SHAPES, dict(prepare=lenient)),
+    "state in bfloat16": ("float32", "float32", SHAPES, dict(state_dtype="bfloat16")),
+    "state in float16": ("float32", "float32", SHAPES, dict(state_dtype="float16")),
+    "momentum in bfloat16": ("float32", "float32", SHAPES, dict(momentum_dtype="bfloat16")),
+    "overrides": (
+        *("float32", "float32", SHAPES),
+        dict(overrides=[("vector", dict(weight_decay=0.0, lr_scale=0.5)), ("c*", dict(weight_decay=0.3))]),
+    ),
+    "many tiny tensors": ("float32", "float32", TINY, {}),
+}
+
+
 @once(0)
 @every_rule
-def test_auto_takes_it(rule: str) -> None:
-    named = parameters()
-    optimizer = make(rule, named, "auto", **options_of(rule))
-    train(optimizer, named, gradients(1))
-    assert optimizer.engine == "fused"
+@pytest.mark.parametrize("row", ROWS)
+def test_numbers_are_those_of_the_rule(rule: str, row: str) -> None:
+    dtype, of_gradients, shapes, options = ROWS[row]
+    given = {**options_of(rule), "weight_decay": 0.1, **options}
+    side_by_side(rule, gradients(3, of_gradients, shapes), dtype, shapes, **given, lockstep=True)
 
 
 @pytest.mark.nightly
-@by_turns("dtype", first=2)
 @every_rule
-@pytest.mark.parametrize("dtype", NARROW)
-def test_stochastic_rounding_has_the_bits_of_the_rule(rule: str, dtype: str) -> None:
-    side_by_side(rule, gradients(3, dtype), dtype, **options_of(rule), rounding="stochastic", seed=5, lockstep=True)
+@every_dtype
+def test_a_step_that_is_not_finite_is_skipped(rule: str, dtype: str) -> None:
+    steps = gradients(4, dtype)
+    steps[1]["matrix"][3, 4] = float("nan")
+    steps[2]["vector"][5] = float("inf")
+    fused, _ = side_by_side(rule, steps, dtype, **options_of(rule), on_nonfinite="skip", lockstep=True)
+    assert fused.skipped == 2
+    assert fused.nonfinite() == []
 
 
-@by_turns("grad_dtype", first=3)
-@every_rule
-@pytest.mark.parametrize("grad_dtype", ["float32", "bfloat16"])
-def test_gradients_of_another_dtype(rule: str, grad_dtype: str) -> None:
-    dtype = "bfloat16" if grad_dtype == "float32" else "float32"
-
-    def lenient(p: Any) -> Any:
-        p.grad_dtype = None  # of newer versions of torch, which else refuse it
-        return p
-
-    side_by_side(rule, gradients(3, grad_dtype), dtype, **options_of(rule), prepare=lenient, lockstep=True)
-
-
-@pytest.mark.nightly
-@by_turns("stored", first=4)
-@every_rule
-@pytest.mark.parametrize("stored", [dict(state_dtype="bfloat16"), dict(state_dtype="float16")], ids=str)
-def test_state_of_sixteen_bits(rule: str, stored: dict) -> None:
-    side_by_side(rule, gradients(3), **options_of(rule), **stored, lockstep=True)
-
-
-@pytest.mark.nightly
-@once(5)
-@every_rule
-def test_momentum_has_a_dtype_of_its_own(rule: str) -> None:
-    side_by_side(rule, gradients(3), **options_of(rule), momentum_dtype="bfloat16", lockstep=True)
-
-
-@once(7)
-@every_rule
-def test_the_joint_norm_of_gradients_is_bounded(rule: str) -> None:
-    side_by_side(rule, gradients(3), **options_of(rule), max_grad_norm=0.5)
-
-
-@pytest.mark.nightly
-@once(8)
-@every_rule
-def test_overrides(rule: str) -> None:
-    overrides = [("vector", dict(weight_decay=0.0, lr_scale=0.5)), ("c*", dict(weight_decay=0.3))]
-    side_by_side(rule, gradients(3), **{**options_of(rule), "weight_decay": 0.1}, overrides=overrides)
-
-
-@once(9)
-@every_rule
-def test_stacked_slices_are_tensors_by_themselves(rule: str) -> None:
-    shapes = {"a": (3, 8, 10), "b": (2, 5), "c": (4, 6, 7, 3)}
-    side_by_side(rule, gradients(3, shapes=shapes), shapes=shapes, **options_of(rule), stacked_axes=1)
-
-
-@once(14)
+@once(2)
 @every_rule
 def test_a_step_like_the_last_is_not_sorted_again(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     named, steps = parameters(shapes=FEW), gradients(4, shapes=FEW)
-    optimizer = make(rule, named, **options_of(rule))
+    optimizer = make(rule, named, "auto", **options_of(rule))
     train(optimizer, named, steps[:1])
+    assert optimizer.engine == "fused"
 
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("sorted again")
@@ -121,20 +101,7 @@ def test_a_step_like_the_last_is_not_sorted_again(rule: str, monkeypatch: pytest
     agree(optimizer, named, reference, theirs)
 
 
-@pytest.mark.nightly
-@by_turns("dtype", first=16)
-@every_rule
-@every_dtype
-def test_a_step_that_is_not_finite_is_skipped(rule: str, dtype: str) -> None:
-    steps = gradients(4, dtype)
-    steps[1]["matrix"][3, 4] = float("nan")
-    steps[2]["vector"][5] = float("inf")
-    fused, _ = side_by_side(rule, steps, dtype, **options_of(rule), on_nonfinite="skip", lockstep=True)
-    assert fused.skipped == 2
-    assert fused.nonfinite() == []
-
-
-@once(17)
+@once(2)
 @every_rule
 def test_what_overflows_when_it_is_stored_is_left_alone(rule: str) -> None:
     """Parameters of float16 beside its largest number: one of them would be infinite after a step."""
@@ -154,7 +121,7 @@ def test_what_overflows_when_it_is_stored_is_left_alone(rule: str) -> None:
     agree(*results)
 
 
-@once(18)
+@once(0)
 @every_rule
 def test_a_step_that_is_not_finite_raises_before_anything_is_written(rule: str) -> None:
     named, steps = parameters(), gradients(2)
@@ -169,7 +136,7 @@ def test_a_step_that_is_not_finite_raises_before_anything_is_written(rule: str) 
         assert all(torch.equal(optimizer.state[p][key], entry) for key, entry in state.items())
 
 
-@by_turns("found", first=19)
+@by_turns("found")
 @every_rule
 @pytest.mark.parametrize("found", [0.0, 1.0])
 def test_what_a_grad_scaler_leaves_with_the_optimizer(rule: str, found: float) -> None:
@@ -194,7 +161,7 @@ def test_what_a_grad_scaler_leaves_with_the_optimizer(rule: str, found: float) -
         agree(optimizer, named, reference, theirs)
 
 
-@once(20)
+@pytest.mark.nightly
 @every_rule
 def test_a_grad_scaler_finds_what_it_needs(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It checks gradients itself, and leaves scale and verdict to a step that says it can do with them."""
@@ -215,7 +182,7 @@ def test_a_grad_scaler_finds_what_it_needs(rule: str, monkeypatch: pytest.Monkey
     agree(optimizer, named, reference, theirs)
 
 
-@once(22)
+@pytest.mark.nightly
 @every_rule
 def test_state_goes_from_engine_to_engine(rule: str) -> None:
     steps = gradients(4, shapes=FEW)
@@ -267,7 +234,7 @@ def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.
         kernels.warn_once.cache_clear()
 
 
-@once(23)
+@once(2)
 @every_rule
 def test_one_parameter_after_the_other(rule: str) -> None:
     """As in a backward pass: tables of all of them are kept."""
@@ -295,13 +262,6 @@ def test_tables_of_old_lists_are_dropped() -> None:
     assert len(optimizer._steps) <= 8
 
 
-@pytest.mark.nightly
-def test_many_tiny_tensors() -> None:
-    count = 5_000 if DEVICE == "cuda" else 60
-    shapes = {f"t{i}": (1 + i % 3,) for i in range(count)}
-    side_by_side("LAMB", gradients(2, shapes=shapes), shapes=shapes)
-
-
 def test_an_empty_model_and_empty_tensors() -> None:
     shapes = {"none": (0,), "nothing": (3, 0, 2)}
     named = parameters(shapes=shapes)
@@ -310,27 +270,18 @@ def test_an_empty_model_and_empty_tensors() -> None:
     assert all(float(optimizer.state[p]["step"]) == 2 for _, p in named)
 
 
+@by_turns("options")
 @pytest.mark.parametrize("options", [FACTORED, dict(factored=False)], ids=["factored", "all squares"])
-def test_adafactor_whose_lr_is_taken_away(options: dict[str, Any]) -> None:
-    """Then the step size follows from the step: other formulas, for tensors that were stepped before."""
+@pytest.mark.parametrize("rates", [(0.3, None, 0.2), (None, 0.5, 0.0)], ids=str)
+def test_adafactor_whose_lr_is_taken_away(options: dict[str, Any], rates: Any) -> None:
+    """Then the step size follows from the step; where there never was one, a rate scales it."""
     results = []
     for engine in ("fused", "reference"):
         named = parameters(shapes=FEW)
-        optimizer = make("Adafactor", named, engine, lr=0.3, **options)
-        for lr, step in zip((0.3, None, 0.2), gradients(3, shapes=FEW), strict=True):
-            optimizer.param_groups[0]["lr"] = lr
+        optimizer = make("Adafactor", named, engine, lr=rates[0], **options)
+        for t, (lr, step) in enumerate(zip(rates, gradients(3, shapes=FEW), strict=True)):
+            if t:
+                optimizer.param_groups[0]["lr"] = lr
             train(optimizer, named, [step])
         results += [optimizer, named]
     agree(*results)
-
-
-def test_a_schedule_scales_adafactor_without_lr() -> None:
-    ours, theirs = (parameters(shapes=FEW) for _ in range(2))
-    fused, reference = (
-        make("Adafactor", named, engine, lr=None) for named, engine in ((ours, "fused"), (theirs, "reference"))
-    )
-    for factor, step in zip((1.0, 0.5, 0.0), gradients(3, shapes=FEW), strict=True):
-        for optimizer, named in ((fused, ours), (reference, theirs)):
-            optimizer.param_groups[0]["lr"] = factor
-            train(optimizer, named, [step])
-        agree(fused, ours, reference, theirs)

@@ -68,14 +68,7 @@ def spiked(shapes: Any = FEW) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("rule", "kind"),
-    [
-        ("AdamW", "skip"),
-        ("Muon", "clip"),
-        *(
-            pytest.param(*case, marks=pytest.mark.nightly)
-            for case in (("LAMB", "scale"), ("AdamW", "clip"), ("LAMB", "quantile"))
-        ),
-    ],
+    one_in(5, [("Muon", "clip"), ("AdamW", "skip"), ("LAMB", "scale"), ("AdamW", "clip"), ("LAMB", "quantile")]),
 )
 def test_spikes(rule: str, kind: str) -> None:
     shapes = MATRICES if rule == "Muon" else FEW
@@ -86,7 +79,7 @@ def test_spikes(rule: str, kind: str) -> None:
     assert fused.stats()[name]["spikes"] >= 1
 
 
-@pytest.mark.parametrize("rule", one_in(2, ["AdamW", "LAMB", "Kron", "Muon"], first=1))
+@pytest.mark.parametrize("rule", one_in(4, ["AdamW", "LAMB", "Kron", "Muon"], first=1))
 def test_a_bound_of_the_joint_norm(rule: str) -> None:
     shapes = MATRICES if rule in ("Kron", "Muon") else FEW
     steps = gradients(4, shapes=shapes)
@@ -101,6 +94,7 @@ def test_gradients_that_are_not_finite() -> None:
     assert fused.skipped == 1
 
 
+@pytest.mark.nightly
 def test_all_at_once_with_a_scaler_and_gradients_of_two_dtypes() -> None:
     """What a GradScaler leaves to a step comes first; a gradient lies across memory; two have 16 bits."""
     runs = []
@@ -123,6 +117,7 @@ def test_all_at_once_with_a_scaler_and_gradients_of_two_dtypes() -> None:
     agree(fused, ours, reference, theirs)
 
 
+@pytest.mark.nightly
 def test_a_bound_that_changes_from_step_to_step() -> None:
     runs = []
     for engine in ("fused", "reference"):

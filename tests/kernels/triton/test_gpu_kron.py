@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import one_in
 from on_device import PRODUCTS, agree_in_products, gradients, parameters, train
 
 import thalweg.torch
@@ -23,22 +24,33 @@ def kron(named: Any, engine: str, **options: Any) -> Any:
     return thalweg.torch.Kron(named, lr=0.05, engine=engine, **options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, marks=pytest.mark.nightly),  # as below, where tables follow what moves
-        pytest.param(dict(capturable=True, precond_update_probability=0.4), marks=pytest.mark.nightly),
-        pytest.param(dict(on_nonfinite="skip", max_grad_norm=1.0), marks=pytest.mark.nightly),
-        pytest.param(dict(block_size=5, precond_update_probability=0.6), marks=pytest.mark.nightly),
-        pytest.param(
-            dict(overrides=[("b", dict(weight_decay=0.1))], precond_update_probability=0.4), marks=pytest.mark.nightly
-        ),
-    ],
-    ids=str,
-)
+#: With options for which there are no kernels by hand: kernels, libraries, kernels. Blocks of unequal size too.
+PARTED: dict[str, Any] = dict(damping_mode="expected", block_size=4)
+#: `make test` has the first.
+ROWS: list[dict[str, Any]] = [
+    dict(damping_mode="expected", weight_decay=0.1, weight_decay_mode="update"),
+    dict(capturable=True, precond_update_probability=0.4),
+    dict(on_nonfinite="skip", max_grad_norm=1.0),
+    dict(block_size=5, precond_update_probability=0.6),
+    dict(overrides=[("b", dict(weight_decay=0.1))], precond_update_probability=0.4),
+    dict(PARTED, weight_decay=0.1),
+    dict(geometry="eq", precond_update_probability=0.4),
+    dict(block_size=4, averaged=0.9, precond_update_probability=0.6),
+    dict(PARTED, momentum_dtype="bfloat16", clip_mode="value"),
+    dict(PARTED, max_grad_norm=1.0, maximize=True),
+    dict(PARTED, momentum_dtype="int8"),
+]
+
+
+def pair(engine: str = "auto", shapes: Any = SHAPES, **options: Any) -> Any:
+    """An optimizer that may use kernels with its parameters, and the reference with its own."""
+    ours, theirs = parameters(shapes=shapes), parameters(shapes=shapes)
+    return kron(ours, engine, **options), ours, kron(theirs, "reference", **options), theirs
+
+
+@pytest.mark.parametrize("options", one_in(len(ROWS), ROWS), ids=str)
 def test_the_numbers_of_the_reference(options: dict[str, Any]) -> None:
-    ours, theirs = parameters(shapes=SHAPES), parameters(shapes=SHAPES)
-    fused, reference = kron(ours, "auto", **options), kron(theirs, "reference", **options)
+    fused, ours, reference, theirs = pair("fused", **options)
     steps = gradients(4, shapes=SHAPES)
     train(fused, ours, steps)
     train(reference, theirs, steps)
@@ -46,10 +58,22 @@ def test_the_numbers_of_the_reference(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.nightly
+def test_tensors_at_different_counts_are_stepped_apart() -> None:
+    """One begins later, so that its factors are due in other steps; and options that change are followed."""
+    fused, ours, reference, theirs = pair("fused", **PARTED, precond_update_probability=0.5)
+    steps = gradients(6, shapes=SHAPES)
+    steps[0]["b"] = None
+    for optimizer, named in ((fused, ours), (reference, theirs)):
+        train(optimizer, named, steps[:3])
+        optimizer.param_groups[0].update(precond_lr=0.2, momentum=0.5, lr=0.02)
+        train(optimizer, named, steps[3:])
+    agree_in_products(fused, ours, reference, theirs)
+
+
+@pytest.mark.nightly
 def test_tables_follow_what_moves() -> None:
     """After a step that was like the one before it, for which nothing was looked up."""
-    ours, theirs = parameters(shapes=SHAPES), parameters(shapes=SHAPES)
-    fused, reference = kron(ours, "auto"), kron(theirs, "reference")
+    fused, ours, reference, theirs = pair()
     steps = gradients(3, shapes=SHAPES)
     train(fused, ours, steps[:2])
     old = []
@@ -66,6 +90,7 @@ def test_tables_follow_what_moves() -> None:
     agree_in_products(fused, ours, reference, theirs)
 
 
+@pytest.mark.nightly
 def test_a_step_like_the_last_is_not_sorted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the host counts Kron's steps."""
     named, steps = parameters(shapes=FEW), gradients(3, shapes=FEW)
@@ -123,9 +148,8 @@ def test_a_parameter_that_is_not_finite_is_left_alone_without_a_wait() -> None:
 def test_batches_that_are_at_the_same_step_are_prepared_together() -> None:
     """With factors that are due and that are not, with rates that change, and after one batch has gone its own way."""
     shapes = {"bias": (3,), "a": (4, 3), "b": (4, 3)}
-    ours, theirs = parameters(shapes=shapes), parameters(shapes=shapes)
     options: dict[str, Any] = dict(precond_update_probability=0.4, overrides=[("bias", dict(lr_scale=0.5))])
-    fused, reference = kron(ours, "auto", **options), kron(theirs, "reference", **options)
+    fused, ours, reference, theirs = pair(shapes=shapes, **options)
     together = []
     for number, step in enumerate(gradients(10, shapes=shapes)):
         for optimizer, named in ((fused, ours), (reference, theirs)):

@@ -22,10 +22,8 @@ pytestmark = [
 SHAPES = {"a": (12, 10), "b": (12, 10), "c": (9, 14), "d": (30,)}
 
 
-@pytest.mark.parametrize(
-    ("rule", "options"),
-    [("LAMB", {}), pytest.param("Kron", dict(precond_update_probability=0.0), marks=pytest.mark.nightly)],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("rule", "options"), [("LAMB", {}), ("Kron", dict(precond_update_probability=0.0))])
 def test_sets_of_gradients_that_take_turns(rule: str, options: dict[str, Any]) -> None:
     """Gradients move at every step; one is missing in between."""
     found: list[Any] = []

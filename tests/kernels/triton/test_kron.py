@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import by_turns, once, one_in
+from lanes import one_in
 from on_device import DEVICE, PRODUCTS, assert_near
 
 from thalweg.boundary import advance
@@ -103,6 +103,10 @@ class Both:
     def tolerance(self) -> float:
         return PRODUCTS[self.handling.precond_dtype or "float32"]
 
+    def everything(self, place: int = 0) -> list[torch.Tensor]:
+        """A copy of a parameter and its state."""
+        return [self.params[place].clone(), *(entry.clone() for entry in self.states[place].values())]
+
     def check(self) -> None:
         """Parameters and all of the state are those of the rule."""
         for i, s in enumerate(self.states):
@@ -112,43 +116,67 @@ class Both:
                 assert_near(key, s[key], entry, self.tolerance)
 
 
-def agree_after(shape: tuple[int, ...], steps: int = 2, **options: Any) -> None:
-    both = Both(shape, **options)
-    for _ in range(steps):
-        both.step()
-    both.check()
+DENSE: dict[str, Any] = dict(max_skew=None)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("shape", "options"),
-    [
-        ((), {}),
-        ((130,), {}),
-        pytest.param((2500,), {}, marks=pytest.mark.nightly),
-        ((1, 5), {}),
-        ((70, 40), {}),
-        pytest.param((40, 70), {}, marks=pytest.mark.nightly),
-        pytest.param((66, 66), {}, marks=pytest.mark.nightly),
-        pytest.param((70, 64), {}, marks=pytest.mark.nightly),
-        pytest.param((30, 150), dict(max_skew=None), marks=pytest.mark.nightly),
-        ((70, 90), dict(max_size_dense=0)),
-        ((8, 4, 3, 3), {}),
-        pytest.param((3, 40, 70), dict(stacked_axes=1), marks=pytest.mark.nightly),
-        ((2, 2, 40), dict(stacked_axes=2)),
-    ],
-    ids=str,
-)
-def test_every_kind_of_shape(shape: tuple[int, ...], options: dict[str, Any]) -> None:
-    agree_after(shape, count=2, steps=2, **options)
+def held(**options: Any) -> dict[str, Any]:
+    return dict(handling=Handling(**options))
 
 
-@by_turns()
-@pytest.mark.parametrize(
-    "options",
-    one_in(
-        4,
-        [
+#: (shape, options) of steps that are compared with the rule. `make test` has the first: blocks of dense factors.
+ROWS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((8, 3), dict(block_size=2, clip=0.3)),
+    # every kind of shape
+    ((), dict(count=2)),
+    ((130,), dict(count=2)),
+    ((2500,), dict(count=2)),
+    ((1, 5), dict(count=2)),
+    ((70, 40), dict(count=2)),
+    ((40, 70), dict(count=2)),
+    ((66, 66), dict(count=2)),
+    ((70, 64), dict(count=2)),
+    ((30, 150), dict(count=2, max_skew=None)),
+    ((70, 90), dict(count=2, max_size_dense=0)),
+    ((8, 4, 3, 3), dict(count=2)),
+    ((3, 40, 70), dict(count=2, stacked_axes=1)),
+    ((2, 2, 40), dict(count=2, stacked_axes=2)),
+    # blocks
+    ((8, 8), dict(block_size=4)),
+    ((5, 8), dict(block_size=2, clip=0.3)),
+    ((3, 2), dict(block_size=1, max_skew=None, steps=1)),  # roundings of single numbers do not cancel
+    ((5, 4), dict(block_size=3, max_skew=None, geometry="quad")),
+    ((20, 18), dict(block_size=12, max_skew=None, momentum=0.0)),
+    ((6, 4), dict(block_size=2, max_size_dense=0)),
+    ((2, 8, 8), dict(block_size=4, stacked_axes=1, clip=0.3)),
+    ((8, 8), dict(block_size=4, clip=0.3, clip_mode="value", momentum=0.0)),
+    ((8, 8), dict(block_size=4, **held(precond_dtype="bfloat16"))),
+    ((8, 8), dict(block_size=4, dtype="bfloat16", **held(rounding="stochastic", seed=5))),
+    ((8, 8), dict(block_size=4, misplaced=1)),
+    ((8, 192), dict(block_size=128, max_skew=None, **held(momentum_dtype="int8"))),
+    ((128, 80), dict(block_size=32)),
+    ((128, 128), dict(block_size=64, momentum=0.0)),
+    # factors of 16 bits, memory that is not aligned, gradients of any size
+    *(((70, 40), dict(options, **held(precond_dtype="bfloat16"))) for options in ({}, DENSE, dict(geometry="quad"))),
+    ((70, 64), dict(misplaced=1)),
+    *(((40, 24), dict(size=size)) for size in (1e-15, 1e15)),
+    # parameters of 16 bits
+    *(
+        (shape, dict(dtype=dtype, **held(rounding=rounding, momentum_dtype=dtype, seed=5)))
+        for shape in ((40, 24), (40,))
+        for dtype in ("bfloat16", "float16")
+        for rounding in ("nearest", "stochastic")
+    ),
+    # refreshes are counted as by the rule
+    *(
+        ((24,), dict(steps=7, precond_update_probability=probability, counts_on_device=on_device))
+        for probability in (0.4, 0.0, Annealed(0.8, 0.1, 0.3, 2))
+        for on_device in (False, True)
+    ),
+    # every option, of a vector and of a matrix
+    *(
+        (shape, options)
+        for shape in ((40,), (44, 36))
+        for options in (
             dict(geometry="quad", max_skew=None),
             dict(geometry="quad"),
             dict(**Kron.VARIANTS["polyak"], weight_decay=0.1),
@@ -163,66 +191,19 @@ def test_every_kind_of_shape(shape: tuple[int, ...], options: dict[str, Any]) ->
             dict(init_scale=0.1, precond_lr=0.5, eps=1.0),
             dict(damping=0.1, relative_damping=0.3),
             dict(lipschitz_beta=0.0),
-        ],
+        )
     ),
-    ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
-)
-@pytest.mark.parametrize("shape", [(40,), (44, 36)], ids=str)
-def test_every_option(shape: tuple[int, ...], options: dict[str, Any]) -> None:
-    agree_after(shape, steps=2, **options)
+]
 
 
-@pytest.mark.parametrize(
-    ("shape", "side", "options"),
-    [
-        ((8, 3), 2, dict(clip=0.3)),
-        *(
-            pytest.param(*row, marks=pytest.mark.nightly)
-            for row in [
-                ((8, 8), 4, {}),
-                ((5, 8), 2, dict(clip=0.3)),
-                ((3, 2), 1, dict(max_skew=None, steps=1)),  # roundings of single numbers do not cancel
-                ((5, 4), 3, dict(max_skew=None, geometry="quad")),
-                ((20, 18), 12, dict(max_skew=None, momentum=0.0)),
-                ((6, 4), 2, dict(max_size_dense=0)),
-                ((2, 8, 8), 4, dict(stacked_axes=1, clip=0.3)),
-                ((8, 8), 4, dict(clip=0.3, clip_mode="value", momentum=0.0)),
-                ((8, 8), 4, dict(handling=Handling(precond_dtype="bfloat16"))),
-                ((8, 8), 4, dict(dtype="bfloat16", handling=Handling(rounding="stochastic", seed=5))),
-                ((8, 8), 4, dict(misplaced=1)),
-                ((8, 192), 128, dict(max_skew=None, handling=Handling(momentum_dtype="int8"))),
-                ((128, 80), 32, {}),
-                ((128, 128), 64, dict(momentum=0.0)),
-            ]
-        ),
-    ],
-    ids=str,
-)
-def test_blocks_have_factors_of_their_own(shape: tuple[int, ...], side: int, options: dict[str, Any]) -> None:
-    agree_after(shape, block_size=side, **options)
-
-
-@pytest.mark.nightly
-def test_all_blocks_of_a_parameter_are_stepped_or_none() -> None:
-    options: dict[str, Any] = dict(block_size=4, handling=Handling(on_nonfinite="skip"), counts_on_device=True)
-    both = Both((5, 4), count=2, max_skew=None, **options)
-    both.step()
-    before = [both.params[1].clone(), *(entry.clone() for entry in both.states[1].values())]
-    bad = [both.draw(), both.draw()]
-    bad[1].view(-1)[-1] = float("nan")
-    assert both.step(bad).finite.tolist() == [True, False]
-    after = [both.params[1], *both.states[1].values()]
-    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-    both.step()
+@pytest.mark.parametrize(("shape", "options"), one_in(len(ROWS), ROWS), ids=str)
+def test_numbers_are_those_of_the_rule(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    given = {"steps": 2, "size": 1.0, **options}
+    steps, size = given.pop("steps"), given.pop("size")
+    both = Both(shape, **given)
+    for _ in range(steps):
+        both.step(size=size)
     both.check()
-
-
-@pytest.mark.nightly
-@by_turns()
-@pytest.mark.parametrize("counts_on_device", [False, True], ids=["host", "device"])
-@pytest.mark.parametrize("probability", one_in(2, [0.4, 0.0, Annealed(0.8, 0.1, 0.3, 2)]), ids=str)
-def test_refreshes_are_counted_as_by_the_rule(probability: Any, counts_on_device: bool) -> None:
-    agree_after((24,), steps=7, precond_update_probability=probability, counts_on_device=counts_on_device)
 
 
 @pytest.mark.nightly
@@ -239,42 +220,11 @@ def test_parameters_of_one_batch_may_be_due_at_different_steps() -> None:
 
 
 @pytest.mark.nightly
-@by_turns()
-@pytest.mark.parametrize("shape", [(40, 24), (40,)], ids=str)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_parameters_of_16_bits(shape: tuple[int, ...], dtype: str, rounding: Any) -> None:
-    agree_after(shape, dtype=dtype, handling=Handling(rounding=rounding, momentum_dtype=dtype, seed=5))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "options", [{}, *(pytest.param(o, marks=pytest.mark.nightly) for o in (dict(max_skew=None), dict(geometry="quad")))]
-)
-def test_factors_of_16_bits(options: dict[str, Any]) -> None:
-    agree_after((70, 40), handling=Handling(precond_dtype="bfloat16"), **options)
-
-
-@pytest.mark.nightly
 def test_scaled_and_negated_gradients_and_rates_on_the_device() -> None:
     both = Both((36, 64), handling=Handling(maximize=True), momentum=0.5)
     for rate, scale in ((0.1, 0.5), (0.01, 3.0)):
         beside = {"lr": torch.tensor(rate, device=DEVICE), "grad_scale": torch.tensor(scale, device=DEVICE)}
         both.step(**beside)
-    both.check()
-
-
-@pytest.mark.nightly
-def test_memory_that_is_not_aligned() -> None:
-    agree_after((70, 64), misplaced=1)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("size", one_in(2, [1e-15, 1e15]))
-def test_gradients_of_any_size(size: float) -> None:
-    both = Both((40, 24))
-    for _ in range(2):
-        both.step(size=size)
     both.check()
 
 
@@ -290,22 +240,26 @@ def test_gradients_of_zero_teach_nothing() -> None:
 
 
 @pytest.mark.nightly
-@once(0)
-@pytest.mark.parametrize("options", [{}, dict(**Kron.VARIANTS["polyak"])], ids=["default", "polyak"])
 @pytest.mark.parametrize(
-    "shape", one_in(3, [pytest.param((2, 40)), pytest.param((2, 12, 10)), pytest.param((2, 24, 20))]), ids=str
+    ("shape", "options"),
+    [
+        ((2, 40), dict(stacked_axes=1)),
+        ((2, 12, 10), dict(stacked_axes=1)),
+        ((2, 24, 20), dict(stacked_axes=1)),
+        ((2, 12, 10), dict(stacked_axes=1, **Kron.VARIANTS["polyak"])),
+        ((5, 4), dict(block_size=4, max_skew=None)),
+    ],
+    ids=str,
 )
 def test_a_parameter_that_is_not_finite_is_left_as_it_was(shape: tuple[int, ...], options: dict[str, Any]) -> None:
-    both = Both(
-        shape, count=2, stacked_axes=1, handling=Handling(on_nonfinite="skip"), counts_on_device=True, **options
-    )
+    """All of its slices and blocks are stepped or none."""
+    both = Both(shape, count=2, counts_on_device=True, **held(on_nonfinite="skip"), **options)
     both.step()
-    before = [both.params[1].clone(), *(entry.clone() for entry in both.states[1].values())]
+    before = both.everything(1)
     bad = [both.draw(), both.draw()]
     bad[1].view(-1)[5] = float("nan")
     assert both.step(bad).finite.tolist() == [True, False]
-    after = [both.params[1], *both.states[1].values()]
-    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(both.everything(1), before, strict=True))
     both.step()
     both.check()
 
@@ -332,16 +286,15 @@ def test_a_bad_gradient_does_not_spoil_the_factors() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("policy", one_in(2, ["propagate", "skip"], first=1))
+@pytest.mark.parametrize("policy", ["propagate", "skip"])
 def test_what_is_not_allowed_changes_nothing(policy: Any) -> None:
     both = Both((24, 20), handling=Handling(on_nonfinite=policy), counts_on_device=True)
     both.step()
-    before = [both.params[0].clone(), *(entry.clone() for entry in both.states[0].values())]
+    before = both.everything()
     grads = [both.draw()]
     given = dict(rule=both.rule, handling=both.handling, t=None, lr=0.1)
     both.kernels.step(both.names, both.params, grads, both.states, **given, allowed=torch.tensor(False, device=DEVICE))
-    after = [both.params[0], *both.states[0].values()]
-    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(both.everything(), before, strict=True))
     both.step()
     both.check()
 
@@ -370,9 +323,7 @@ def test_long_rows_are_summed_in_parts() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "options", [{}, pytest.param(dict(max_skew=None, geometry="quad"), marks=pytest.mark.nightly)], ids=str
-)
+@pytest.mark.parametrize("options", [{}, dict(max_skew=None, geometry="quad")], ids=str)
 def test_how_tiles_are_fetched_does_not_matter(options: dict[str, Any]) -> None:
     results = []
     for describes in (False, True):
@@ -381,7 +332,7 @@ def test_how_tiles_are_fetched_does_not_matter(options: dict[str, Any]) -> None:
         both.step()
         both.check()
         assert both.kernels.batches["w0",][1].layout.wide.described == describes
-        results.append([*both.params, *both.states[0].values()])
+        results.append(both.everything())
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 

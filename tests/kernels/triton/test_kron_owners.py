@@ -1,4 +1,4 @@
-"""Kron's kernels on gradients without parameters, against the rule: interpreted, or on a GPU where there is one."""
+"""Tables of Kron's kernels on gradients without parameters; tests/sharded/test_sharded_gpu_kron.py has ranks."""
 
 from __future__ import annotations
 
@@ -65,27 +65,6 @@ class Both:
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert found.shape == wanted.shape
     assert (found - wanted).abs().max().item() <= TOLERANCE * wanted.abs().max().item()
-
-
-@pytest.mark.parametrize(
-    ("shape", "options", "due"),
-    [
-        ((20, 24), {}, ([True, True], [False, True], [False, False])),
-        ((9,), dict(clip=0.5), ([True, True], [False, True], [False, False])),
-        ((2, 5, 7), dict(stacked_axes=1, clip_mode="rms"), ([False, True],)),
-        ((8, 3), dict(block_size=2, clip=0.5), ([True, True], [False, True])),
-    ],
-)
-def test_numbers_are_the_rules(shape: tuple[int, ...], options: dict[str, Any], due: tuple[list[bool], ...]) -> None:
-    both = Both(shape, **options)
-    for own in due:
-        both.step(own)
-
-
-def test_an_average_is_preconditioned_and_factors_learn_from_gradients() -> None:
-    both = Both((7, 20), momentum=0.9, momentum_mode="ema", weight_decay=0.5)
-    both.step([True, False], averaged=True)
-    both.step([False, False], averaged=True)
 
 
 def test_tables_are_kept_while_factors_stay_where_they_are() -> None:

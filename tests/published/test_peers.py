@@ -1,0 +1,414 @@
+"""Rules equal the optimizers of other libraries, under the settings that the docs name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from cases import CASES
+from published_runs import SHAPES, error, optax_peer, ours, peer, problem, torch_peer
+from tolerances import BFLOAT16_PRODUCTS, FLOAT64, OPTAX_ADAFACTOR
+
+import thalweg.numpy
+from thalweg.numpy import Adafactor, Muon
+
+pytestmark = pytest.mark.slow
+
+MATRICES = [(24, 40), (40, 24), (16, 16), (1, 30)]
+#: Of the fourth parameter nothing is decayed.
+MASK = [True, True, True, False, True]
+UNDECAYED = dict(weight_decay=0.1, overrides=[("p3", dict(weight_decay=0.0))])
+
+
+class Peer(NamedTuple):
+    """What is published, and what both are given: the same options, or ours and theirs, under a description."""
+
+    rule: str
+    name: str
+    ours: dict[str, Any]
+    theirs: dict[str, Any]
+    rows: Mapping[str, Any]
+    tolerance: float = FLOAT64
+    shapes: list[tuple[int, ...]] = SHAPES
+    #: Whether the function of this name in thalweg.optax takes the same arguments.
+    in_jax: bool = False
+
+
+PEERS = [
+    Peer(
+        "Adafactor",
+        "optax.adafactor",
+        dict(lr=0.01, variant="optax"),
+        dict(learning_rate=0.01),
+        {
+            "defaults": {},
+            "lr=None is a step of 1": (dict(lr=None), dict(learning_rate=None)),
+            "schedule": (dict(lr=lambda t: 0.1 / t), dict(learning_rate=lambda count: 0.1 / (count + 1))),
+            "factored": dict(min_dim_size_to_factor=16),
+            "factored whatever the size": dict(min_dim_size_to_factor=1),
+            "not factored": dict(factored=False),
+            "decay_rate": (dict(beta2_decay=0.6), dict(decay_rate=0.6)),
+            "absolute steps": (dict(scale_parameter=False), dict(multiply_by_parameter_scale=False)),
+            "clip 2": (dict(clip_threshold=2.0), dict(clipping_threshold=2.0)),
+            "no clip": (dict(clip_threshold=None), dict(clipping_threshold=None)),
+            "momentum": (dict(momentum=0.9), dict(momentum=0.9, dtype_momentum="float64")),
+            "weight decay": (dict(weight_decay=0.01), dict(weight_decay_rate=0.01)),
+            "weight decay schedule": (
+                dict(weight_decay=lambda t: 0.1 / t),
+                dict(weight_decay_rate=lambda count: 0.1 / (count + 1)),
+            ),
+            "weight decay mask": (UNDECAYED, dict(weight_decay_rate=0.1, weight_decay_mask=MASK)),
+            "eps": (dict(eps=(1e-4, 1e-3)), dict(eps=1e-4)),
+        },
+        OPTAX_ADAFACTOR,
+    ),
+    Peer(
+        "Adafactor",
+        "torch.optim.Adafactor",
+        # torch takes the eps of the first parameter's dtype
+        dict(variant="torch", eps=(float(np.finfo(np.float64).eps), 1e-3)),
+        {},
+        {
+            "defaults": {},
+            "lr as the cap of the relative step": dict(lr=0.3),
+            "beta2_decay": dict(beta2_decay=-0.5),
+            "weight decay": dict(weight_decay=0.1),
+            "d": (dict(clip_threshold=2.5), dict(d=2.5)),
+            "eps": dict(eps=(1e-2, 0.5)),
+            "maximize": dict(maximize=True),
+        },
+    ),
+    Peer(
+        "Adafactor",
+        "transformers.optimization.Adafactor",
+        dict(variant="hf"),
+        {},
+        {
+            "relative step": {},
+            "warmup_init": dict(warmup_init=True),
+            "manual": (dict(lr=0.01), dict(lr=0.01, relative_step=False)),
+            "manual, absolute": (
+                dict(lr=0.01, scale_parameter=False),
+                dict(lr=0.01, relative_step=False, scale_parameter=False),
+            ),
+            "beta1": (dict(momentum=0.9), dict(beta1=0.9)),
+            "weight decay": dict(weight_decay=0.1),
+            "numbers": (
+                dict(clip_threshold=0.7, beta2_decay=-0.6, eps=(1e-8, 0.1)),
+                dict(clip_threshold=0.7, decay_rate=-0.6, eps=(1e-8, 0.1)),
+            ),
+        },
+    ),
+    Peer(
+        "Adafactor",
+        "timm.optim.adafactor.Adafactor",
+        # timm factors sizes above 16, and scales by RMS(p) only beside the relative step
+        dict(min_dim_size_to_factor=17, scale_parameter="relative"),
+        {},
+        {
+            "relative step": {},
+            "manual": dict(lr=0.01),
+            "momentum": (dict(lr=0.01, momentum=0.9), dict(lr=0.01, betas=(0.9, 0.999))),
+            "weight decay": dict(lr=0.01, weight_decay=0.1),
+            "warmup_init": dict(warmup_init=True),
+        },
+    ),
+    Peer(
+        "LAMB",
+        "optax.lamb",
+        dict(lr=0.01, variant="optax"),
+        dict(learning_rate=0.01),
+        {
+            "defaults": {},
+            "betas": (dict(betas=(0.8, 0.95)), dict(b1=0.8, b2=0.95)),
+            "eps": dict(eps=1e-2),
+            "eps_root": dict(eps_root=1e-2),
+            "weight decay": dict(weight_decay=0.1),
+            "mask": (UNDECAYED, dict(weight_decay=0.1, mask=MASK)),
+            "schedule": (dict(lr=lambda t: 0.1 / t), dict(learning_rate=lambda count: 0.1 / (count + 1))),
+        },
+    ),
+    Peer(
+        "LAMB",
+        "timm.optim.lamb.Lamb",
+        dict(lr=0.01, variant="apex"),
+        dict(lr=0.01),
+        {
+            "defaults": {},
+            "no decay, no adaptation": dict(weight_decay=0.0),
+            "always_adapt": dict(weight_decay=0.0, always_adapt=True),
+            "no bias correction": dict(bias_correction=False),
+            "no averaging": dict(grad_averaging=False),
+            "no global clip": dict(max_grad_norm=None),
+            "global clip 30": dict(max_grad_norm=30.0),
+            "trust_clip": (dict(trust_clip=(0.0, 1.0)), dict(trust_clip=True)),
+            "decoupled": (
+                dict(weight_decay_mode="decoupled", weight_decay=0.5),
+                dict(decoupled_decay=True, weight_decay=0.5),
+            ),
+            "numbers": dict(betas=(0.8, 0.9), eps=1e-3),
+            "nvlamb": (dict(variant="nvlamb", weight_decay=0.0), dict(always_adapt=True, weight_decay=0.0)),
+            "lambc": (dict(variant="lambc"), dict(always_adapt=True, trust_clip=True)),
+        },
+    ),
+    Peer(
+        "LAMB",
+        "torch.optim.AdamW",
+        dict(lr=0.01, trust=False, exempt=None),
+        dict(lr=0.01),
+        {"without trust": dict(eps=1e-8, weight_decay=0.1)},
+    ),
+    Peer(
+        "LARS",
+        "optax.lars",
+        dict(lr=5.0, variant="optax"),
+        dict(learning_rate=5.0),
+        {
+            "defaults": {},
+            "weight decay": dict(weight_decay=0.1),
+            "weight decay mask": (UNDECAYED, dict(weight_decay=0.1, weight_decay_mask=MASK)),
+            "trust ratio mask": (dict(overrides=[("p3", dict(trust=False))]), dict(trust_ratio_mask=MASK)),
+            "numbers": dict(trust_coefficient=0.02, eps=0.5),
+            "momentum": dict(momentum=0.5),
+            "nesterov": dict(nesterov=True),
+            "schedule": (dict(lr=lambda t: 10.0 / t), dict(learning_rate=lambda count: 10.0 / (count + 1))),
+        },
+    ),
+    Peer(
+        "LARS",
+        "timm.optim.lars.Lars",
+        dict(lr=lambda t: 0.01 / t, variant="timm"),
+        dict(lr=0.01),
+        {
+            "weight decay": dict(weight_decay=0.1),
+            "no decay, no adaptation": {},
+            "always_adapt": dict(always_adapt=True),
+            "momentum": dict(weight_decay=0.1, momentum=0.9),
+            "nesterov": dict(weight_decay=0.1, momentum=0.9, nesterov=True),
+            "LARC clipping": (dict(weight_decay=0.1, clip=True), dict(weight_decay=0.1, trust_clip=True)),
+            "numbers": (
+                dict(weight_decay=0.1, trust_coefficient=0.02, eps=0.1),
+                dict(weight_decay=0.1, trust_coeff=0.02, eps=0.1),
+            ),
+            "a constant rate": (dict(lr=0.01, weight_decay=0.1), dict(weight_decay=0.1)),
+        },
+    ),
+    Peer(
+        "LARS",
+        "torch.optim.SGD",
+        dict(lr=0.01, trust=False),
+        dict(lr=0.01, momentum=0.9),
+        {
+            "without trust": dict(weight_decay=0.1),
+            "without trust, nesterov": dict(weight_decay=0.1, nesterov=True),
+        },
+    ),
+    Peer(
+        "AdamW",
+        "torch.optim.AdamW",
+        dict(lr=lambda t: 0.01 / t),
+        dict(lr=0.01),
+        {
+            "defaults": {},
+            "amsgrad": dict(amsgrad=True, betas=(0.5, 0.7)),
+            "numbers": dict(eps=0.1, weight_decay=0.3),
+            "maximize": dict(maximize=True),
+        },
+    ),
+    Peer(
+        "AdamW",
+        "torch.optim.Adam",
+        dict(lr=lambda t: 0.01 / t, decoupled=False),
+        dict(lr=0.01),
+        {"L2": dict(weight_decay=0.1)},
+    ),
+    Peer(
+        "AdamW",
+        "optax.adamw",
+        dict(lr=0.01),
+        dict(learning_rate=0.01),
+        {
+            "defaults": (dict(variant="optax"), {}),
+            "numbers": (
+                dict(betas=(0.8, 0.9), eps=1e-3, eps_root=1e-3, weight_decay=0.1),
+                dict(b1=0.8, b2=0.9, eps=1e-3, eps_root=1e-3, weight_decay=0.1),
+            ),
+            "nesterov": dict(nesterov=True, weight_decay=0.0),
+            "mask": (UNDECAYED, dict(weight_decay=0.1, mask=MASK)),
+        },
+        in_jax=True,
+    ),
+    Peer(
+        "SGD",
+        "torch.optim.SGD",
+        dict(lr=lambda t: 0.01 / t),
+        dict(lr=0.01),
+        {
+            "defaults": {},
+            "momentum": dict(momentum=0.9, weight_decay=0.1),
+            "dampening": dict(momentum=0.9, dampening=0.5),
+            "nesterov": dict(momentum=0.9, nesterov=True, weight_decay=0.1),
+            "maximize": dict(momentum=0.9, maximize=True),
+        },
+    ),
+    Peer(
+        "SGD",
+        "optax.sgd",
+        dict(lr=0.01),
+        dict(learning_rate=0.01),
+        {"defaults": {}, "momentum": dict(momentum=0.9), "nesterov": dict(momentum=0.9, nesterov=True)},
+        in_jax=True,
+    ),
+    Peer(
+        "Muon",
+        "optax.contrib.muon",
+        dict(lr=0.02, variant="optax"),
+        dict(learning_rate=0.02),
+        {
+            "defaults": {},
+            "without nesterov": (dict(nesterov=False, momentum=0.8), dict(nesterov=False, beta=0.8)),
+            "consistent_rms": (
+                dict(scaling="match_rms_adamw", rms=0.3, weight_decay=0.1),
+                dict(consistent_rms=0.3, weight_decay=0.1),
+            ),
+            "numbers": dict(eps=0.1, ns_steps=3),
+            "aol": (dict(ns_preconditioning="aol", ns_steps=4), dict(preconditioning="aol", ns_steps=4)),
+        },
+        shapes=MATRICES,
+    ),
+    *(
+        Peer(case.name, name, dict(lr=0.01), {}, {description: (options, theirs)}, in_jax=name.startswith("optax"))
+        for case in CASES
+        for description, (name, options, theirs) in case.published.items()
+    ),
+]
+
+
+def every_row() -> list[Any]:
+    """All rows; those of optax, which are compiled, are left to the night but for one."""
+    found = []
+    for each in PEERS:
+        for description, row in each.rows.items():
+            words = f"{each.rule}-{each.name}-{description}"
+            is_nightly = each.name.startswith("optax") and (each.rule, description) != ("LARS", "defaults")
+            given = row if isinstance(row, tuple) else (row, row)
+            found.append(pytest.param(each, *given, id=words, marks=pytest.mark.nightly if is_nightly else ()))
+    return found
+
+
+@pytest.mark.parametrize(("published", "options", "theirs"), every_row())
+def test_equals_what_is_published(published: Peer, options: dict[str, Any], theirs: dict[str, Any]) -> None:
+    module, _, attribute = published.name.rpartition(".")
+    make = getattr(peer(module), attribute)
+    options, theirs = {**published.ours, **options}, {**published.theirs, **theirs}
+    params, grads = problem(published.shapes)
+    mine = ours(getattr(thalweg.numpy, published.rule)(**options), params, grads)
+    if module.startswith("optax"):
+        theirs.setdefault("learning_rate", options["lr"])
+        wanted = optax_peer(make(**theirs), params, grads)
+        if published.in_jax:
+            rate = theirs.pop("learning_rate")
+            same = getattr(pytest.importorskip("thalweg.optax"), attribute)(rate, **theirs)
+            assert error(optax_peer(same, params, grads), wanted, params) < FLOAT64
+    else:
+        wanted = torch_peer(lambda p: make(p, **theirs), params, grads, before=lambda own, t: follow(own, options, t))
+    assert error(mine, wanted, params) < published.tolerance
+
+
+def follow(optimizer: Any, options: dict[str, Any], t: int) -> None:
+    """Give an optimizer of torch the rate that ours has in this step."""
+    lr = options.get("lr")
+    if lr is not None:
+        optimizer.param_groups[0]["lr"] = lr(t) if callable(lr) else lr
+
+
+MUON = {
+    "defaults": ({}, {}),
+    "without nesterov": (dict(nesterov=False), dict(nesterov=False)),
+    "match_rms_adamw": (
+        dict(scaling="match_rms_adamw", weight_decay=0.0),
+        dict(adjust_lr_fn="match_rms_adamw", weight_decay=0.0),
+    ),
+    "numbers": (dict(ns_coefficients=(2.0, -1.5, 0.5), ns_steps=3, eps=0.1, momentum=0.8),) * 2,
+}
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # where a CPU has no products of bfloat16
+@pytest.mark.parametrize(
+    ("row", "is_rounded"), [("defaults", True), *((row, False) for row in MUON)], ids=lambda value: str(value)
+)
+def test_muon_equals_torch(row: str, is_rounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with products in float64: nothing in torch's Muon names bfloat16 but one conversion."""
+    torch, (options, theirs) = peer("torch"), MUON[row]
+    if not is_rounded:
+        monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.clone())
+        options = dict(options, ns_dtype=None)
+    params, grads = problem(MATRICES, steps=10 if is_rounded else 30)
+    wanted = torch_peer(lambda p: torch.optim.Muon(p, lr=0.02, **theirs), params, grads)
+    mine = ours(Muon(lr=0.02, variant="torch", **options), params, grads)
+    assert error(mine, wanted, params) < (BFLOAT16_PRODUCTS if is_rounded else FLOAT64)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "keys"),
+    [
+        ("AdamW", dict(amsgrad=True), {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}),
+        ("SGD", dict(momentum=0.9, dampening=0.5), {"momentum_buffer"}),
+    ],
+)
+def test_state_is_that_of_torch(name: str, options: dict[str, Any], keys: set[str]) -> None:
+    torch = peer("torch")
+    import thalweg.torch
+
+    states = []
+    for library in (torch.optim, thalweg.torch):
+        p = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+        optimizer = getattr(library, name)([p], lr=0.1, **options)
+        for t in range(3):
+            p.grad = torch.full_like(p, 3.0 - t)
+            optimizer.step()
+        states.append({key: value for key, value in optimizer.state[p].items() if key != "step" or "step" in keys})
+    assert states[0].keys() == states[1].keys() == keys
+    for key, value in states[0].items():
+        assert torch.allclose(value, states[1][key].to(value.dtype), rtol=FLOAT64, atol=0.0), key
+
+
+@pytest.mark.nightly
+def test_equals_big_vision_made_of_optax_parts() -> None:
+    """big_vision's Adafactor as a chain of optax parts: capped decay, average before lr, bare decay."""
+    optax = peer("optax")
+    params, grads = problem()
+
+    def capped(count: Any, exponent: Any) -> Any:
+        import jax.numpy as jnp
+
+        return jnp.minimum(0.999, 1.0 - jnp.asarray(count + 1, jnp.float32) ** -exponent)
+
+    theirs = optax_peer(
+        optax.chain(
+            optax.scale_by_factored_rms(min_dim_size_to_factor=20, decay_rate_fn=capped),
+            optax.ema(0.9, debias=False, accumulator_dtype="float64"),
+            optax.scale_by_learning_rate(0.01),
+            optax.add_decayed_weights(-1e-3),
+        ),
+        params,
+        grads,
+    )
+    optimizer = Adafactor(
+        lr=0.01, variant="big_vision", min_dim_size_to_factor=20, momentum_dtype="float64", weight_decay=1e-3
+    )
+    assert error(ours(optimizer, params, grads), theirs, params) < OPTAX_ADAFACTOR
+
+
+@pytest.mark.nightly
+def test_schedules_of_optax_are_understood() -> None:
+    contrib, jnp = peer("optax.contrib"), peer("jax.numpy")
+    ademamix = pytest.importorskip("thalweg.optax").ademamix
+    schedules: dict[str, Any] = dict(
+        alpha=lambda count: jnp.minimum(5.0, count / 4), b3=lambda count: jnp.minimum(0.999, 0.9 + count / 200)
+    )
+    params, grads = problem()
+    theirs = optax_peer(contrib.ademamix(0.01, **schedules), params, grads)
+    assert error(optax_peer(ademamix(0.01, **schedules), params, grads), theirs, params) < FLOAT64
