@@ -10,6 +10,7 @@ from pathlib import Path
 import own_rules
 import pytest
 from bench_cases import TINY, made_up
+from lanes import one_in
 
 from thalweg.bench.contestants import Contestant, Stepping
 from thalweg.bench.memory import measure_in_process
@@ -41,6 +42,7 @@ def test_what_a_step_allocates_is_seen() -> None:
     assert 2 * workload.nbytes < written_out.extra < 12 * workload.nbytes
 
 
+@pytest.mark.nightly
 @needs_proc
 def test_what_a_step_does_not_allocate_is_not() -> None:
     if reason_missing() is not None:
@@ -67,7 +69,7 @@ def test_a_step_that_is_only_begun_is_waited_for() -> None:
 
 @pytest.mark.parametrize(
     ("contestant", "engine", "why"),
-    [(made_up("nobody", []), "auto", "StopIteration"), (NUMPY_LAMB, "foreach", "engine")],
+    one_in(2, [(made_up("nobody", []), "auto", "StopIteration"), (NUMPY_LAMB, "foreach", "engine")]),
 )
 def test_what_fails_there_is_a_reason_here(contestant: Contestant, engine: str, why: str) -> None:
     found = measure_in_process(Workload(TINY, Device()), contestant, Stepping(engine=engine))

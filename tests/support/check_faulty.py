@@ -75,6 +75,27 @@ def faulty(**changed: Any) -> Any:
     return type("Faulty", (Adam,), changed)
 
 
+def remembering(option: str) -> Any:
+    """What an option was in the first step is what it stays."""
+
+    def one(self, group, p, g, s):
+        value = s.pop(option, group[option])
+        Adam.one(self, {**group, option: value}, p, g, s)
+        s[option] = value
+
+    return faulty(one=one)
+
+
+def afterwards(change: Any) -> Any:
+    """A step of a parameter, after which something is done with its group, its gradient and its state."""
+
+    def one(self, group, p, g, s):
+        Adam.one(self, group, p, g, s)
+        change(group, g, s)
+
+    return faulty(one=one)
+
+
 class NoOptimizer:
     def __init__(self, params: Any, **options: Any) -> None:
         self.inside = Adam(params, **options)
@@ -96,20 +117,6 @@ class ClosureWithoutGradients(Adam):
         return loss
 
 
-class RemembersRate(Adam):
-    def one(self, group, p, g, s):
-        rate = s.pop("rate", group["lr"])
-        super().one({**group, "lr": rate}, p, g, s)
-        s["rate"] = rate
-
-
-class RemembersDecay(Adam):
-    def one(self, group, p, g, s):
-        decay = s.pop("decay", group["weight_decay"])
-        super().one({**group, "weight_decay": decay}, p, g, s)
-        s["decay"] = decay
-
-
 class LosesKeys(Adam):
     def __init__(self, params, **options):
         super().__init__(params, **options)
@@ -118,12 +125,6 @@ class LosesKeys(Adam):
 
     def one(self, group, p, g, s):
         super().one({"betas": (0.9, 0.99), **group}, p, g, s)
-
-
-class OverwritesRate(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g, s)
-        group["lr"] *= 0.9
 
 
 class KeepsItsList(Adam):
@@ -195,12 +196,6 @@ class StateForAll(Adam):
         self.state["all"]["step"] = torch.ones(())
 
 
-class StateRequiresGradients(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g, s)
-        s["m"].requires_grad_()
-
-
 class KeepsOldData(Adam):
     def one(self, group, p, g, s):
         data = s.pop("data", p.data)
@@ -258,12 +253,6 @@ class Marker:
     """Nothing that torch.load knows."""
 
 
-class StateWithObjects(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g, s)
-        s["kind"] = Marker()
-
-
 class LoadsNothingEmpty(Adam):
     def load_state_dict(self, state_dict):
         assert state_dict["state"][0]
@@ -316,18 +305,6 @@ class NeedsItsDtype(Adam):
         if s and s["m"].dtype != self.dtype_of(p):
             raise TypeError("the state has another dtype")
         super().one(group, p, g, s)
-
-
-class CollectsHistory(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g, s)
-        s[f"m{int(s['t'])}"] = g.clone()
-
-
-class KeepsGradients(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g, s)
-        s["last"] = g
 
 
 class ChangesDtype(Adam):
@@ -442,10 +419,10 @@ FAULTS: dict[str, Any] = {
     "closure-loss": ReturnsNothing,
     "closure-with-gradients": ClosureWithoutGradients,
     "groups-have-their-own-lr": ForgetsGroups,
-    "lr-is-read-in-each-step": RemembersRate,
-    "options-are-read-in-each-step": RemembersDecay,
+    "lr-is-read-in-each-step": remembering("lr"),
+    "options-are-read-in-each-step": remembering("weight_decay"),
     "defaults-fill-groups": LosesKeys,
-    "options-stay-as-given": OverwritesRate,
+    "options-stay-as-given": afterwards(lambda group, g, s: group.update(lr=0.9 * group["lr"])),
     "foreign-keys": faulty(
         add_param_group=lambda self, group: Adam.add_param_group(
             self, {key: group[key] for key in group if key == "params" or key in self.defaults}
@@ -469,7 +446,7 @@ FAULTS: dict[str, Any] = {
     "instances-are-apart": SharesBetweenInstances,
     "state-by-parameter": StateForAll,
     "autograd-sees-the-write": faulty(write=lambda self, p, lr, u: p.data.sub_(lr * u)),
-    "parameters-stay-leaves": StateRequiresGradients,
+    "parameters-stay-leaves": afterwards(lambda group, g, s: s["m"].requires_grad_()),
     "replaced-data": KeepsOldData,
     "replaced-parameters": KeepsItsList,
     "deterministic": faulty(write=lambda self, p, lr, u: Adam.write(self, p, lr, u + draw(p, next(COUNTER)))),
@@ -499,7 +476,7 @@ FAULTS: dict[str, Any] = {
     "weight-decay-by-group": ForgetsGroups,
     "late-parameters": CountsForAll,
     "resumes-to-the-bit": StateElsewhere,
-    "resumes-with-weights-only": StateWithObjects,
+    "resumes-with-weights-only": afterwards(lambda group, g, s: s.update(kind=Marker())),
     "resumes-16-bits": Adam,
     "loading-keeps-dtypes": Adam,
     "loading-twice": Adam,
@@ -516,8 +493,8 @@ FAULTS: dict[str, Any] = {
     "loads-into-other-dtypes": NeedsItsDtype,
     "state-dict-hooks": LoadsAnything,
     "distributed-state-dict": StateForAll,
-    "state-does-not-grow": CollectsHistory,
-    "gradients-are-released": KeepsGradients,
+    "state-does-not-grow": afterwards(lambda group, g, s: s.update({f"m{int(s['t'])}": g.clone()})),
+    "gradients-are-released": afterwards(lambda group, g, s: s.update(last=g)),
     "everything-is-released": faulty(before=lambda self, params: KEPT.extend(params)),
     "temporaries": faulty(check_facts={"temporaries": 0.1}),
     "dtypes-are-kept": ChangesDtype,
@@ -577,7 +554,7 @@ FAULTS: dict[str, Any] = {
     "infinity-stays-local": SharesANorm,
     "nan-is-not-hidden": faulty(one=lambda self, group, p, g, s: Adam.one(self, group, p, g.nan_to_num(0.3), s)),
     "frozen-nan": SharesTheNormOfParameters,
-    "schedulers": RemembersRate,
+    "schedulers": remembering("lr"),
     "schedulers-with-lr-as-a-tensor": MakesRatesNumbers,
     "schedulers-resume": LosesOptions,
     "one-cycle": LosesKeys,
