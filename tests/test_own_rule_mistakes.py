@@ -190,7 +190,10 @@ UNMADE = [
     (Unfinished, "Unfinished has no update: a rule has to define it"),
     (with_field("rate", float), "option 'rate' of Mine has no default: give it one, a number"),
     (with_field("sizes", list, field(default_factory=list)), "option 'sizes' of Mine has no default"),
-    (with_field("maximize", bool, field(default=False)), "option 'maximize' of Mine is one that every optimizer has"),
+    (
+        with_field("maximize", bool, field(default=False)),
+        "option 'maximize' of Mine is one that every optimizer has: give it another name",
+    ),
     (with_field("version", float, field(default=0.5)), "option 'version' of Mine hides what every rule has"),
     (doing(Fine.update, version=0), "version of Mine must be a whole number from 1 on, got 0"),
     (Fine(), r"a rule is a class derived from thalweg.Rule, got Fine\("),

@@ -106,7 +106,10 @@ def test_what_cannot_be_is_told_before_anything_runs(options: Any, words: str) -
         (dict(rates={"Kron": [0.1]}), "the option kron.lr is for Kron, which is not among"),
         (dict(more_rates={"Kron": [0.1]}), "the option kron.lr is for Kron, which is not among"),
         (dict(rates={"SGD": [0.1]}, options={"SGD": {"lr": 0.2}}), "the learning rate of SGD is given twice"),
-        (dict(options={"": {"precond_dtype": "float16"}}), "precond_dtype='float16' has no effect on any optimizer"),
+        (
+            dict(options={"": {"precond_dtype": "float16"}}),
+            "precond_dtype='float16' has no effect on any optimizer here",
+        ),
     ],
 )
 def test_what_cannot_be_among_two_is_told(asked: Any, words: str) -> None:

@@ -178,7 +178,11 @@ def test_rivals_and_options_are_in_table_pictures_and_page(tmp_path: Path, capsy
         (["--lr", "fast"], 1, "--lr must be a list of positive numbers, such as 0.01,0.1, got 'fast'"),
         (["--lr", "0"], 1, "--lr must be a list of positive numbers"),
         (["--more-lr", "lamb=-1"], 1, "--more-lr must be a list of positive numbers, such as 0.01,0.1, got '-1'"),
-        (["--optimizers", "lamb", "--lr", "kron=0.1"], 1, "which is not among the optimizers: LAMB"),
+        (
+            ["--optimizers", "lamb", "--lr", "kron=0.1"],
+            1,
+            "the option kron.lr is for Kron, which is not among the optimizers: LAMB",
+        ),
         (["--lr", "krn=0.1"], 1, "there is no optimizer 'krn': did you mean 'Kron'?"),
         (["--optimizers", "adamm"], 1, "there is no optimizer 'adamm': did you mean 'AdamW'?"),
         (["--batch-size", "big"], 1, "batch sizes must be whole numbers from 1 on"),

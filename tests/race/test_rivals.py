@@ -217,8 +217,16 @@ def test_factories_race_and_groups_keep_their_proportions(tmp_path: Path, monkey
         ("torch.optim.lr_scheduler", {}, "torch.optim.lr_scheduler is a module, not an optimizer"),
         ("rival_factories:text", {}, "rival_factories:text is a str, not an optimizer"),
         ("rival_factories:no_rate", {}, "rival_factories:no_rate takes no lr: it must be"),
-        ("torch.optim.Adam", {"Adam": {"weight_decy": 1}}, "Adam has no option 'weight_decy': did you mean"),
-        ("torch.optim.Adam", {"": {"amsgrd": True}}, "no optimizer here has an option 'amsgrd': did you mean"),
+        (
+            "torch.optim.Adam",
+            {"Adam": {"weight_decy": 1}},
+            "Adam has no option 'weight_decy': did you mean 'weight_decay'?",
+        ),
+        (
+            "torch.optim.Adam",
+            {"": {"amsgrd": True}},
+            "no optimizer here has an option 'amsgrd': did you mean 'amsgrad'?",
+        ),
         ("torch.optim.Adam", {"Adam": {"lr": 0}}, "rates of Adam must be positive numbers"),
         ("torch.optim.Adam", {"Adan": {"eps": 1}}, "there is no optimizer 'Adan': did you mean 'Adam'?"),
     ],
@@ -237,7 +245,11 @@ def test_what_is_no_optimizer_is_told_at_once(
 @pytest.mark.parametrize(
     ("reference", "options", "words"),
     [
-        ("torch.optim.Adam", {"betas": 3}, "task 'bowl', Adam (torch.optim.Adam): Adam(..., lr=0.05, betas=3) failed"),
+        (
+            "torch.optim.Adam",
+            {"betas": 3},
+            "task 'bowl', Adam (torch.optim.Adam): Adam(..., lr=0.05, betas=3) failed: TypeError",
+        ),
         ("torch.optim.LBFGS", {}, "task 'bowl', LBFGS (torch.optim.LBFGS): step() failed: TypeError"),
         ("rival_factories:nothing", {}, "rival_factories.nothing returned a int, not an optimizer"),
         ("rival_factories:forgetful", {}, "rival_factories.forgetful has no lr in its groups"),

@@ -187,7 +187,10 @@ def test_a_task_of_a_few_lines_is_raced_with_everyone() -> None:
         (dict(gradients=lambda params, batch: {"y": params["x"]}), "'parabola': .*'y'"),
         (dict(gradients=lambda params, batch: {"x": np.ones(3)}), "'parabola': .*'x'"),
         (dict(gradients=lambda params, batch: 1 / 0), r"gradients failed \(.*test_run.py, line \d+\): Zero"),
-        (dict(batches=lambda seed, size: iter([1, 2])), "'parabola': batches must not end: start again after the"),
+        (
+            dict(batches=lambda seed, size: iter([1, 2])),
+            "'parabola': batches must not end: start again after the last one",
+        ),
     ],
 )
 def test_a_task_that_is_wrong_is_told_in_one_sentence(changes: dict[str, object], words: str) -> None:
