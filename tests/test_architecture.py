@@ -70,6 +70,7 @@ def test_importing_changes_no_setting_and_prints_nothing() -> None:
 
 def test_rules_are_pure_formulas() -> None:
     """No rule asks for a framework, a dtype, a device or a generator, or changes anything in place."""
+    assert (ROOT / "src/thalweg/py.typed").exists()
     for path in (ROOT / "src/thalweg/rules").glob("*.py"):
         text = path.read_text()
         for word in (
@@ -84,7 +85,3 @@ def test_rules_are_pure_formulas() -> None:
             " /= ",
         ):
             assert word not in text, (path.name, word)
-
-
-def test_the_package_is_typed() -> None:
-    assert (ROOT / "src/thalweg/py.typed").exists()

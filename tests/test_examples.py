@@ -21,20 +21,8 @@ pytestmark = pytest.mark.slow
 def test_a_race_on_a_task_of_your_own(tmp_path: Path) -> None:
     for needed in ("torch.nn", "click", "matplotlib", "plotly"):
         pytest.importorskip(needed)
-    command = [
-        sys.executable,
-        "-m",
-        "thalweg",
-        "race",
-        "own_task:task",
-        "--optimizers",
-        "adamw,kron",
-        "--steps",
-        "3",
-        "--json",
-        "--out",
-        str(tmp_path),
-    ]
+    asked = ["own_task:task", "--optimizers", "adamw,kron", "--steps", "3", "--json", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "thalweg", "race", *asked]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "examples")
     assert result.returncode == 0, result.stderr
     (course,) = json.loads(result.stdout)["courses"]

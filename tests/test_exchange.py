@@ -22,6 +22,10 @@ CASES = {
     "LARS": (dict(lr=1.0, weight_decay=0.1), dict(learning_rate=1.0, weight_decay=0.1, norm_mode="paper")),
     "LARS without state": (dict(lr=1.0, momentum=0.0), dict(learning_rate=1.0, momentum=0.0, norm_mode="paper")),
     "LAMB": (dict(lr=0.01, weight_decay=0.1, exempt=None), dict(learning_rate=0.01, weight_decay=0.1)),
+    "LAMB in 16 bits": (
+        dict(lr=0.01, momentum_dtype="bfloat16", exempt=None),
+        dict(learning_rate=0.01, momentum_dtype="bfloat16"),
+    ),
     "Adafactor": (
         dict(lr=0.01, min_dim_size_to_factor=4, momentum=0.9),
         dict(learning_rate=0.01, min_dim_size_to_factor=4, momentum=0.9, dtype_momentum="float64"),
@@ -133,7 +137,7 @@ PAIRS = [
 @by_turns()
 @pytest.mark.slow
 @pytest.mark.parametrize(("here", "there"), PAIRS, ids=[f"{here} to {there}" for here, there in PAIRS])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if "16 bits" not in case])
 def test_ten_steps_here_and_ten_there_are_twenty_steps(case: str, here: str, there: str) -> None:
     start, grads = drawn(0), [drawn(seed) for seed in range(1, 21)]
     straight = InNumpy(case, start)
@@ -157,12 +161,15 @@ def test_ten_steps_here_and_ten_there_are_twenty_steps(case: str, here: str, the
             assert np.abs(found[name][key] - expected).max(initial=0) <= FLOAT64 * scale, (name, key)
 
 
+@pytest.mark.parametrize("case", ["LAMB", "LAMB in 16 bits"])
 @pytest.mark.parametrize("front_end", [name for name in ("torch", "jax") if importlib.util.find_spec(name)])
-def test_what_goes_out_comes_back_bit_by_bit_with_its_dtypes(front_end: str) -> None:
-    first = FRONT_ENDS[front_end]("LAMB", drawn(0))
+def test_what_goes_out_comes_back_bit_by_bit_with_its_dtypes(front_end: str, case: str) -> None:
+    pytest.importorskip("ml_dtypes")
+    first = FRONT_ENDS[front_end](case, drawn(0))
     first.step(drawn(1))
     out = first.exported()
-    again = FRONT_ENDS[front_end]("LAMB", first.weights(), out).exported()
+    assert (out["state"]["conv"]["exp_avg"].dtype.name == "bfloat16") == ("16 bits" in case)
+    again = FRONT_ENDS[front_end](case, first.weights(), out).exported()
     for name, entries in out["state"].items():
         for key, entry in entries.items():
             assert entry.dtype == again["state"][name][key].dtype
@@ -200,23 +207,6 @@ def test_jax_refuses_different_step_counts_and_missing_parameters() -> None:
         InJax("LAMB", drawn(0), pack_state(LAMB, late))
     with pytest.raises(StateError, match="no entry for parameter 'scale'"):
         InJax("LAMB", drawn(0), pack_state(LAMB, {name: s for name, s in good.items() if name != "scale"}))
-
-
-def test_sixteen_bits_survive() -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("ml_dtypes")
-    import thalweg.torch
-
-    p = torch.nn.Parameter(torch.ones(3, 2, dtype=torch.bfloat16))
-    optimizer = thalweg.torch.LARS([("w", p)], lr=1.0, momentum_dtype="bfloat16")
-    p.grad = torch.full_like(p, 0.3)
-    optimizer.step()
-    out = thalweg.torch.export_state(optimizer)
-    assert out["state"]["w"]["momentum_buffer"].dtype.name == "bfloat16"
-    other = thalweg.torch.LARS([("w", p)], lr=1.0, momentum_dtype="bfloat16")
-    thalweg.torch.import_state(other, out)
-    assert torch.equal(other.state[p]["momentum_buffer"], optimizer.state[p]["momentum_buffer"])
-    assert other.state[p]["momentum_buffer"].dtype == torch.bfloat16
 
 
 def test_a_global_count_of_steps_goes_along() -> None:

@@ -46,24 +46,23 @@ def test_lists_take_turns_until_the_longest_is_through() -> None:
     assert rows_of(test)[0].id == "float32-rows-LARS"
 
 
-def test_until_the_longest_of_those_named_is_through() -> None:
+def test_until_the_longest_of_those_named_is_through_or_once() -> None:
     assert kept(by_turns("dtype")(example())) == [("float32", "rows", "LARS"), ("float64", "columns", "LAMB")]
     assert kept(by_turns("dtype", first=1)(example())) == [("float32", "both", "Kron"), ("float64", "columns", "LAMB")]
-
-
-def test_once() -> None:
-    assert [kept(once(place)(example())) for place in (0, 3)] == [
-        [("float32", "rows", "LARS")],
-        [("float64", "copies", "LARS")],
-    ]
+    assert kept(once(0)(example())) == [("float32", "rows", "LARS")]
+    assert kept(once(3)(example())) == [("float64", "copies", "LARS")]
+    with pytest.raises(ValueError, match="test has no parameter rules"):
+        by_turns("rules")(example())
 
 
 def test_values_that_are_left_to_the_night_take_no_turn() -> None:
     @pytest.mark.parametrize(("size", "layout"), one_in(2, [(1, "rows"), (2, "columns"), (4, "both")]))
-    @pytest.mark.parametrize("rule", ["LARS", pytest.param("LAMB", marks=pytest.mark.slow, id="second")])
+    @pytest.mark.parametrize("rule", ["LARS", pytest.param("LAMB", marks=pytest.mark.slow, id="second")], indirect=True)
     def test(rule: str, size: int, layout: str) -> None: ...
 
-    rows = {row.id: [mark.name for mark in row.marks] for row in rows_of(by_turns()(test))}
+    test = by_turns()(test)
+    assert test.pytestmark[0].kwargs == {"indirect": ["rule"]}
+    rows = {row.id: [mark.name for mark in row.marks] for row in rows_of(test)}
     assert rows == {
         "LARS-1-rows": [],
         "LARS-2-columns": ["nightly"],
@@ -74,25 +73,9 @@ def test_values_that_are_left_to_the_night_take_no_turn() -> None:
     }
 
 
-def test_names_of_parametrizations_are_kept() -> None:
-    @pytest.mark.parametrize("made", [dict, example, {}], ids=["a dict", None, "nothing"])
-    @pytest.mark.parametrize("options", [{"lr": 1}], ids=str)
-    @pytest.mark.parametrize("width", [(1, 2)], ids=str, indirect=True)
-    def test(made: Any, options: Any, width: Any) -> None: ...
-
-    applied = by_turns()(test)
-    assert [row.id for row in rows_of(applied)][:2] == ["(1, 2)-{'lr': 1}-a dict", "(1, 2)-{'lr': 1}-example"]
-    assert applied.pytestmark[0].kwargs == {"indirect": ["width"]}
-
-
 def test_some_rows_of_a_table() -> None:
     rows = one_in(2, ["a", ("b", 1), pytest.param("c", id="third"), pytest.param("d", marks=pytest.mark.slow)])
     assert [row.values for row in rows] == [("a",), ("b", 1), ("c",), ("d",)]
     assert [[mark.name for mark in row.marks] for row in rows] == [[], ["nightly"], [], ["slow", "nightly"]]
     assert rows[2].id == "third"
     assert [[mark.name for mark in row.marks] for row in one_in(3, "abc", first=1)] == [["nightly"], [], ["nightly"]]
-
-
-def test_a_name_that_is_no_parameter_is_told() -> None:
-    with pytest.raises(ValueError, match="test has no parameter rules"):
-        by_turns("rules")(example())

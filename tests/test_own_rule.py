@@ -25,7 +25,7 @@ from thalweg.errors import OptionError, StateError
 def test_a_class_shows_the_options_of_its_rule(front_end: str) -> None:
     module = pytest.importorskip(f"thalweg.{front_end}")
     made = module.optimizer(Signed)
-    assert made is module.optimizer(Signed)
+    assert made is module.optimizer(Signed) is pickle.loads(pickle.dumps(made))
     assert (made.__name__, made.__doc__) == ("Signed", "The sign of an average of gradients.")
     shown = inspect.signature(made).parameters
     assert {"beta": 0.9, "signed": True, "maximize": False}.items() <= {k: p.default for k, p in shown.items()}.items()
@@ -145,23 +145,14 @@ def test_what_is_not_finite_is_found_in_the_gradient(bad: float, engine: str) ->
 # ---- copies and checkpoints
 
 
-@pytest.mark.parametrize("front_end", ["numpy", "torch"])
-def test_copies_and_pickles_find_the_class_again(front_end: str) -> None:
-    module = pytest.importorskip(f"thalweg.{front_end}")
-    made = module.optimizer(Signed)
+def test_copies_and_pickles_find_the_class_again() -> None:
+    made = thalweg.numpy.optimizer(Signed)
     assert pickle.loads(pickle.dumps(made)) is made
-    if front_end == "numpy":
-        optimizer = made(0.1, beta=0.5)
-        optimizer.step({"p": np.ones(2)}, {"p": np.ones(2)})
-    else:
-        torch = pytest.importorskip("torch")
-        p = torch.nn.Parameter(torch.ones(2))
-        p.grad = torch.ones(2)
-        optimizer = made([p], 0.1, beta=0.5)
-        optimizer.step()
+    optimizer = made(0.1, beta=0.5)
+    optimizer.step({"p": np.ones(2)}, {"p": np.ones(2)})
     for other in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
         assert type(other) is made
-        assert other.stats().keys() == optimizer.stats().keys() or front_end == "torch"
+        assert other.stats().keys() == optimizer.stats().keys()
 
     class Derived(made, abc.ABC):  # type: ignore[misc, valid-type]
         """Which may be abstract."""
@@ -181,10 +172,9 @@ class TestVersions:
         first, second = (thalweg.numpy.optimizer(of_version(n))(0.1) for n in (1, 2))
         p = np.ones(2)
         second.step({"p": p}, {"p": p})
-        for name in ("state.npz",):
-            second.save(tmp_path / name)
-            with pytest.raises(StateError, match="a state of version 2 of Signed and cannot be loaded into version 1"):
-                first.load(tmp_path / name)
+        second.save(tmp_path / "state.npz")
+        with pytest.raises(StateError, match="a state of version 2 of Signed and cannot be loaded into version 1"):
+            first.load(tmp_path / "state.npz")
         assert first.num_parameters == 0
         again = thalweg.numpy.optimizer(of_version(2))(0.1)
         again.load(tmp_path / "state.npz")

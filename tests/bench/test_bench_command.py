@@ -21,8 +21,6 @@ pytest.importorskip("click")
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-import click.testing
-
 from thalweg import cli
 from thalweg.bench import command as module
 
@@ -60,7 +58,7 @@ def test_tables_and_files(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert "thalweg.numpy Kron" in Path("here/bench.svg").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_json_goes_to_standard_output_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "--optimizers", "sgd", "--json", *QUICK]) == 0
     read = json.loads(capsys.readouterr().out)
@@ -84,16 +82,18 @@ def test_other_names_of_arguments(arguments: list[str], monkeypatch: pytest.Monk
     asked: list[object] = []
 
     def measure(models: list[str], *, optimizers: list[str], **given: object) -> None:
-        asked.append((models, [name.lower() for name in optimizers], given["moving_grads"], given["options"]))
+        told = [given[name] for name in ("moving_grads", "options", "against")]
+        asked.append((models, [name.lower() for name in optimizers], *told))
         raise CommandError("enough")
 
     monkeypatch.setattr(module, "bench", measure)
     usual = ["lamb", "lars", "adafactor"] if not {"--rules", "--optimizer"} & set(arguments) else ["lamb"]
     assert cli.run(["bench", *arguments]) == 1
-    assert cli.run(["bench", *arguments, "--gradients", "stay", "--option", "lamb.eps=1e-3"]) == 1
+    others = ["--gradients", "stay", "--option", "lamb.eps=1e-3", "--against", "kron-torch,timm"]
+    assert cli.run(["bench", *arguments, *others]) == 1
     assert asked == [
-        (["small", "gpt2"], usual, True, []),
-        (["small", "gpt2"], usual, False, [Given("lamb", "eps", 1e-3)]),
+        (["small", "gpt2"], usual, True, [], None),
+        (["small", "gpt2"], usual, False, [Given("lamb", "eps", 1e-3)], ["kron_torch", "timm"]),
     ]
 
 
@@ -132,11 +132,7 @@ def test_ctrl_c_before_anything_is_finished_writes_nothing(
         (["--optimizers", "lambda"], 1, "there is no optimizer 'lambda': did you mean 'LAMB'?"),
         (["--option", "betas"], 1, "--option 'betas' must be NAME=VALUE"),
         (["--option", "lamb.betas=[2, 0.9]"], 1, "LAMB: betas"),
-        (
-            ["gpt2", "--model", "resnet50"],
-            1,
-            "are one and the same: write thalweg bench gpt2,resnet50",
-        ),
+        (["gpt2", "--model", "resnet50"], 1, "are one and the same: write thalweg bench gpt2,resnet50"),
         (["--against", "torch,bitsandbytes"], 1, "there is no package 'bitsandbytes'"),
         (["--against", ""], 1, "package: nothing is left of ''"),
         (["--front-ends", "jax"], 1, "there is no front end 'jax'"),
@@ -158,13 +154,6 @@ def test_mistakes_are_told_in_one_sentence(
     assert said.out == ""
 
 
-def test_help_teaches_by_examples() -> None:
-    shown = click.testing.CliRunner().invoke(module.command, ["--help"]).output
-    assert "thalweg bench gpt2,resnet50 --device cuda" in shown
-    for option in ("[MODEL]", "--model", "--optimizers", "--device", "--against", "--gradients", "--budget", "--out"):
-        assert option in shown
-
-
 def test_a_folder_that_cannot_be_written_is_found_out_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,32 +163,18 @@ def test_a_folder_that_cannot_be_written_is_found_out_first(
     assert capsys.readouterr().err == "thalweg: taken/folder: Not a directory\n"
 
 
-def test_nobody_could_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["bench", "--optimizers", "lamb", "--engine", "foreach", *QUICK]) == 1
-    assert (
-        "thalweg: no contestant could run: thalweg.numpy LAMB (OptionError: engine must be" in capsys.readouterr().err
-    )
-
-
 def test_an_earlier_record_is_kept_where_nobody_could_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "--optimizers", "lamb", *QUICK]) == 0
     record = Path("report/bench/bench.json").read_bytes()
     assert cli.run(["bench", "--optimizers", "lamb", "--engine", "foreach", *QUICK]) == 1
+    assert "no contestant could run: thalweg.numpy LAMB (OptionError: engine must be" in capsys.readouterr().err
     assert Path("report/bench/bench.json").read_bytes() == record
 
 
 def test_a_narrow_terminal_has_the_columns_that_matter_most() -> None:
-    row = {
-        "contestant": "pytorch_optimizer Lamb(foreach=False)",
-        "engine": "",
-        "ms": "111.2",
-        "quartiles": "107.3 to 111.7",
-        "ratio": "4.35",
-        "bytes a parameter": "40",
-        "share of the floor": "17%",
-        "extra memory": "9.34 MB",
-        "of the parameters": "9.1%",
-    }
+    row = {"contestant": "pytorch_optimizer Lamb(foreach=False)", "engine": "", "ms": "111.2"}
+    row |= {"quartiles": "107.3 to 111.7", "ratio": "4.35", "bytes a parameter": "40", "share of the floor": "17%"}
+    row |= {"extra memory": "9.34 MB", "of the parameters": "9.1%"}
     columns = {title: [cell] for title, cell in row.items()}
     assert list(report.fit_columns(columns, 200)) == list(row)
     assert list(report.fit_columns(columns, 125)) == list(row), "titles are broken into words"
@@ -207,12 +182,6 @@ def test_a_narrow_terminal_has_the_columns_that_matter_most() -> None:
     assert list(report.fit_columns(columns, 10)) == ["contestant", "ms", "ratio"]
     for width in range(60, 200):
         assert report.total_width(report.fit_columns(columns, width)) <= width
-
-
-def test_packages_by_either_spelling() -> None:
-    assert module.choose_packages("kron-torch,timm") == ["kron_torch", "timm"]
-    assert module.choose_packages("none") == []
-    assert module.choose_packages(None) is None
 
 
 def test_in_a_terminal_a_bar_moves_and_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +202,7 @@ def test_in_a_terminal_a_bar_moves_and_makes_way(monkeypatch: pytest.MonkeyPatch
     assert "A TABLE" in shown
 
 
-@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("gpu", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_long_names_and_long_bars_fit_into_the_picture(gpu: bool, tmp_path: Path) -> None:
     """matplotlib warns where they do not, and warnings are errors here."""
     from thalweg.bench.draw import draw
@@ -262,7 +231,7 @@ def test_long_names_and_long_bars_fit_into_the_picture(gpu: bool, tmp_path: Path
     assert ("circles and ratios: the host" in drawn) == gpu
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pictures_are_the_same_file_twice_and_none_of_nothing(tmp_path: Path) -> None:
     from thalweg.bench.draw import draw
 

@@ -31,11 +31,13 @@ from thalweg.plan.planning import FRONT_ENDS
 from thalweg.rules import RULES
 from thalweg.show.arguments import Given
 from thalweg.show.devices import Device
-from thalweg.show.published import PACKAGES, is_installed
+from thalweg.show.published import is_installed
 from thalweg.show.registered import MIXTURES, OWN_MIXTURES, is_mixture
 
 OURS = [contestant for name in (*RULES, *MIXTURES) for contestant in enter(name)]
 EVERYONE = [*OURS, *PEERS]
+#: JAX compiles for seconds.
+by_night = [pytest.param(each, marks=pytest.mark.nightly if each == "optax" else ()) for each in FRONT_ENDS]
 
 
 @contextlib.contextmanager
@@ -79,27 +81,22 @@ def test_everyone_moves_its_parameters_and_nobody_elses(contestant: Contestant) 
                 np.testing.assert_array_equal(shared.numpy(), first)
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
+@pytest.mark.parametrize("front_end", by_night)
 def test_inner_steps_are_as_many_steps(front_end: str) -> None:
     contestant = next(c for c in OURS if (c.rule, c.front_end) == ("LAMB", front_end))
-    one, three = (ready(contestant, Workload(TINY, Device()), Stepping(inner=inner)) for inner in (1, 3))
+    engine = "auto" if front_end == "optax" else "reference"
+    one, three = (ready(contestant, Workload(TINY, Device()), Stepping(inner=n, engine=engine)) for n in (1, 3))
     for own in (one, three):
         own.prepare()
     for _ in range(3):
         one.step()
     three.step()
     np.testing.assert_allclose(three.probe(), one.probe(), rtol=FLOAT32)
+    if front_end != "optax":
+        assert one.engine() == "reference", "the one that was asked for"
 
 
-@pytest.mark.parametrize("front_end", ["torch", "numpy"])
-def test_the_engine_asked_for_is_the_one_that_steps(front_end: str) -> None:
-    contestant = next(c for c in OURS if (c.rule, c.front_end) == ("LAMB", front_end))
-    own = ready(contestant, Workload(TINY, Device()), Stepping(engine="reference"))
-    own.prepare()
-    own.step()
-    assert own.engine() == "reference"
-
-
+@pytest.mark.nightly
 def test_the_compiler_tells_what_it_did() -> None:
     pytest.importorskip("optax")
     own = ready(next(c for c in PEERS if c.name == "optax.lamb, jax.jit"), Workload(TINY, Device()))
@@ -107,7 +104,7 @@ def test_the_compiler_tells_what_it_did() -> None:
     assert own.compiled["temporary_bytes"] >= 0
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
+@pytest.mark.parametrize("front_end", by_night)
 def test_bfloat16(front_end: str) -> None:
     pytest.importorskip("ml_dtypes")
     contestant = next(c for c in OURS if (c.rule, c.front_end) == ("LARS", front_end))
@@ -122,39 +119,28 @@ def test_bfloat16(front_end: str) -> None:
 
 
 @pytest.mark.parametrize("moving", [True, False])
-def test_gradients_move_unless_they_are_to_stay(moving: bool) -> None:
+@pytest.mark.parametrize("writes", [False, True])
+def test_gradients_move_in_torch_unless_they_are_to_stay(moving: bool, writes: bool) -> None:
     torch = pytest.importorskip("torch")
     seen: list[list[Any]] = []
 
     class Watching(torch.optim.SGD):  # type: ignore[misc,name-defined]
         def step(self) -> None:  # type: ignore[override]
             grads = [p.grad for p in self.param_groups[0]["params"]]
+            assert all(map(torch.equal, grads, workload.grads("torch")[0])), "the same numbers in every step"
             seen.append(grads)
-            for g in grads if self.writes else ():
+            for g in grads if writes else ():
                 g.mul_(2)
 
-    for Watching.writes in (False, True):  # type: ignore[attr-defined]
-        seen.clear()
-        workload = Workload(TINY, Device())
-        writes: bool = Watching.writes  # type: ignore[attr-defined]
-        own = ready_torch(
-            lambda params: Watching(params, lr=0.1), workload, Stepping(moving_grads=moving), writes_grads=writes
-        )
-        for _ in range(3):
-            own.prepare()
-            assert all(torch.equal(p, g) for p, g in zip(grads_of(own), workload.grads("torch")[0], strict=True)), (
-                "the same numbers in every step"
-            )
-            own.step()
-        for one, other in itertools.pairwise(seen):
-            for a, b in zip(one, other, strict=True):
-                assert (a is not b and a.data_ptr() != b.data_ptr()) == moving
-
-
-def grads_of(own: Ready) -> list[Any]:
-    """The gradients that the optimizer of a contestant is about to see."""
-    optimizer = own.step.__self__  # type: ignore[attr-defined]
-    return [p.grad for p in optimizer.param_groups[0]["params"]]
+    workload = Workload(TINY, Device())
+    stepping = Stepping(moving_grads=moving)
+    own = ready_torch(lambda params: Watching(params, lr=0.1), workload, stepping, writes_grads=writes)
+    for _ in range(3):
+        own.prepare()
+        own.step()
+    for one, other in itertools.pairwise(seen):
+        for a, b in zip(one, other, strict=True):
+            assert (a is not b and a.data_ptr() != b.data_ptr()) == moving
 
 
 @pytest.mark.parametrize("moving", [True, False])
@@ -176,28 +162,23 @@ def test_gradients_move_in_numpy(moving: bool) -> None:
         assert (a is not b and not np.shares_memory(a, b)) == moving
 
 
-def test_names_rules_and_packages_are_known() -> None:
-    assert len({c.name for c in EVERYONE}) == len(EVERYONE)
-    assert {c.package for c in PEERS} == set(PACKAGES)
-    assert all(c.copies >= 1 for c in EVERYONE)
-
-
 @pytest.mark.parametrize(("rule", "copies"), [("SGD", 2), ("AdamW", 3), ("LARS", 2), ("Adafactor", 1), ("Kron", 4)])
 def test_copies_that_ours_keep(rule: str, copies: int) -> None:
     assert {c.copies for c in enter(rule)} == {copies}
 
 
+@pytest.mark.slow
 def test_ours_come_in_every_front_end_with_the_same_settings() -> None:
+    assert len({c.name for c in EVERYONE}) == len(EVERYONE)
     for rule in RULES:
         assert [c.front_end for c in enter(rule)] == list(FRONT_ENDS)
-    lamb = {}
+    probes = []
     for contestant in (c for c in enter("LAMB") if is_installed(c.front_end)):
         own = ready(contestant, Workload(TINY, Device()))
         own.prepare()
         own.step()
-        lamb[contestant.name] = own.probe()
-    for probe in lamb.values():
-        np.testing.assert_allclose(probe, next(iter(lamb.values())), rtol=FLOAT32)
+        probes.append(own.probe())
+        np.testing.assert_allclose(probes[-1], probes[0], rtol=FLOAT32)
 
 
 def test_optimizers_by_name_class_and_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,14 +210,10 @@ def test_options_are_for_those_that_have_them() -> None:
     assert next(enter("SGD", given)).options == dict(lr=1e-3, momentum=0.9)
     with pytest.raises(CommandError, match=r"AdamW: .*betas"):
         next(enter("AdamW", [Given("", "betas", (2.0, 0.9))]))
-
-
-def test_floors_follow_options() -> None:
     model = Model("one", "", (Tensor("weight", (4096, 4096)),))
     assert count_floor("LAMB", dict(lr=1e-3), model) == 40 * model.parameters
     assert count_floor("AdamW", dict(lr=1e-3, state_dtype="bfloat16"), model) == 20 * model.parameters
     assert count_floor("Kron", {}, model) is None
-    assert count_floor("muon_adamw", {}, model) is None
 
 
 def test_parameters_are_the_same_numbers_in_new_memory() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import own_rules
 import pytest
 from bench_cases import TINY, made_up
+from lanes import one_in
 
-from thalweg.bench.contestants import Stepping
+from thalweg.bench.contestants import Contestant, Stepping
 from thalweg.bench.memory import measure_in_process
 from thalweg.bench.ours import enter
 from thalweg.bench.peers import PEERS
@@ -42,6 +42,7 @@ def test_what_a_step_allocates_is_seen() -> None:
     assert 2 * workload.nbytes < written_out.extra < 12 * workload.nbytes
 
 
+@pytest.mark.nightly
 @needs_proc
 def test_what_a_step_does_not_allocate_is_not() -> None:
     if reason_missing() is not None:
@@ -66,16 +67,14 @@ def test_a_step_that_is_only_begun_is_waited_for() -> None:
     assert measured.extra > 0.9 * set_aside
 
 
-def test_what_fails_there_is_a_reason_here() -> None:
-    found = measure_in_process(Workload(TINY, Device()), made_up("nobody", []), Stepping())
+@pytest.mark.parametrize(
+    ("contestant", "engine", "why"),
+    one_in(2, [(made_up("nobody", []), "auto", "StopIteration"), (NUMPY_LAMB, "foreach", "engine")]),
+)
+def test_what_fails_there_is_a_reason_here(contestant: Contestant, engine: str, why: str) -> None:
+    found = measure_in_process(Workload(TINY, Device()), contestant, Stepping(engine=engine))
     assert found.extra is None
-    assert "StopIteration" in found.how
-
-
-def test_an_engine_that_is_not_there_is_a_reason_too() -> None:
-    found = measure_in_process(Workload(TINY, Device()), replace(NUMPY_LAMB), Stepping(engine="foreach"))
-    assert found.extra is None
-    assert "engine" in found.how
+    assert why in found.how
 
 
 @pytest.mark.nightly

@@ -81,9 +81,6 @@ def test_a_table_tells_of_seeds_that_diverged_and_of_times_that_do_not_count() -
         ["70.00 (one seed)", "no time", "never", ""],
     ]
     assert "Not run yet: Other." in text
-
-
-def test_without_the_baseline_the_table_says_so() -> None:
     text = draw.write_section(field(ran("Other", 0.1, 0, 70.0)), [])
     assert [row[3:7] for row in rows(text)] == [["70.00 (one seed)", f"no {draw.BASELINE}", "", "10.00"]]
 

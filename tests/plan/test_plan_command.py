@@ -16,16 +16,13 @@ import pytest
 pytest.importorskip("click")
 pytest.importorskip("rich")
 
-from click.testing import CliRunner
-
 from thalweg.cli import run
 from thalweg.errors import CommandError
 from thalweg.plan import plan
-from thalweg.plan.command import command, complete_model
 from thalweg.plan.models import Model, Tensor
+from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
 from thalweg.show.arguments import Given
-from thalweg.show.choices import complete_list, complete_option
 from thalweg.show.registered import MIXTURES
 
 #: What is planned of a model with norms: Muon refuses those, and mixtures need torch.
@@ -50,7 +47,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> 
 
 
 def test_one_row_for_each_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "gpt2")
+    text = printed(capsys, "gpt2", "--engine", "foreach")
     assert "gpt2 (GPT-2 124M, tied head): 124,439,808 parameters in 148 tensors, float32" in text
     every = (*RULES, *MIXTURES)
     lines = [line for line in text.splitlines() if line and "not planned" not in line]
@@ -63,9 +60,9 @@ def test_one_row_for_each_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
     assert "sent" not in text
 
 
-@pytest.mark.slow
 def test_not_a_terminal_has_no_escape_codes_and_no_broken_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "gpt2", "--memory", "3GB", "--world", "8", "--layout", "fsdp2", "--explain")
+    where = ["--memory", "3GB", "--world", "8", "--layout", "fsdp2", "--optimizers", "lamb,kron", "--device", "cpu"]
+    text = printed(capsys, "gpt2", *where, "--explain")
     assert "\x1b" not in text
     titles = next(line for line in text.splitlines() if line.startswith("optimizer"))
     wanted = "optimizer state peak all together fits moved time products sent engine"
@@ -73,10 +70,6 @@ def test_not_a_terminal_has_no_escape_codes_and_no_broken_lines(capsys: pytest.C
 
 
 def test_what_fits_is_told_and_the_exit_code_stays_0(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "gpt2", "--memory", "3GB", "--optimizers", "adafactor,lamb")
-    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith(("LAMB", "Adafactor"))}
-    assert "yes, 2 GB left" in lines["Adafactor"]
-    assert "yes, 1.01 GB left" in lines["LAMB"]
     text = printed(capsys, "gpt2", "--memory", "3GB", "--optimizers", "adafactor,lamb", "--engine", "foreach")
     lines = {line.split()[0]: line for line in text.splitlines() if line.startswith(("LAMB", "Adafactor"))}
     assert "yes, 1.38 GB left" in lines["Adafactor"]
@@ -86,7 +79,7 @@ def test_what_fits_is_told_and_the_exit_code_stays_0(capsys: pytest.CaptureFixtu
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["resnet50", "--memory", "1GB", "--bandwidth", "2TB/s", "--flops", "50TFLOPS", "--dtype", "bfloat16"]
     arguments += ["--option", "momentum_dtype=bfloat16", "--option", "kron.max_size_dense=256", "--device", "cuda"]
-    record = json.loads(printed(capsys, *arguments, "--json"))
+    record = json.loads(printed(capsys, *arguments, "--optimizers", "sgd,adamw,lamb,kron", "--json"))
     assert record["model"] == {
         "name": "resnet50",
         "about": "ResNet-50 25.6M",
@@ -99,7 +92,7 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert (record["bandwidth"], record["flops"], record["memory"]) == (2e12, 5e13, 10**9)
     found = {cost["optimizer"]: cost for cost in record["optimizers"]}
-    assert list(found) == PLANNED
+    assert list(found) == ["SGD", "AdamW", "LAMB", "Kron"]
     lamb, kron = found["LAMB"], found["Kron"]
     assert lamb["parameter_bytes"] == lamb["gradient_bytes"] == 2 * 25557032
     assert lamb["state_bytes"] == (2 + 4) * 25557032 + 4 * 161
@@ -118,8 +111,8 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_function_and_the_command_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    record = json.loads(printed(capsys, "gpt2", "--json", "--front-end", "numpy"))
-    found = plan("gpt2", front_end="numpy")
+    record = json.loads(printed(capsys, "gpt2", "--json", "--front-end", "numpy", "--optimizers", "lamb,kron"))
+    found = plan("gpt2", front_end="numpy", optimizers=["LAMB", "Kron"])
     assert [cost["state_bytes"] for cost in record["optimizers"]] == [cost.share.state_bytes for cost in found.costs]
     assert [cost["engine"] for cost in record["optimizers"]] == [cost.share.engine for cost in found.costs]
 
@@ -145,13 +138,14 @@ def test_every_parameter_is_listed_as_explain_of_torch_lists_them(capsys: pytest
 @pytest.mark.slow
 def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
+    few = ["--optimizers", "lamb,adafactor", "--device", "cpu", "--frozen", "*.wte.*"]
     for folder in ("one", "two"):
-        assert run(["plan", "gpt2", "--memory", "3GB", "--out", str(tmp_path / folder)]) == 0
+        assert run(["plan", "gpt2", "--memory", "3GB", *few, "--out", str(tmp_path / folder)]) == 0
     found = capsys.readouterr()
     assert "LAMB" in found.out
     assert str(tmp_path / "one" / "plan.png") in found.err
     svg = (tmp_path / "one" / "plan.svg").read_text()
-    assert all(word in svg for word in ("Memory to train gpt2", "Adafactor", "peak in a step", "3 GB"))
+    assert all(word in svg for word in ("Memory to train gpt2", "Adafactor", "peak in a step", "3 GB", "frozen"))
     for name in ("plan.png", "plan.svg"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert (tmp_path / "one" / "plan.png").read_bytes().startswith(b"\x89PNG")
@@ -159,8 +153,10 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_picture_without_peaks(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert run(["plan", "gpt2", "--front-end", "optax", "--out", str(tmp_path)]) == 0
-    assert "peak in a step" not in (tmp_path / "plan.svg").read_text()
+    assert run(["plan", "gpt2", "--optimizers", "lamb", "--front-end", "optax", "--out", str(tmp_path)]) == 0
+    svg = (tmp_path / "plan.svg").read_text()
+    assert "peak in a step" not in svg
+    assert "frozen" not in svg
 
 
 def test_the_largest_model_takes_seconds_and_no_memory() -> None:
@@ -168,7 +164,7 @@ def test_the_largest_model_takes_seconds_and_no_memory() -> None:
     tracemalloc.start()
     try:
         start = time.process_time()
-        found = plan("llama-70b", optimizers=["LAMB"], world=8, layout="fsdp2")
+        found = plan("llama-70b", optimizers=["LAMB"], world=8, layout="fsdp2", device="cpu")
         assert time.process_time() - start < 10
         assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
     finally:
@@ -253,10 +249,7 @@ def test_planning_loads_no_framework_but_for_what_kernels_keep_on_gpus() -> None
     [
         (["gtp2"], "there is no model 'gtp2': did you mean 'gpt2'?"),
         (["gpt2", "--mesh", "pp=4"], "there is no mesh dimension 'pp': there are dp, fsdp, tp"),
-        (
-            ["resnet50", "--mesh", "tp=4"],
-            "mesh dimension 'tp' divides nothing: no parameter of resnet50 is",
-        ),
+        (["resnet50", "--mesh", "tp=4"], "mesh dimension 'tp' divides nothing: no parameter of resnet50 is"),
         (["gpt2", "--mesh", "dp=0"], "mesh dimension 'dp' must have at least one rank, got 0"),
         (["gpt2", "--mesh", "dp"], "--mesh dp: it must name each dimension once, with its ranks: dp=8,fsdp=64"),
         (["gpt2", "--mesh", "dp=4", "--world", "8"], "the mesh has 4 ranks, and the world 8: leave out --world"),
@@ -264,14 +257,11 @@ def test_planning_loads_no_framework_but_for_what_kernels_keep_on_gpus() -> None
             ["gpt2", "--optimizers", "lamp"],
             "there is no optimizer 'lamp': did you mean 'LAMB'? There are SGD, AdamW, LARS, LAMB, Adafactor, Muon",
         ),
-        (["gpt2", "--optimizer", "shampoo"], "there is no optimizer 'shampoo': there are SGD, AdamW, LARS, LAMB"),
         (["gpt2", "--memory", "much"], "'much' is not a size such as 80GB or 16GiB"),
         (
             ["gpt2", "--memory", "80"],
             "--memory 80 has no unit: it must be a size such as 80GB or 16GiB; say --memory 80GiB",
         ),
-        (["gpt2", "--memory", "8e10"], "--memory 8e10 has no unit"),
-        (["gpt2", "--memory", "80GB/s"], "'80GB/s' is not a size"),
         (
             ["gpt2", "--bandwidth", "3.35"],
             "--bandwidth 3.35 has no unit: it must be a bandwidth such as 3.35TB/s; say --band",
@@ -279,17 +269,11 @@ def test_planning_loads_no_framework_but_for_what_kernels_keep_on_gpus() -> None
         (["gpt2", "--flops", "300"], "say --flops 300TFLOPS or --flops 300GFLOPS"),
         (["gpt2", "--flops", "60TB"], "'60TB' is not a rate of operations"),
         (["gpt2", "--bandwidth", "3parsecs"], "'3parsecs' is not a bandwidth such as 3.35TB/s"),
-        (["gpt2", "--flops", "fast"], "'fast' is not a rate of operations such as 60TFLOPS"),
         (["gpt2", "--option", "momentum"], "--option 'momentum' must be NAME=VALUE"),
         (["gpt2", "--option", "=3"], "--option '=3' must be NAME=VALUE"),
         (["gpt2", "--option", "lr=0.1"], "nothing that is planned depends on the learning rate: leave out --option lr"),
-        (
-            ["gpt2", "--frozen", "*.wpee.*"],
-            "--frozen *.wpee.* matches no parameter; the first ones are transformer.w",
-        ),
+        (["gpt2", "--frozen", "*.wpee.*"], "--frozen *.wpee.* matches no parameter; the first ones are transformer.w"),
         (["gpt2", "--frozen", "*"], "all parameters of gpt2 are frozen: nothing is left to train"),
-        (["gpt2", "--option", "tiger.beta=1"], "there is no optimizer 'tiger'"),
-        (["gpt2", "--option", "momentun=0.5"], "no optimizer here has an option 'momentun': did you mean 'momentum'?"),
         (
             ["gpt2", "--option", "kron.max_size_dens=2"],
             "Kron has no option 'max_size_dens': did you mean 'max_size_dense'?",
@@ -337,26 +321,17 @@ def test_usage_is_told_by_click(arguments: list[str], capsys: pytest.CaptureFixt
     assert "(thalweg plan --help says more)" in told(capsys, "gpt2", *arguments, code=2)
 
 
-SHORT = {
-    "bf16": "bfloat16",
-    "BF16": "bfloat16",
-    "torch.bfloat16": "bfloat16",
-    "fp16": "float16",
-    "half": "float16",
-    "fp32": "float32",
-    "Float32": "float32",
-    "fp64": "float64",
-    "double": "float64",
-}
-
-
-@pytest.mark.parametrize(("name", "dtype"), SHORT.items())
-def test_dtypes_have_short_names(name: str, dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["bf16", "BF16", "torch.bfloat16"])
+def test_dtypes_have_short_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--dtype", name, "--optimizers", "lars", "--option", f"momentum_dtype={name}", "--json"]
     record = json.loads(printed(capsys, "gpt2", *arguments, "--device", "cpu"))
-    assert record["model"]["dtypes"] == [dtype]
-    assert record["optimizers"][0]["options"] == {"momentum_dtype": dtype}
-    assert plan("gpt2", dtype=name, optimizers=["LARS"], device="cpu").model.tensors[0].dtype == dtype
+    assert record["model"]["dtypes"] == ["bfloat16"]
+    assert record["optimizers"][0]["options"] == {"momentum_dtype": "bfloat16"}
+
+
+def test_other_dtypes_have_short_names_too() -> None:
+    short = {"fp16": "float16", "half": "float16", "Float32": "float32", "fp64": "float64", "double": "float64"}
+    assert {name: resolve("gpt2", name).tensors[0].dtype for name in short} == short
 
 
 def test_a_dtype_that_is_not_known_is_told_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -373,20 +348,37 @@ def test_a_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "MODEL is given twice" in told(capsys, "gpt2", "--model", "gpt2", code=2)
 
 
-def test_help_teaches_by_examples() -> None:
-    text = CliRunner().invoke(command, ["--help"]).output
-    assert "thalweg plan llama-8b --dtype bf16 --memory 80GB" in text
-    assert "activations are not" in text
+# ---- weights that are not trained
 
 
-def test_completion() -> None:
-    def words(found: list[object]) -> list[str]:
-        return [item.value for item in found]  # type: ignore[attr-defined]
+def test_frozen_weights_take_memory_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--optimizers", "lamb", "--device", "cpu", "--engine", "foreach"]
+    text = printed(capsys, "gpt2", "--frozen", "*.wte.*", "--frozen", "*.wpe.*", *arguments)
+    frozen = 768 * (50257 + 1024)
+    assert f"frozen: {frozen:,} parameters in 2 tensors, float32, take 158 MB, without gradients and state" in text
+    assert "all together: parameters, gradients, frozen weights, state and peak" in text
+    assert f"{124_439_808 - frozen:,} parameters in 146 tensors" in text
+    record = json.loads(printed(capsys, "gpt2", "--frozen", "*.w[tp]e.*", *arguments, "--json"))
+    found = record["optimizers"][0]
+    assert found["frozen_bytes"] == 4 * frozen
+    assert found["parameter_bytes"] == 4 * (124_439_808 - frozen)
+    assert found["state_bytes"] == 8 * (124_439_808 - frozen) + 4 * 146
+    parts = ("parameter", "gradient", "frozen", "state", "peak")
+    assert found["total_bytes"] == sum(found[f"{part}_bytes"] for part in parts)
+    assert record["model"]["frozen_parameters"] == frozen
+    # what fits is told with them
+    for memory, fits in ((found["total_bytes"], True), (found["total_bytes"] - 1, False)):
+        record = json.loads(
+            printed(capsys, "gpt2", "--frozen", "*.w[tp]e.*", *arguments, "--memory", f"{memory}B", "--json")
+        )
+        assert record["optimizers"][0]["fits"] is fits
 
-    assert words(complete_model(None, None, "llama")) == ["llama-1b", "llama-8b", "llama-70b"]
-    assert [item.type for item in complete_model(None, None, "./some/")] == ["file"]
-    assert words(complete_model(None, None, "gpt2,res")) == ["gpt2,resnet50"]
-    assert complete_list(RULES)(None, None, "lamb,a") == ["lamb,adamw", "lamb,adafactor", "lamb,ademamix"]
-    wanted = {"kron.max_grad_norm=", "kron.max_size_dense=", "kron.max_skew="}
-    assert set(complete_option(None, None, "kron.max_")) == wanted
-    assert "momentum_dtype=" in complete_option(None, None, "momentum_d")
+
+@pytest.mark.parametrize("optimizer", ["LAMB", "Kron"])
+def test_frozen_weights_are_divided_over_ranks(optimizer: str) -> None:
+    given = {"optimizers": [optimizer], "device": "cpu", "world": 4, "layout": "fsdp2"}
+    trained, frozen = Tensor("w", (6, 4)), Tensor("f", (10, 3), "bfloat16")
+    bare = plan(Model("m", "", (trained,)), **given)  # type: ignore[arg-type]
+    share = plan(Model("m", "", (trained, frozen)), frozen=["f"], **given).costs[0].share  # type: ignore[arg-type]
+    assert share.frozen_bytes == 2 * 3 * 3
+    assert share.total_bytes == bare.costs[0].share.total_bytes + share.frozen_bytes

@@ -1,4 +1,4 @@
-"""transformers tells the parameters of a configuration; without it, one sentence says what to install."""
+"""Models that are built in, and configurations, of which transformers tells the parameters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lanes import one_in
 
 from thalweg.errors import CommandError
-from thalweg.plan.models import builtin
+from thalweg.plan.models import BUILTIN, builtin
 from thalweg.plan.sources import from_configuration, resolve, without_elsewhere
 
 SMALL = {
@@ -54,6 +55,32 @@ def configured(kind: str, **more: Any) -> dict[str, Any]:
     return {"model_type": kind, **CONFIGURATIONS[kind], "dtype": "bfloat16", **more}
 
 
+#: Published counts of parameters and tensors.
+COUNTS = [
+    ("gpt2", 124_439_808, 148),
+    ("bert-large", 335_141_888, 391),
+    ("resnet50", 25_557_032, 161),
+    ("llama-1b", 1_235_814_400, 146),
+    ("llama-8b", 8_030_261_248, 291),
+    ("llama-70b", 70_553_706_496, 723),
+    ("small", 894_848, 148),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "tensors"), COUNTS)
+def test_counts_are_those_published(name: str, parameters: int, tensors: int) -> None:
+    model = builtin(name)
+    assert (model.name, model.parameters, len(model.tensors)) == (name, parameters, tensors)
+    assert len({tensor.name for tensor in model.tensors}) == tensors
+    assert {tensor.dtype for tensor in model.tensors} == {"float32"}
+    assert tuple(name for name, *_ in COUNTS) == BUILTIN
+
+
+def test_other_spellings_are_understood() -> None:
+    spelt = {"bert_large": "bert-large", "llama1b": "llama-1b", "GPT2": "gpt2"}
+    assert {spelling: builtin(spelling).name for spelling in spelt} == spelt
+
+
 @pytest.fixture
 def transformers() -> Any:
     pytest.importorskip("torch")
@@ -61,7 +88,7 @@ def transformers() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", CONFIGURATIONS)
+@pytest.mark.parametrize("kind", one_in(4, CONFIGURATIONS))
 def test_todays_models_are_asked_of_transformers(kind: str, transformers: Any, tmp_path: Path) -> None:
     import torch
 
@@ -111,7 +138,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", one_in(5, PUBLISHED))
 def test_what_is_built_in_is_what_transformers_builds(name: str, transformers: Any) -> None:
     asked = {"architectures": ["BertModel"]} if name == "bert-large" else {}
     assert builtin(name).tensors == from_configuration("m", {**PUBLISHED[name], **asked}).tensors

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lanes import one_in
 
 pytest.importorskip("click")
 pytest.importorskip("torch")
@@ -15,7 +16,7 @@ pytest.importorskip("torch")
 from thalweg.cli import run
 from thalweg.errors import CommandError
 from thalweg.plan import Plan, plan
-from thalweg.plan.models import BUILTIN, Model, Tensor, builtin
+from thalweg.plan.models import Model, Tensor, builtin
 from thalweg.plan.optimizers import assign, build_stand_in
 from thalweg.show.arguments import Given
 from thalweg.show.registered import OWN_MIXTURES
@@ -107,7 +108,9 @@ def test_the_state_of_a_mixture_is_what_it_allocates(module: str) -> None:
 
 @pytest.mark.parametrize(
     ("model", "hidden"),
-    [("gpt2", 48), ("llama-1b", 112), ("llama-8b", 224), ("resnet50", 53), ("bert-large", 145), ("small", 48)],
+    one_in(
+        3, [("gpt2", 48), ("llama-1b", 112), ("llama-8b", 224), ("resnet50", 53), ("bert-large", 145), ("small", 48)]
+    ),
 )
 def test_what_is_built_in_is_told_apart_by_names(model: str, hidden: int) -> None:
     """Matrices of blocks, and what pools; embeddings and heads are others."""
@@ -137,6 +140,9 @@ def test_a_function_makes_a_mixture_for_any_model(module: str) -> None:
     rules = by_rule(found, "mixture")
     assert {name.partition(".")[0] for name in rules["Lion"]} == {"blocks"}
     assert rules["AdamW"] == {"embed.weight", "lm_head.weight"}
+    frozen = plan(f"{module}:Net", optimizers=["muon_adamw"], frozen=["embed.*"], dtype="bf16", device="cpu")
+    assert "embed.weight" not in by_rule(frozen, "muon_adamw")["AdamW"]
+    assert {tensor.dtype for tensor in frozen.model.tensors} == {"bfloat16"}
     # of shapes alone too, and of an optimizer of one rule, whatever it calls its parameters
     shapes = plan(MODEL, optimizers=[f"{module}:mixture"], device="cpu")
     assert by_rule(shapes, "mixture")["Lion"] == {t.name for t in TENSORS if t.name.startswith("blocks")}
@@ -151,22 +157,15 @@ def test_functions_of_one_name_are_told_apart(module: str) -> None:
 
 
 def test_functions_that_make_none_are_told(module: str) -> None:
-    with pytest.raises(
-        CommandError, match=r"broken could not be made for small, it must be .*: RuntimeError: out of luck"
-    ):
-        plan(MODEL, optimizers=[f"{module}:broken"])
-    with pytest.raises(CommandError, match=r"partial: it leaves out parameter 'embed.weight'"):
-        plan(MODEL, optimizers=[f"{module}:partial"])
-    with pytest.raises(CommandError, match="has no 'misspelt'"):
-        plan(MODEL, optimizers=[f"{module}:misspelt"])
+    for name, words in {
+        "broken": r"broken could not be made for small, it must be .*: RuntimeError: out of luck",
+        "partial": "partial: it leaves out parameter 'embed.weight'",
+        "misspelt": "has no 'misspelt'",
+    }.items():
+        with pytest.raises(CommandError, match=words):
+            plan(MODEL, optimizers=[f"{module}:{name}"])
     with pytest.raises(CommandError, match=r"is a mixture of thalweg.torch"):
         plan(MODEL, optimizers=["muon_adamw"], front_end="optax")
-
-
-def test_frozen_parameters_and_dtypes(module: str) -> None:
-    found = plan(f"{module}:Net", optimizers=["muon_adamw"], frozen=["embed.*"], dtype="bf16", device="cpu")
-    assert "embed.weight" not in by_rule(found, "muon_adamw")["AdamW"]
-    assert {tensor.dtype for tensor in found.model.tensors} == {"bfloat16"}
 
 
 def test_options_reach_the_rules_that_have_them() -> None:
@@ -195,11 +194,6 @@ def test_an_optimizer_that_refuses_a_parameter_is_told_and_not_planned() -> None
         plan(MODEL, optimizers=["Muon"])
     rows = plan(MODEL, optimizers=["Muon"], options=[Given("Muon", "vectors", "row")])
     assert not rows.refused
-
-
-@pytest.mark.parametrize("model", BUILTIN[:3])
-def test_muon_alone_is_planned_for_no_model_with_norms(model: str) -> None:
-    assert "Muon" in plan(model, optimizers=["Muon", "SGD"], device="cpu").refused
 
 
 def test_sharded_mixtures() -> None:

@@ -21,19 +21,8 @@ from thalweg.show.arguments import Given
 #: results over operands that nobody else has, which the bound counts as new.
 TORCH_BOUND, NUMPY_BOUND = 1.1, 1.4
 MEBIBYTE = 2**20
-SHAPES = [
-    (256, 384),
-    (384,),
-    (1152, 384),
-    (1000,),
-    (32, 32, 3, 3),
-    (128, 130, 3, 3),
-    (7,),
-    (),
-    (40, 30),
-    (40, 30),
-    (0, 4),
-]
+SHAPES = [(256, 384), (384,), (1152, 384), (1000,), (32, 32, 3, 3), (128, 130, 3, 3), (7,), (), (40, 30), (40, 30)]
+SHAPES += [(0, 4)]
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("LARS", {}),
     ("LARS", {"trust": False, "weight_decay": 0.1, "nesterov": True}),
@@ -162,20 +151,18 @@ def test_native_code_in_torch_asks_torch_for_next_to_nothing(rule: str, options:
     assert planned(rule, options, "float32", "torch", "fused", FUSED_SHAPES)[0] < MEBIBYTE
 
 
+@by_turns("rule")
 @pytest.mark.parametrize("shapes", [[(5, 7), (5, 7), (0, 4), ()], [(130, 140)]])
+@pytest.mark.parametrize("front_end", ["torch", "numpy"])
 @each_case
-def test_the_engine_is_the_one_that_runs(rule: str, options: dict[str, Any], shapes: list[tuple[int, ...]]) -> None:
-    pytest.importorskip("torch")
-    optimizer, step = torch_optimizer(rule, shapes, "float32", "auto", options)
+def test_the_engine_is_the_one_that_runs(
+    rule: str, options: dict[str, Any], front_end: str, shapes: list[tuple[int, ...]]
+) -> None:
+    pytest.importorskip(front_end)
+    make = torch_optimizer if front_end == "torch" else numpy_optimizer
+    optimizer, step = make(rule, shapes, "float32", "auto", options)
     step()
-    assert planned(rule, options, "float32", "torch", "auto", shapes)[1] == optimizer.engine
-
-
-@each_case
-def test_the_engine_is_the_one_that_runs_in_numpy(rule: str, options: dict[str, Any]) -> None:
-    optimizer, step = numpy_optimizer(rule, SHAPES, "float32", "auto", options)
-    step()
-    assert planned(rule, options, "float32", "numpy", "auto")[1] == optimizer.engine
+    assert planned(rule, options, "float32", front_end, "auto", shapes)[1] == optimizer.engine
 
 
 def test_a_list_is_stepped_in_chunks() -> None:

@@ -99,10 +99,9 @@ def test_optax(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]]
     jax = pytest.importorskip("jax")
     pytest.importorskip("optax")
     import thalweg.optax
-
-    own = USUAL.get(name, {})
     from thalweg.optax.functions import arguments_of
 
+    own = USUAL.get(name, {})
     theirs = {each.option: argument for argument, each in arguments_of(RULES[name]).items()}
     name_there = theirs.get("momentum_dtype", "momentum_dtype")
     called = {name_there: options["momentum_dtype"]} if "momentum_dtype" in options else {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -19,30 +19,14 @@ pytest.importorskip("rich")
 
 from thalweg.cli import run
 from thalweg.rules import RULES
+from thalweg.show.palette import RIVALS
 
 QUICK = ["--optimizers", "sgd,lamb", "--lr", "0.02", "--lr", "sgd=0.1,0.2", "--steps", "3", "--seeds", "2"]
 
-
-def drawn(function: object) -> object:
-    """Tests that draw need what draws."""
-    missing = [name for name in ("matplotlib", "plotly") if importlib.util.find_spec(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"{missing} not installed")(function)  # type: ignore[operator]
-
-
-@pytest.mark.slow
-@drawn
-def test_the_command_prints_a_table_and_writes_pictures_and_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["race", *QUICK, "--out", str(tmp_path / "report")]) == 0
-    printed = capsys.readouterr()
-    for word in ("LAMB", "SGD", "training loss", "test accuracy", "steps to 0.05", "state", "0.02"):
-        assert word in printed.out
-    assert "\x1b" not in printed.out + printed.err
-    names = {path.name for path in (tmp_path / "report").iterdir()}
-    assert names == {"runs.jsonl", "race.json", "index.html", "race.png", "race.svg", "sweep.png", "sweep.svg"}
-    assert (tmp_path / "report" / "race.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "report" / "race.svg").read_text()
+drawn = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("matplotlib", "plotly")),
+    reason="what draws is not installed",
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,60 +35,6 @@ def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("raced")
     assert run(["race", *QUICK, "--out", str(folder)]) == 0
     return folder
-
-
-@pytest.mark.nightly
-@drawn
-def test_the_same_command_runs_nothing_twice_and_redraw_runs_nothing(
-    tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = ["--out", str(tmp_path)]
-    shutil.copytree(raced, tmp_path, dirs_exist_ok=True)
-    records = (tmp_path / "runs.jsonl").read_bytes()
-    picture = (tmp_path / "race.svg").read_bytes()
-    capsys.readouterr()
-    assert run(["race", *QUICK, *out]) == 0
-    assert "6 of 6 runs are recorded" in capsys.readouterr().err
-    (tmp_path / "race.svg").unlink()
-    assert run(["race", "--redraw", *out]) == 0
-    assert (tmp_path / "runs.jsonl").read_bytes() == records
-    assert (tmp_path / "race.svg").read_bytes() == picture
-    assert run(["race", *QUICK, "--more-lr", "lamb=0.03", "--full", *out]) == 0
-    assert (tmp_path / "runs.jsonl").read_bytes().startswith(records)
-    assert len((tmp_path / "runs.jsonl").read_bytes().splitlines()) == 6 + 2
-
-
-@pytest.mark.nightly
-@drawn
-def test_a_damaged_record_is_reported_and_redone(
-    tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = ["--out", str(tmp_path)]
-    shutil.copytree(raced, tmp_path, dirs_exist_ok=True)
-    path = tmp_path / "runs.jsonl"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-30])
-    capsys.readouterr()
-    assert run(["race", "--redraw", *out]) == 0
-    told = capsys.readouterr()
-    assert "line 6, is damaged and left out" in told.err
-    assert "1 run is missing" in told.out
-    assert run(["race", *QUICK, *out]) == 0
-    assert "line 6, is damaged and done again" in capsys.readouterr().err
-    assert path.read_bytes().splitlines()[:5] == whole.splitlines()[:5]
-    assert len(path.read_bytes().splitlines()) == 6
-
-
-@pytest.mark.nightly
-@drawn
-def test_remarks_are_not_broken_into_lines_where_nobody_watches(
-    tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / ("long" * 30)
-    shutil.copytree(raced, folder)
-    capsys.readouterr()
-    run(["race", *QUICK, "--out", str(folder)])
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 OWN = """
@@ -125,56 +55,121 @@ task = ArrayTask(
 
 @pytest.mark.slow
 @drawn
-def test_a_task_of_your_own_with_any_name_any_score_and_losses_below_zero(
+def test_tables_pictures_and_a_page_of_a_task_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """With any name, any score and losses below zero."""
     (tmp_path / "own_task_command.py").write_text(OWN, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert run(["race", "own_task_command:task", "--optimizers", "sgd,lamb", "--lr", "sgd,lamb=0.1"]) == 0
-    printed = capsys.readouterr().out
-    for word in ("Brackets [/red] 漢: 3 steps", "loss [$] of $_{", "score", "27.5"):
-        assert word in printed
-    assert "2750" not in printed
-    picture = Path("report/own_task_command.task/race.svg").read_text(encoding="utf-8")
+    printed = capsys.readouterr()
+    for word in ("Brackets [/red] 漢: 3 steps", "loss [$] of $_{", "score", "27.5", "LAMB", "SGD", "state", "0.1"):
+        assert word in printed.out
+    assert "2750" not in printed.out
+    assert "\x1b" not in printed.out + printed.err
+    folder = Path("report/own_task_command.task")
+    names = {"runs.jsonl", "race.json", "index.html", "race.png", "race.svg", "sweep.png", "sweep.svg"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert (folder / "race.png").read_bytes().startswith(b"\x89PNG")
+    picture = (folder / "race.svg").read_text(encoding="utf-8")
     assert "27.5" in picture
     assert "10^" not in picture, "the axis is not logarithmic"
 
 
 @pytest.mark.nightly
 @drawn
-def test_json_is_all_there_is_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["race", *QUICK, "--json", "--out", str(tmp_path)]) == 0
-    summary = json.loads(capsys.readouterr().out)
-    (course,) = summary["courses"]
-    assert {result["contestant"]: result["sweep"]["lr"] for result in course["results"]} == {
-        "SGD": [0.1, 0.2],
-        "LAMB": [0.02],
-    }
-    assert summary["missing"] == 0
+def test_the_same_command_runs_nothing_twice_and_redraw_runs_nothing(
+    tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / ("long" * 30)
+    out = ["--out", str(folder)]
+    shutil.copytree(raced, folder)
+    records = (folder / "runs.jsonl").read_bytes()
+    picture = (folder / "race.svg").read_bytes()
+    capsys.readouterr()
+    assert run(["race", *QUICK, *out]) == 0
+    told = capsys.readouterr().err
+    assert "6 of 6 runs are recorded" in told
+    assert told.count("\n") == 1, "remarks are not broken into lines where nobody watches"
+    (folder / "race.svg").unlink()
+    assert run(["race", "--redraw", *out]) == 0
+    assert (folder / "runs.jsonl").read_bytes() == records
+    assert (folder / "race.svg").read_bytes() == picture
+    assert run(["race", *QUICK, "--more-lr", "lamb=0.03", "--full", *out]) == 0
+    assert (folder / "runs.jsonl").read_bytes().startswith(records)
+    assert len((folder / "runs.jsonl").read_bytes().splitlines()) == 6 + 2
 
 
 @pytest.mark.nightly
 @drawn
-def test_batch_sizes_are_courses_with_a_picture_of_their_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_damaged_record_is_reported_and_redone(
+    tmp_path: Path, raced: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--batch", "32,64,2048", "--optimizers", "lamb", "--lr", "0.02", "--steps", "4", "--seeds", "1"]
-    assert run(["race", *arguments, "--out", str(tmp_path)]) == 0
+    out = ["--out", str(tmp_path)]
+    shutil.copytree(raced, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "runs.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    capsys.readouterr()
+    assert run(["race", "--redraw", *out]) == 0
+    told = capsys.readouterr()
+    assert "line 6, is damaged and left out" in told.err
+    assert "1 run is missing" in told.out
+    assert run(["race", *QUICK, "--json", *out]) == 0
+    told = capsys.readouterr()
+    assert "line 6, is damaged and done again" in told.err
+    assert path.read_bytes().splitlines()[:5] == whole.splitlines()[:5]
+    summary = json.loads(told.out)
+    assert summary["missing"] == 0
+    tried = {result["contestant"]: result["sweep"]["lr"] for result in summary["courses"][0]["results"]}
+    assert tried == {"SGD": [0.1, 0.2], "LAMB": [0.02]}
+
+
+@pytest.mark.nightly
+@drawn
+def test_batch_sizes_and_valleys_have_pictures_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batches = ["--batch", "32,64,2048", "--optimizers", "lamb", "--lr", "0.02", "--steps", "4", "--seeds", "1"]
+    assert run(["race", *batches, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "batches of 32: 8 steps" in printed
     assert "batches of 2,048: 1 step," in printed
     assert (tmp_path / "batches.svg").exists()
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@drawn
-def test_the_valley_is_drawn_as_maps(tmp_path: Path) -> None:
-    arguments = ["valley", "--optimizers", "kron,sgd", "--lr", "0.01", "--lr", "sgd=1e-3,1e9", "--steps", "5"]
-    assert run(["race", *arguments, "--out", str(tmp_path)]) == 0
+    valley = ["valley", "--optimizers", "kron,sgd", "--lr", "0.01", "--lr", "sgd=1e-3,1e9", "--steps", "5"]
+    assert run(["race", *valley, "--out", str(tmp_path)]) == 0
     assert (tmp_path / "valley.png").stat().st_size > 50_000
 
 
+@pytest.mark.nightly
+@drawn
+def test_rivals_and_options_are_in_table_pictures_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for package in ("torch", "ml_dtypes"):
+        pytest.importorskip(package)
+    quick = ["--optimizers", "sgd,lamb", "--lr", "0.02", "--steps", "2", "--seeds", "1", "--out", str(tmp_path)]
+    asked = ["--against", "torch.optim.Adam,torch.optim.SGD", "--against", "torch.optim:Adamax"]
+    options = ["adam.lr=0.01", "torch.optim.SGD.momentum=0.5", "lamb.betas=[0.9, 0.95]", "momentum_dtype=bf16"]
+    given = [word for option in options for word in ("--option", option)]
+    assert run(["race", *quick, *asked, *given, "--lr", "Adamax=0.5"]) == 0
+    printed = capsys.readouterr().out
+    ours = "betas=(0.9, 0.95), momentum_dtype='bfloat16'"
+    theirs = ("Adam: torch.optim.Adam()", "\ntorch.optim.SGD(momentum=0.5)", "Adamax: torch.optim.Adamax()")
+    for words in (f"LAMB: {ours}", "SGD: momentum_dtype='bfloat16'", *theirs):
+        assert words in printed
+    picture = (tmp_path / "race.svg").read_text(encoding="utf-8")
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert ours in html.unescape(page)
+    for name, colour, lr in zip(("Adam", "torch.optim.SGD", "Adamax"), RIVALS, (0.01, 0.02, 0.5), strict=False):
+        assert f"{name}  lr {lr:g}" in picture
+        assert colour in picture
+        assert f'data-contestant="{name}"' in page
+        assert f'"{colour}"' in page
+    (tmp_path / "race.svg").unlink()
+    without = "import sys; sys.modules['torch'] = None\nfrom thalweg.cli import run\n"
+    redraw = f"{without}sys.exit(run(['race', '--redraw', '--out', {str(tmp_path)!r}]))"
+    subprocess.run([sys.executable, "-c", redraw], check=True, capture_output=True)  # a redraw needs no rival
+    assert (tmp_path / "race.svg").read_text(encoding="utf-8") == picture
+
+
+@drawn
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -195,21 +190,37 @@ def test_the_valley_is_drawn_as_maps(tmp_path: Path) -> None:
         (["--engine", "warp"], 2, "'warp' is not one of 'auto', 'reference', 'foreach', 'fused'"),
         (["--engine", "foreach"], 1, "task 'digits', SGD: engine must be one of 'auto', 'reference', 'fused'"),
         (["--lr", "=0.1"], 1, "nothing is left of ''"),
+        (["--option", "lamb.=3"], 1, "--option 'lamb.=3' must be NAME=VALUE"),
+        (["--option", "lamb.epsilon=1"], 1, "LAMB has no option 'epsilon': here it is eps"),
+        (["--against", ","], 1, "--against: nothing is left of ','"),
+        (["--against", "Adam"], 1, "'Adam' is not an import name"),
+        (["nosuchmodule:task"], 1, "there is no module 'nosuchmodule'"),
+        (["fashion", "--data", "nowhere"], 1, "is not a folder"),
         (["valley", "--batch", "3"], 1, "has no batches: leave out --batch"),
         (["digit"], 1, "did you mean 'digits'?"),
         (["--redraw"], 1, "has no recorded race to draw"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
+def test_mistakes_are_told_in_one_line_and_leave_no_folder(
     arguments: list[str], code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if "fashion" in arguments:
+        pytest.importorskip("torch.nn")
     assert run(["race", *arguments, "--out", str(tmp_path / "new")]) == code
     told = capsys.readouterr()
     assert words in told.err
     assert told.err.startswith("thalweg: ")
     assert told.err.count("\n") == 1
     assert told.out == ""
-    assert not (tmp_path / "new" / "runs.jsonl").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+@drawn
+def test_a_task_whose_framework_is_missing_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "thalweg.race.tasks.text", raising=False)
+    assert run(["race", "text", "--out", str(tmp_path / "report")]) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,20 +230,14 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["race", "--help"]) == 0
-    printed = capsys.readouterr().out
-    for word in (
-        "thalweg race valley",
-        "--batch 32,128,512",
-        "mymodule:task",
-        "--redraw",
-        "--against",
-        "--option",
-    ):
-        assert word in printed
-    for word in ("weight_decay=0.01", "torch.optim.Adam,mymodule:Sharp"):
-        assert word in printed
+@drawn
+def test_ctrl_c_in_the_first_run_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("thalweg.race.contest.execute", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert run(["race", "--steps", "1", "--out", str(tmp_path / "report")]) == 130
+    assert "Stopped before the first run was finished: nothing is kept." in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()
 
 
 @drawn
@@ -287,35 +292,3 @@ def test_a_missing_extra_is_named_before_the_race_begins(package: str, tmp_path:
     assert f'{package} is not installed: pip install "thalweg[cli]"' in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert not (tmp_path / "runs.jsonl").exists()
-
-
-def test_help_and_completion_load_no_framework() -> None:
-    program = (
-        "import sys; from thalweg.cli import run; run(['--help']);"
-        "sys.exit(bool({'numpy', 'torch', 'jax', 'matplotlib', 'rich', 'plotly'} & set(sys.modules)))"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-
-
-@pytest.mark.parametrize(
-    ("words", "position", "expected"),
-    [
-        ("thalweg ", 1, {"race", "plan", "bench", "check"}),
-        ("thalweg race v", 2, {"valley"}),
-        ("thalweg race --optimizers lamb,k", 3, {"lamb,kron", "lamb,kron_adamw"}),
-        ("thalweg race --red", 2, {"--redraw"}),
-        ("thalweg race --option kron.max_s", 3, {"kron.max_size_dense=", "kron.max_skew="}),
-    ],
-)
-def test_the_shell_completes(words: str, position: int, expected: set[str]) -> None:
-    environment = {
-        **os.environ,
-        "_THALWEG_COMPLETE": "bash_complete",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(position),
-    }
-    program = "from thalweg.__main__ import main; import sys; sys.argv = ['thalweg']; main()"
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False
-    )
-    assert {line.partition(",")[2] for line in ended.stdout.splitlines()} == expected

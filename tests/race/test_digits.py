@@ -1,36 +1,58 @@
-"""The embedded digits are the ones scikit-learn ships, split for good."""
+"""Handwritten digits: the embedded data are those that scikit-learn ships, and the backward pass is the slope."""
 
 from __future__ import annotations
 
 import hashlib
 
 import numpy as np
+import pytest
 
 from thalweg.race import digits
+from thalweg.race.tasks import digits as network
+
+RANDOM = np.random.default_rng(1)
+BATCH = RANDOM.uniform(0, 1, (7, 64)), RANDOM.integers(0, 10, 7)
 
 
-def test_shapes_types_and_range() -> None:
+def test_the_data_are_scikit_learns() -> None:
     data = digits.load()
-    assert data.train_images.shape == (1437, 64)
-    assert data.test_images.shape == (360, 64)
-    assert data.train_labels.shape == (1437,)
-    assert data.test_labels.shape == (360,)
-    for images in (data.train_images, data.test_images):
-        assert images.dtype == np.float32
-        assert (images.min(), images.max()) == (0, 1)
-
-
-def test_counts_by_class() -> None:
-    data = digits.load()
-    labels = np.concatenate([data.train_labels, data.test_labels])
-    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert (data.train_images.shape, data.test_images.shape) == ((1437, 64), (360, 64))
+    assert data.train_images.dtype == data.test_images.dtype == np.float32
     assert np.bincount(data.test_labels).min() >= 25
-
-
-def test_checksum() -> None:
-    data = digits.load()
     pixels = np.concatenate([data.train_images, data.test_images]) * 16
     labels = np.concatenate([data.train_labels, data.test_labels])
     assert (pixels == pixels.astype(np.uint8)).all()
     content = pixels.astype(np.uint8).tobytes() + labels.astype(np.uint8).tobytes()
     assert hashlib.sha256(content).hexdigest() == "0113aa32bd8e58750a54bcdae2a9bf5194cfb4bae3ad71eb5b1be3553b9c0c54"
+
+
+@pytest.mark.parametrize("name", sorted(network.init(0)))
+def test_the_gradient_is_the_slope_of_the_loss(name: str) -> None:
+    params = {key: value.astype(np.float64) for key, value in network.init(0).items()}
+    loss, gradients = network.loss_and_gradients(params, *BATCH)
+    assert loss == network.evaluate(params, *BATCH)[0]
+    assert list(gradients) == list(params)
+    assert np.any(gradients[name] != 0)
+    rng, step = np.random.default_rng(2), 1e-6  # short of the next kink of a ReLU
+    for _ in range(5):
+        direction = rng.standard_normal(params[name].shape)
+        direction /= np.linalg.norm(direction)
+        ahead, behind = (
+            network.evaluate({**params, name: params[name] + sign * step * direction}, *BATCH)[0] for sign in (1, -1)
+        )
+        slope = (ahead - behind) / (2 * step)
+        assert slope == pytest.approx((gradients[name] * direction).sum(), rel=1e-5, abs=1e-8)
+
+
+def test_gradients_keep_their_dtype_and_huge_logits_do_not_overflow() -> None:
+    images, labels = BATCH
+    params = {name: value * 1e4 for name, value in network.init(0).items()}
+    loss, gradients = network.loss_and_gradients(params, images.astype(np.float32), labels)
+    assert np.isfinite(loss)
+    assert all(g.dtype == np.float32 and np.isfinite(g).all() for g in gradients.values())
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = (network.init(seed)["output.weight"] for seed in (3, 3, 4))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)

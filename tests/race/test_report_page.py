@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ UNDO = """() => {
 CHARTS = "[...document.querySelectorAll('.chart, .heat')].filter(c => c.data && c.offsetParent)"
 
 
-# The file
+# ---- the file
 
 
 @pytest.fixture(scope="module")
@@ -43,36 +44,37 @@ def summary() -> dict[str, Any]:
     return race_summary()
 
 
-def test_the_file_holds_the_summary_and_loads_nothing(summary: dict[str, Any], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def file(summary: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "not" / "yet" / "there.html"
+    write(summary, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def held(file: Path) -> Any:
+    """What the page shows, by course: words, a table and figures."""
+    found = re.search(r'<script type="application/json" id="report">(.*?)</script>', file.read_text("utf-8"), re.S)
+    assert found
+    return json.loads(found.group(1))["courses"]
+
+
+def test_the_file_loads_nothing_and_is_the_same_twice(summary: dict[str, Any], file: Path, tmp_path: Path) -> None:
     from plotly.offline import get_plotlyjs
 
-    path = tmp_path / "not" / "yet" / "there.html"
-    write(summary, path)
-    text = path.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
     assert get_plotlyjs() in text
     ours = text.replace(get_plotlyjs(), "")
     assert not re.findall(r"(?:src|href)\s*=|url\(|@import|https?://|\bfetch\(|XMLHttpRequest", ours)
-    figures = embedded_in(text)["courses"][0]["figures"]
-    curves = {trace["contestant"]: trace["y"] for trace in figures["loss"]["log steps"]["data"] if "fill" not in trace}
-    assert curves == {r["contestant"]: r["curve"]["loss"] for r in summary["courses"][0]["results"]}
     write(summary, tmp_path / "again.html")
-    assert (tmp_path / "again.html").read_bytes() == path.read_bytes()
+    assert (tmp_path / "again.html").read_bytes() == file.read_bytes()
 
 
-def embedded_in(text: str) -> Any:
-    found = re.search(r'<script type="application/json" id="report">(.*?)</script>', text, re.S)
-    assert found
-    return json.loads(found.group(1))
-
-
-def test_no_name_ends_the_script_it_stands_in() -> None:
+def test_no_name_ends_the_script_it_stands_in_and_no_number_is_without_a_word() -> None:
     text = embed({"title": HOSTILE})
     assert json.loads(text) == {"title": HOSTILE}
     assert "<" not in text
     assert text.isascii()
-
-
-def test_numbers_that_json_has_no_word_for_are_null() -> None:
     numbers = {"a": [1.5, float("nan"), (float("inf"), -float("inf"))], "b": 3, "c": None, "d": True}
     assert json.loads(embed(numbers)) == {"a": [1.5, None, [None, None]], "b": 3, "c": None, "d": True}
 
@@ -84,7 +86,88 @@ def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch,
     assert not (tmp_path / "report.html").exists()
 
 
-# The page
+def test_curves_and_bands_are_the_summarys(summary: dict[str, Any], held: Any) -> None:
+    for course, shown in zip(summary["courses"], held, strict=True):
+        curves = {result["contestant"]: result["curve"] for result in course["results"]}
+        figures = shown["figures"]
+        for clock, key in (("steps", "step"), ("seconds", "seconds")):
+            for chart, told in (
+                (figures["loss"][f"log {clock}"], "loss"),
+                ((figures["score"] or {}).get(clock), "score"),
+            ):
+                if chart is None:
+                    continue
+                lines = {line["contestant"]: line for line in chart["data"] if "fill" not in line}
+                assert {name: (line["x"], line["y"]) for name, line in lines.items()} == {
+                    name: (curve[key], curve[told]) for name, curve in curves.items()
+                }
+                assert chart["layout"]["xaxis"]["title"]["text"].startswith(key)
+    results = {result["contestant"]: result for result in summary["courses"][LARGEST]["results"]}
+    assert results["SGD"]["loss"] is None
+    chart = held[LARGEST]["figures"]["loss"]["log steps"]
+    bands = {trace["contestant"]: trace["y"] for trace in chart["data"] if trace.get("fill")}
+    curve = results["Kron"]["curve"]
+    assert bands["Kron"] == [*curve["high"], *reversed(curve["low"]), None]
+    assert len(bands["SGD"]) == 2 * 10 + 1  # it ends where the run diverged
+    assert chart["layout"]["yaxis"]["range"][1] < 1.5, "what diverged does not push the others into a corner"
+
+
+def test_heat_maps_are_the_summarys(summary: dict[str, Any], held: Any) -> None:
+    results = {result["contestant"]: result for result in summary["courses"][0]["results"]}
+    for kind, drawn in (("update", NAMES), ("trust", ("LAMB", "LARS"))):
+        maps = [panel["data"][0] for panel in held[0]["figures"][kind]["panels"]]
+        wanted = {name: results[name]["layers"][kind] for name in drawn}
+        assert {heat["contestant"]: heat["customdata"] for heat in maps} == wanted
+        for heat in maps:
+            assert heat["x"] == results[heat["contestant"]]["layers"]["step"]
+            for row, values in zip(heat["z"], heat["customdata"], strict=True):
+                assert [None if z is None else 10**z for z in row] == [v and pytest.approx(v) for v in values]
+
+
+def test_the_map_has_every_path(summary: dict[str, Any], held: Any) -> None:
+    course, traces = summary["courses"][VALLEY], held[VALLEY]["figures"]["map"]["data"]
+    paths = {
+        t["contestant"]: list(map(list, zip(t["x"], t["y"], strict=True)))
+        for t in traces
+        if t.get("line", {}).get("dash")
+    }
+    assert paths == {result["contestant"]: result["path"] for result in course["results"]}
+    ground = next(trace for trace in traces if trace["type"] == "contour")
+    assert 10 ** ground["z"][7][11] == pytest.approx(course["contours"]["value"][7][11])
+    minimum = next(trace for trace in traces if trace.get("name") == "minimum")
+    assert (minimum["x"], minimum["y"]) == ([1], [1])
+
+
+def test_the_sweep_marks_the_chosen_and_the_diverged(summary: dict[str, Any], held: Any) -> None:
+    sweep = held[0]["figures"]["sweep"]
+    line, chosen, crosses, early = (trace for trace in sweep["data"] if trace["contestant"] == "Kron")
+    result = next(r for r in summary["courses"][0]["results"] if r["contestant"] == "Kron")
+    assert (line["x"], line["y"]) == (result["sweep"]["lr"], [None, *result["sweep"]["loss"][1:]])
+    assert (early["x"], early["y"]) == (result["sweep"]["lr"][:1], result["sweep"]["loss"][:1])
+    assert early["customdata"][0].endswith("stopped at step 55")
+    assert (chosen["x"], chosen["y"]) == ([result["lr"]], [line["y"][line["x"].index(result["lr"])]])
+    assert (crosses["x"], crosses["customdata"]) == ([result["sweep"]["lr"][-1]], ["diverged"])
+    # a finite loss of 1e200 must not squeeze the others into one line
+    _, _, crosses, _ = (trace for trace in sweep["data"] if trace["contestant"] == "LAMB")
+    assert crosses["customdata"] == ["10\u00b2\u2070\u2070"]
+    assert sweep["layout"]["yaxis"]["range"][1] < 3
+
+
+def test_batch_sizes_compare_the_courses_of_a_task(summary: dict[str, Any], held: Any) -> None:
+    for key in ("loss", "score"):
+        traces = held[0]["figures"][f"batch-{key}"]["data"]
+        shown = {t["contestant"]: dict(zip(t["x"], t["y"], strict=True)) for t in traces}
+        for name in NAMES:
+            assert shown[name] == {
+                course["batch_size"]: result[key]
+                for course in summary["courses"][:3]
+                for result in course["results"]
+                if result["contestant"] == name and result[key] is not None
+            }
+        assert set(shown["LARS"]) == {64, 256}
+
+
+# ---- the page
 
 
 @pytest.fixture(scope="module")
@@ -94,70 +177,80 @@ def browser() -> Iterator[Any]:
         yield started
 
 
+@contextmanager
+def opened_page(browser: Any, path: Path, **options: Any) -> Iterator[Any]:
+    """A page; in the end, nothing has been asked of a network, and nothing has failed."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "color_scheme": "light", **options})
+    context.set_offline(True)
+    page, complaints = context.new_page(), []
+    page.set_default_timeout(PATIENCE)
+    page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda r: complaints.append(r.url) if not r.url.startswith(path.as_uri()) else None)
+    page.goto(path.as_uri())
+    page.wait_for_selector("#loss .main-svg")
+    yield page
+    context.close()
+    assert not complaints
+
+
 Open = Callable[..., Any]
 
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """Opens a summary as a page, and afterwards sees to it that nothing was asked of a network, and nothing failed."""
-    contexts, complaints, requests = [], [], []
+    """Opens a summary as a page."""
+    with ExitStack() as pages:
 
-    def open_page(summary: dict[str, Any], **options: Any) -> Any:
-        path = tmp_path / "report.html"
-        write(summary, path)
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        contexts.append(context)
-        context.set_offline(True)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE)
-        page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url) if request.url != path.as_uri() else None)
-        page.goto(path.as_uri())
-        page.wait_for_selector("#loss .main-svg")
-        return page
+        def open_page(summary: dict[str, Any], **options: Any) -> Any:
+            write(summary, tmp_path / "report.html")
+            return pages.enter_context(opened_page(browser, tmp_path / "report.html", **options))
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not complaints
-    assert not requests
+        yield open_page
 
 
 @pytest.fixture(scope="module")
-def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def page(browser: Any, file: Path) -> Iterator[Any]:
     """The usual summary on a desktop, opened once for all tests that its own controls can undo."""
-    path = tmp_path_factory.mktemp("report") / "report.html"
-    write(race_summary(), path)
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    context.set_offline(True)
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    page.complaints = []
-    page.on("console", lambda message: page.complaints.append(message.text) if message.type != "log" else None)
-    page.on("pageerror", lambda error: page.complaints.append(str(error)))
-    page.on("request", lambda r: page.complaints.append(r.url) if not r.url.startswith(path.as_uri()) else None)
-    page.goto(path.as_uri())
-    yield page
-    context.close()
+    with opened_page(browser, file) as page:
+        yield page
 
 
 @pytest.fixture
-def fresh(page: Any) -> Iterator[Any]:
+def fresh(page: Any) -> Any:
     page.select_option("#course", index=0)
     page.evaluate(UNDO)
-    page.complaints.clear()
-    yield page
-    assert not page.complaints
+    return page
 
 
-def test_every_chart_is_there(fresh: Any) -> None:
+def test_what_is_drawn_is_what_the_file_holds(fresh: Any, held: Any) -> None:
     drawn = set(fresh.evaluate(f"{CHARTS}.map(c => c.id).filter(id => id)"))
     assert drawn == {"loss", "score", "sweep", "batch-loss", "batch-score"}
-    assert fresh.locator("#update .heat:visible").count() == 6
     assert fresh.locator("#trust .heat:visible").count() == 2
+    panels = fresh.evaluate("[...document.querySelectorAll('#update .heat')].map(c => c.data[0].customdata)")
+    assert panels == [panel["data"][0]["customdata"] for panel in held[0]["figures"]["update"]["panels"]]
+    labels = fresh.locator("#update .heat").first.locator(".ytick text").all_text_contents()
+    assert labels == LAYERS
+    for chart in ("sweep", "batch-loss", "batch-score"):
+        assert lines_in(fresh, chart) == points_of(held[0]["figures"][chart])
     fresh.select_option("#course", index=VALLEY)
     assert set(fresh.evaluate(f"{CHARTS}.map(c => c.id)")) == {"map", "loss", "sweep"}
+    assert lines_in(fresh, "map")[1:] == points_of(held[VALLEY]["figures"]["map"])[1:]
+    for log in ("log", "linear"):
+        for clock in ("Seconds", "Steps"):
+            fresh.get_by_role("button", name=clock, exact=True).click()
+            assert fresh.get_by_role("button", name=clock, exact=True).get_attribute("aria-pressed") == "true"
+            assert lines_in(fresh, "loss") == points_of(held[VALLEY]["figures"]["loss"][f"{log} {clock.lower()}"])
+            assert fresh.evaluate("document.querySelector('#loss').layout.yaxis.type") == log
+        fresh.locator("#log").press("Enter")
+
+
+def lines_in(page: Any, chart: str) -> Any:
+    return page.evaluate(f"document.querySelector('#{chart}').data.map(t => [t.contestant ?? null, t.x, t.y])")
+
+
+def points_of(figure: Any) -> Any:
+    return [[trace.get("contestant"), trace["x"], trace["y"]] for trace in figure["data"]]
 
 
 def test_words_say_who_won(fresh: Any, summary: dict[str, Any]) -> None:
@@ -173,44 +266,6 @@ def test_words_say_who_won(fresh: Any, summary: dict[str, Any]) -> None:
         assert said in footer
 
 
-def test_the_log_switch_changes_the_axis(fresh: Any) -> None:
-    kind = "document.querySelector('#loss').layout.yaxis.type"
-    assert fresh.evaluate(kind) == "log"
-    fresh.get_by_role("button", name="Log scale").click()
-    assert fresh.evaluate(kind) == "linear"
-    assert fresh.locator("#log").get_attribute("aria-pressed") == "false"
-    fresh.locator("#log").press("Enter")
-    assert fresh.evaluate(kind) == "log"
-
-
-def test_time_is_steps_or_seconds_in_both_charts(fresh: Any, summary: dict[str, Any]) -> None:
-    curves = {result["contestant"]: result["curve"] for result in summary["courses"][0]["results"]}
-    for button, key in (("Seconds", "seconds"), ("Steps", "step")):
-        fresh.get_by_role("button", name=button, exact=True).click()
-        assert fresh.get_by_role("button", name=button, exact=True).get_attribute("aria-pressed") == "true"
-        for chart in ("loss", "score"):
-            lines = fresh.evaluate(f"document.querySelector('#{chart}').data.filter(t => !t.fill)")
-            assert {line["contestant"]: line["x"] for line in lines} == {n: c[key] for n, c in curves.items()}
-            assert fresh.evaluate(f"document.querySelector('#{chart}').layout.xaxis.title.text").startswith(key)
-
-
-def test_curves_and_bands_are_the_summarys(fresh: Any, summary: dict[str, Any]) -> None:
-    fresh.select_option("#course", index=LARGEST)
-    results = {result["contestant"]: result for result in summary["courses"][LARGEST]["results"]}
-    assert results["SGD"]["loss"] is None
-    traces = fresh.evaluate("document.querySelector('#loss').data")
-    assert {t["contestant"]: t["y"] for t in traces if "fill" not in t} == {
-        name: result["curve"]["loss"] for name, result in results.items()
-    }
-    band = next(trace for trace in traces if trace.get("fill") and trace["contestant"] == "Kron")
-    curve = results["Kron"]["curve"]
-    assert band["y"] == [*curve["high"], *reversed(curve["low"]), None]
-    broken = next(trace for trace in traces if trace.get("fill") and trace["contestant"] == "SGD")
-    assert len(broken["y"]) == 2 * 10 + 1  # it ends where the run diverged
-    # what diverged does not push the others into a corner
-    assert fresh.evaluate("document.querySelector('#loss').layout.yaxis.range[1]") < 1.5
-
-
 def test_a_chip_hides_its_optimizer_everywhere_and_brings_it_back(fresh: Any) -> None:
     def shown() -> list[list[Any]]:
         return fresh.evaluate(
@@ -219,22 +274,21 @@ def test_a_chip_hides_its_optimizer_everywhere_and_brings_it_back(fresh: Any) ->
         )
 
     chip = fresh.locator("#chips").get_by_role("button", name="LAMB")
-    for course, charts in ((0, 5), (VALLEY, 3)):
-        fresh.select_option("#course", index=course)
-        before = shown()
-        with_it = [traces for _, traces in before if traces]
-        assert len(with_it) >= charts
-        assert all(all(traces) for traces in with_it)
-        chip.click()
-        assert chip.get_attribute("aria-pressed") == "false"
-        assert not any(any(traces) for _, traces in shown())
-        assert fresh.locator(".panel[data-contestant=LAMB]:visible").count() == 0
-        assert fresh.locator("tr.dim").evaluate_all("rows => rows.map(r => r.dataset.contestant)") == ["LAMB"]
-        chip.press("Space")
-        assert shown() == before
-        assert fresh.locator("tr.dim").count() == 0
+    before = shown()
+    with_it = [traces for _, traces in before if traces]
+    assert len(with_it) >= 5
+    assert all(all(traces) for traces in with_it)
+    chip.click()
+    assert chip.get_attribute("aria-pressed") == "false"
+    assert not any(any(traces) for _, traces in shown())
+    assert fresh.locator(".panel[data-contestant=LAMB]:visible").count() == 0
+    assert fresh.locator("tr.dim").evaluate_all("rows => rows.map(r => r.dataset.contestant)") == ["LAMB"]
+    chip.press("Space")
+    assert shown() == before
+    assert fresh.locator("tr.dim").count() == 0
 
 
+@pytest.mark.nightly
 def test_all_may_be_hidden(fresh: Any) -> None:
     for chip in fresh.locator(".chip").all():
         chip.click()
@@ -244,89 +298,26 @@ def test_all_may_be_hidden(fresh: Any) -> None:
         assert not fresh.evaluate(f"{CHARTS}.some(c => c.data.some(t => t.contestant && t.visible))")
 
 
-def test_heat_maps_are_the_summarys(fresh: Any, summary: dict[str, Any]) -> None:
-    results = {result["contestant"]: result for result in summary["courses"][0]["results"]}
-    for kind in ("update", "trust"):
-        maps = fresh.evaluate(f"[...document.querySelectorAll('#{kind} .heat')].map(c => c.data[0])")
-        drawn = ("LAMB", "LARS") if kind == "trust" else NAMES
-        wanted = {name: results[name]["layers"][kind] for name in drawn}
-        assert {heat["contestant"]: heat["customdata"] for heat in maps} == wanted
-        for heat in maps:
-            assert heat["x"] == results[heat["contestant"]]["layers"]["step"]
-            for row, values in zip(heat["z"], heat["customdata"], strict=True):
-                assert [None if z is None else 10**z for z in row] == [v and pytest.approx(v) for v in values]
-    labels = fresh.locator("#update .heat").first.locator(".ytick text").all_text_contents()
-    assert labels == LAYERS
+def hover(page: Any, chart: str, x: float, y: float, seen: str) -> str:
+    """What is said where the mouse is: so far from the edges of a chart, from the right and below where negative."""
+    place = page.locator(chart).first
+    place.scroll_into_view_if_needed()
+    box = place.locator(".nsewdrag").first.bounding_box()
+    at = box["x"] + x + box["width"] * (x < 0), box["y"] + y
+    page.mouse.move(at[0] - 8, at[1])
+    page.mouse.move(*at)
+    page.wait_for_selector(f"{chart} .hoverlayer {seen}")
+    return str(place.locator(".hoverlayer").text_content())
 
 
-def test_the_map_has_every_path(fresh: Any, summary: dict[str, Any]) -> None:
-    fresh.select_option("#course", index=VALLEY)
-    course = summary["courses"][VALLEY]
-    traces = fresh.evaluate("document.querySelector('#map').data")
-    paths = {
-        t["contestant"]: list(map(list, zip(t["x"], t["y"], strict=True)))
-        for t in traces
-        if t.get("line", {}).get("dash")
-    }
-    assert paths == {result["contestant"]: result["path"] for result in course["results"]}
-    ground = next(trace for trace in traces if trace["type"] == "contour")
-    assert 10 ** ground["z"][7][11] == pytest.approx(course["contours"]["value"][7][11])
-    minimum = next(trace for trace in traces if trace.get("name") == "minimum")
-    assert (minimum["x"], minimum["y"]) == ([1], [1])
-
-
-def test_the_sweep_marks_the_chosen_and_the_diverged(fresh: Any, summary: dict[str, Any]) -> None:
-    traces = fresh.evaluate("document.querySelector('#sweep').data.filter(t => t.contestant === 'Kron')")
-    result = next(r for r in summary["courses"][0]["results"] if r["contestant"] == "Kron")
-    line, chosen, crosses, early = traces
-    assert (line["x"], line["y"]) == (result["sweep"]["lr"], [None, *result["sweep"]["loss"][1:]])
-    assert (early["x"], early["y"]) == (result["sweep"]["lr"][:1], result["sweep"]["loss"][:1])
-    assert early["customdata"][0].endswith("stopped at step 55")
-    assert (chosen["x"], chosen["y"]) == ([result["lr"]], [line["y"][line["x"].index(result["lr"])]])
-    assert crosses["x"] == [result["sweep"]["lr"][-1]]
-    assert crosses["customdata"] == ["diverged"]
-    # a finite loss of 1e200 must not squeeze the others into one line
-    _, _, crosses, _ = fresh.evaluate("document.querySelector('#sweep').data.filter(t => t.contestant === 'LAMB')")
-    assert crosses["customdata"] == ["10²⁰⁰"]
-    assert fresh.evaluate("document.querySelector('#sweep').layout.yaxis.range[1]") < 3
-
-
-def test_batch_sizes_compare_the_courses_of_a_task(fresh: Any, summary: dict[str, Any]) -> None:
-    for chart, key in (("batch-loss", "loss"), ("batch-score", "score")):
-        traces = fresh.evaluate(f"document.querySelector('#{chart}').data")
-        shown = {t["contestant"]: dict(zip(t["x"], t["y"], strict=True)) for t in traces}
-        for name in NAMES:
-            assert shown[name] == {
-                course["batch_size"]: result[key]
-                for course in summary["courses"][:3]
-                for result in course["results"]
-                if result["contestant"] == name and result[key] is not None
-            }
-    assert set(shown["LARS"]) == {64, 256}
-
-
-def test_hovering_shows_all_curves_at_once(fresh: Any) -> None:
+def test_hovering_shows_all_curves_at_once_or_a_layer_and_its_value(fresh: Any) -> None:
     for clock in ("Steps", "Seconds"):
         fresh.get_by_role("button", name=clock, exact=True).click()
-        fresh.locator("#loss").scroll_into_view_if_needed()
-        box = fresh.locator("#loss .nsewdrag").first.bounding_box()
-        fresh.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.5)
-        fresh.mouse.move(box["x"] + box["width"] * 0.52, box["y"] + box["height"] * 0.5)
-        fresh.wait_for_selector("#loss .hoverlayer .legend")
-        said = fresh.locator("#loss .hoverlayer").text_content()
-        for name in NAMES:
-            assert re.search(rf"{name} [\d.]+", said)
+        said = hover(fresh, "#loss", 300, 100, ".legend")
+        assert all(re.search(rf"{name} [\d.]+", said) for name in NAMES)
         fresh.mouse.move(0, 0)
-
-
-def test_hovering_a_heat_map_shows_layer_and_value(fresh: Any, summary: dict[str, Any]) -> None:
-    heat = fresh.locator("#update .heat").first
-    heat.scroll_into_view_if_needed()
-    box = heat.locator(".nsewdrag").bounding_box()
-    fresh.mouse.move(box["x"] + box["width"] - 8, box["y"] + 9)
-    fresh.mouse.move(box["x"] + box["width"] - 6, box["y"] + 8)
-    fresh.wait_for_selector("#update .hoverlayer .hovertext")
-    assert re.search(r"hidden\.0\.weight[\d.×⁻\d¹²³⁰-⁹]+ at step 220", heat.locator(".hoverlayer").text_content())
+    said = hover(fresh, "#update .heat", -6, 8, ".hovertext")
+    assert re.search(r"hidden\.0\.weight[\d.×⁻\d¹²³⁰-⁹]+ at step 220", said)
 
 
 @pytest.mark.nightly
@@ -436,34 +427,18 @@ def test_hostile_names_are_shown_as_text(opened: Open, summary: dict[str, Any]) 
     hostile = json.loads(json.dumps(summary).replace('"Kron"', json.dumps(HOSTILE)))
     hostile |= {"title": HOSTILE, "command": HOSTILE, "versions": {HOSTILE: HOSTILE}}
     for course in hostile["courses"]:
-        course |= {
-            "title": HOSTILE,
-            "about": HOSTILE,
-            "loss_name": HOSTILE,
-            "score_name": course["score_name"] and HOSTILE,
-        }
+        course |= dict.fromkeys(("title", "about", "loss_name"), HOSTILE)
+        course["score_name"] = course["score_name"] and HOSTILE
         for result in course["results"]:
             if result["layers"]:
                 result["layers"]["names"][0] = HOSTILE
         course["verdict"] = verdict(course)
     page = opened(hostile)
     assert page.title() == f"{HOSTILE} · thalweg race"
-    for place in (
-        "h1",
-        "#about",
-        "#command",
-        "#loss-title",
-        ".chip >> nth=5",
-        "#update h3 >> nth=0",
-        "tbody th .name >> nth=0",
-    ):
+    places = ("h1", "#about", "#command", "#loss-title", ".chip >> nth=5", "#update h3 >> nth=0")
+    for place in (*places, "tbody th .name >> nth=0"):
         assert page.locator(place).text_content() == HOSTILE
-    page.locator("#loss").scroll_into_view_if_needed()
-    box = page.locator("#loss .nsewdrag").first.bounding_box()
-    page.mouse.move(box["x"] + 300, box["y"] + 100)
-    page.mouse.move(box["x"] + 310, box["y"] + 100)
-    page.wait_for_selector("#loss .hoverlayer .legend")
-    assert "</script><b>x</b>" in page.locator("#loss .hoverlayer").text_content()
+    assert "</script><b>x</b>" in hover(page, "#loss", 310, 100, ".legend")
     assert page.evaluate("document.querySelectorAll('b').length") == page.locator("td.best b").count()
     label = page.locator("#update .ytick text").first.text_content()
     assert label.startswith("</script><b>")

@@ -21,7 +21,6 @@ from thalweg.errors import CommandError
 from thalweg.race.array_task import ArrayTask
 from thalweg.race.contest import load_race, race
 from thalweg.race.rivals import name_references
-from thalweg.race.tasks import resolve
 from thalweg.show.extras import MissingExtra
 from thalweg.show.palette import COLOURS, RIVALS
 
@@ -98,7 +97,7 @@ def test_the_same_rule_has_the_same_curve_whoever_steps(
     assert found[ours][-1] < 0.5 * found[ours][0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_optax_steps_in_the_precision_of_the_arrays_and_leaves_that_of_others_alone() -> None:
     pytest.importorskip("optax")
     code = (
@@ -129,7 +128,7 @@ def test_a_task_in_torch_is_raced_on_by_optimizers_of_torch() -> None:
 @pytest.mark.slow
 def test_everyone_starts_from_the_same_place_with_as_many_rates_and_seeds() -> None:
     pytest.importorskip("torch")
-    ready = race(TASK, optimizers=["AdamW", "SGD", "Kron"], against=["torch.optim.Adam", "torch.optim.SGD"])
+    ready = race(replace(TASK, steps=2), optimizers=["AdamW", "SGD"], against=["torch.optim.Adam", "torch.optim.SGD"])
     rates: dict[str, list[float]] = {}
     for run in ready.wanted:
         rates.setdefault(run.contestant, []).append(run.lr)
@@ -137,10 +136,6 @@ def test_everyone_starts_from_the_same_place_with_as_many_rates_and_seeds() -> N
     assert rates["torch.optim.SGD"] == rates["SGD"]
     results = ready.run().summary["courses"][0]["results"]
     assert len({result["curve"]["loss"][0] for result in results}) == 1
-
-
-def test_rates_of_a_rival_can_be_given() -> None:
-    pytest.importorskip("torch")
     for asked in (dict(options={"Adam": {"lr": 0.25}}), dict(rates={"Adam": [0.25]})):
         ready = race(TASK, optimizers=["SGD"], against=["torch.optim.Adam"], **asked)  # type: ignore[arg-type]
         assert {run.lr for run in ready.wanted if run.contestant == "Adam"} == {0.25}
@@ -190,9 +185,6 @@ def forgetful(params, lr):
 def failing(params, lr):
     raise RuntimeError("never")
 
-def greedy(params, lr, **more):
-    return torch.optim.SGD(params, lr=lr, **more)
-
 text = "Adam"
 """
 
@@ -217,18 +209,12 @@ def test_factories_race_and_groups_keep_their_proportions(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("reference", "options", "words"),
     [
-        (
-            "Adam",
-            {},
-            "'Adam' is not an import name: write module.Class or module:Class, such as torch.optim.Adam",
-        ),
-        ("torch.optim.", {}, "is not an import name"),
+        ("Adam", {}, "'Adam' is not an import name: write module.Class or module:Class, such as torch.optim.Adam"),
         ("adam.py:Adam", {}, "'adam.py' is not a module name"),
         ("torch.optim.Adm", {}, "torch.optim.Adm: module 'torch.optim' has no 'Adm': did you mean 'Adam'?"),
         ("nosuchmodule:Adam", {}, "nosuchmodule:Adam: there is no module 'nosuchmodule' in"),
         ("torch.nn.Linear", {}, "torch.nn.Linear is a class, but not an optimizer: it must be a class derived from"),
         ("torch.optim.lr_scheduler", {}, "torch.optim.lr_scheduler is a module, not an optimizer"),
-        ("torch.optim.lr_scheduler.StepLR", {}, "is a class, but not an optimizer"),
         ("rival_factories:text", {}, "rival_factories:text is a str, not an optimizer"),
         ("rival_factories:no_rate", {}, "rival_factories:no_rate takes no lr: it must be"),
         (
@@ -241,6 +227,7 @@ def test_factories_race_and_groups_keep_their_proportions(tmp_path: Path, monkey
             {"": {"amsgrd": True}},
             "no optimizer here has an option 'amsgrd': did you mean 'amsgrad'?",
         ),
+        ("torch.optim.Adam", {"Adam": {"lr": 0}}, "rates of Adam must be positive numbers"),
         ("torch.optim.Adam", {"Adan": {"eps": 1}}, "there is no optimizer 'Adan': did you mean 'Adam'?"),
     ],
 )
@@ -263,13 +250,10 @@ def test_what_is_no_optimizer_is_told_at_once(
             {"betas": 3},
             "task 'bowl', Adam (torch.optim.Adam): Adam(..., lr=0.05, betas=3) failed: TypeError",
         ),
-        ("torch.optim.Adam", {"weight_decay": -1}, "failed: ValueError: Invalid weight_decay value: -1"),
         ("torch.optim.LBFGS", {}, "task 'bowl', LBFGS (torch.optim.LBFGS): step() failed: TypeError"),
-        ("torch.optim.Muon", {}, "Muon(..., lr=0.05) failed: ValueError"),
         ("rival_factories:nothing", {}, "rival_factories.nothing returned a int, not an optimizer"),
         ("rival_factories:forgetful", {}, "rival_factories.forgetful has no lr in its groups"),
         ("rival_factories:failing", {}, "failing(..., lr=0.05) failed (/"),
-        ("rival_factories:greedy", {"nonsense": 1}, "greedy(..., lr=0.05, nonsense=1) failed"),
         ("optax.lbfgs", {}, "update() failed: TypeError"),
         ("optax.adam", {"b1": "x"}, "task 'bowl', adam (optax.adam): "),
         ("optax.constant_schedule", {}, "optax.constant_schedule takes no lr"),
@@ -416,95 +400,6 @@ def test_no_framework_is_loaded_unless_a_rival_needs_it() -> None:
         "assert not {'torch', 'jax', 'optax'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_valley_has_the_path_of_a_rival() -> None:
-    pytest.importorskip("torch")
-    (rosenbrock, *_) = resolve("valley")
-    found = race(rosenbrock, optimizers=["SGD"], against=["torch.optim.Adam"], rates={"": [0.01]}, steps=5).run()
-    results = {result["contestant"]: result["path"] for result in found.summary["courses"][0]["results"]}
-    assert len(results["Adam"]) == 6
-    assert results["Adam"][0] == results["SGD"][0]
-    assert results["Adam"][-1] != results["Adam"][0]
-
-
-# ---- the command
-
-
-@pytest.fixture
-def drawing() -> None:
-    for package in ("torch", "click", "rich", "matplotlib", "plotly"):
-        pytest.importorskip(package)
-
-
-QUICK = ["--optimizers", "sgd", "--lr", "0.02", "--steps", "2", "--seeds", "1"]
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("drawing")
-def test_the_command_shows_rivals_in_table_pictures_and_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from thalweg.cli import run
-
-    asked = ["--against", "torch.optim.Adam,torch.optim.SGD", "--against", "torch.optim:Adamax"]
-    options = ["--option", "adam.lr=0.01", "--option", "torch.optim.SGD.momentum=0.5", "--lr", "Adamax=0.5"]
-    assert run(["race", *QUICK, *asked, *options, "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    for words in ("Adam: torch.optim.Adam()", "\ntorch.optim.SGD(momentum=0.5)", "Adamax: torch.optim.Adamax()"):
-        assert words in printed
-    picture = (tmp_path / "race.svg").read_text(encoding="utf-8")
-    page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    for name, colour, lr in (
-        ("Adam", RIVALS[0], 0.01),
-        ("torch.optim.SGD", RIVALS[1], 0.02),
-        ("Adamax", RIVALS[2], 0.5),
-    ):
-        assert f"{name}  lr {lr:g}" in picture
-        assert colour in picture
-        assert f'data-contestant="{name}"' in page
-        assert f'"{colour}"' in page
-    (tmp_path / "race.svg").unlink()
-    assert run(["race", "--redraw", "--out", str(tmp_path)]) == 0
-    assert (tmp_path / "race.svg").read_text(encoding="utf-8") == picture
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("drawing")
-def test_a_redraw_needs_no_rival(tmp_path: Path) -> None:
-    from thalweg.cli import run
-
-    assert run(["race", *QUICK, "--against", "torch.optim.Adam", "--out", str(tmp_path)]) == 0
-    code = (
-        "import sys; sys.modules['torch'] = None\nfrom thalweg.cli import run\n"
-        f"sys.exit(run(['race', '--redraw', '--out', {str(tmp_path)!r}]))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-@pytest.mark.usefixtures("drawing")
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--against", ","], "--against: nothing is left of ','"),
-        (["--against", "Adam"], "'Adam' is not an import name"),
-        (["--against", "torch.optim.Adm"], "did you mean 'Adam'?"),
-        (["--against", "torch.optim.LBFGS"], "step() failed: TypeError"),
-        (["--against", "torch.optim.Adam", "--option", "adam.betas=3"], "Adam(..., lr=0.02, betas=3) failed"),
-        (["--against", "torch.optim.Adam", "--lr", "adan=3"], "there is no optimizer 'adan': did you mean 'Adam'?"),
-        (["--against", "torch.optim.Adam", "--option", "adam.lr=0"], "rates of Adam must be positive numbers"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(
-    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from thalweg.cli import run
-
-    assert run(["race", *QUICK, *arguments, "--out", str(tmp_path / "new")]) == 1
-    told = capsys.readouterr().err
-    assert words in told
-    assert told.count("\n") == 1
-    assert not (tmp_path / "new").exists()
 
 
 OWN_MIXTURE = """

@@ -15,13 +15,12 @@ from tolerances import FLOAT32
 from thalweg.errors import CommandError
 from thalweg.race.array_task import ArrayTask, shuffle_batches
 from thalweg.race.contest import race
-from thalweg.race.contestants import CONTESTANTS, RATES
+from thalweg.race.contestants import CONTESTANTS, RATES, enter
 from thalweg.race.run import Result, execute, measuring_times
 from thalweg.race.task import Schedule
 from thalweg.race.tasks import resolve
 
 (DIGITS,) = resolve("digits")
-LAYER_NAMES = ("hidden.0", "hidden.1", "output")
 
 
 def result_of(contestant: str, *, lr: float | None = None, seed: int = 0, steps: int = 4) -> Result:
@@ -31,7 +30,7 @@ def result_of(contestant: str, *, lr: float | None = None, seed: int = 0, steps:
     return execute(DIGITS, CONTESTANTS[contestant], run)
 
 
-@pytest.mark.parametrize("contestant", CONTESTANTS)
+@pytest.mark.parametrize("contestant", one_in(3, CONTESTANTS, first=1))
 def test_everyone_learns(contestant: str) -> None:
     middle = DIGITS.rates.get(contestant, RATES[contestant])[2]
     result = result_of(contestant, lr=middle, steps=44)
@@ -124,16 +123,11 @@ def test_update_sizes_and_trust_ratios_are_those_of_the_rule() -> None:
     assert adafactor.trust is None
 
 
-def test_the_rate_rises_over_a_share_of_the_steps_if_asked() -> None:
-    schedule = Schedule(0.5, 40, warm_up=0.1)
-    assert [schedule(t) for t in (1, 2, 4)] == pytest.approx([0.125, 0.25, 0.5])
-    assert [schedule(t) for t in (5, 40)] == pytest.approx([0.5 * 36 / 37, 0.5 / 37])
-
-
-def test_the_rate_decays_to_almost_nothing() -> None:
-    schedule = Schedule(0.5, 10)
-    assert [schedule(1), schedule(10)] == pytest.approx([0.5, 0.05])
-    assert np.all(np.diff([schedule(t) for t in range(1, 11)]) < 0)
+def test_the_rate_rises_if_asked_and_decays_to_almost_nothing() -> None:
+    rising, falling = Schedule(0.5, 40, warm_up=0.1), Schedule(0.5, 10)
+    wanted = [0.125, 0.25, 0.5, 0.5 * 36 / 37, 0.5 / 37]
+    assert [rising(t) for t in (1, 2, 4, 5, 40)] == pytest.approx(wanted)
+    assert [falling(t) for t in (1, 2, 10)] == pytest.approx([0.5, 0.45, 0.05])
 
 
 def test_batches_show_everyone_equally_often_whatever_their_size() -> None:
@@ -159,7 +153,7 @@ def parabola(**changes: object) -> ArrayTask:
 
 @pytest.mark.slow
 def test_a_task_of_a_few_lines_is_raced_with_everyone() -> None:
-    summary = race(parabola(), steps=30).run().summary
+    summary = race(parabola(), steps=6).run().summary
     (course,) = summary["courses"]
     assert {result["contestant"] for result in course["results"]} == set(CONTESTANTS)
     assert all(result["loss"] < 4 for result in course["results"])
@@ -192,10 +186,7 @@ def test_a_task_of_a_few_lines_is_raced_with_everyone() -> None:
         (dict(evaluate=lambda params: (1, 2, 3)), "evaluate must return a loss, or a loss and a score, got tuple"),
         (dict(gradients=lambda params, batch: {"y": params["x"]}), "'parabola': .*'y'"),
         (dict(gradients=lambda params, batch: {"x": np.ones(3)}), "'parabola': .*'x'"),
-        (
-            dict(gradients=lambda params, batch: 1 / 0),
-            r"gradients failed \(.*test_run.py, line \d+\): Zero",
-        ),
+        (dict(gradients=lambda params, batch: 1 / 0), r"gradients failed \(.*test_run.py, line \d+\): Zero"),
         (
             dict(batches=lambda seed, size: iter([1, 2])),
             "'parabola': batches must not end: start again after the last one",
@@ -241,3 +232,34 @@ def test_rates_may_be_an_array(tmp_path: Path) -> None:
 def test_arrays_have_no_other_device() -> None:
     with pytest.raises(CommandError, match="'parabola' is plain numpy and runs only on the cpu, not on 'cuda'"):
         race(parabola(), optimizers=["SGD"], device="cuda").run()
+
+
+# ---- rules that race with something around them
+
+
+def test_names_stand_for_options_around_a_rule() -> None:
+    name = enter("adamw+cautious+averaged")
+    assert name == "AdamW+cautious+averaged"
+    contestant = CONTESTANTS[name]
+    assert (contestant.rule, contestant.like) == ("AdamW", "AdamW")
+    added = {"cautious": True, "averaged": 0.999, "averaged_warmup": True}
+    assert contestant.options == {**CONTESTANTS["AdamW"].options, **added}
+    assert CONTESTANTS[enter("sgd+schedule_free")].options == {"momentum": 0.0, "schedule_free": True}
+    assert CONTESTANTS[enter("lion+schedule_free")].options["betas"] == (0.0, 0.99)
+    assert name not in list(CONTESTANTS), "it races only where it is asked for"
+    for unknown, told in (
+        ("adamv+cautious", "there is no rule 'adamv': did you mean 'AdamW'?"),
+        ("adamw+averagd", "'averagd' does not go around a rule: did you mean 'averaged'?"),
+    ):
+        with pytest.raises(CommandError, match=re.escape(told)):
+            enter(unknown)
+
+
+def test_averages_are_what_is_measured() -> None:
+    """The same training, measured at other parameters."""
+    entered = ["AdamW", enter("adamw+averaged")]
+    ready = race(DIGITS, optimizers=entered, steps=4, seeds=1, rates={"": [0.01]}, engine="reference")
+    plain, averaged = (execute(DIGITS, CONTESTANTS[run.contestant], run) for run in ready.programme.courses[0].runs)
+    assert plain.loss[0] == averaged.loss[0]
+    assert plain.loss[-1] != averaged.loss[-1]
+    assert averaged.state_bytes == pytest.approx(1.5 * plain.state_bytes, rel=0.01)

@@ -1,7 +1,8 @@
-"""What is concluded from records: the best rate, means over seeds, when the target was reached."""
+"""What is concluded from records: the best rate, means over seeds, when the target was reached, and who won."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,22 +13,12 @@ from thalweg.race.programme import Course, Programme
 from thalweg.race.run import Record, Result
 from thalweg.race.summary import below_zero, in_percent, summarize
 from thalweg.race.task import Run
+from thalweg.race.verdict import verdict
 
 
-def run(contestant: str, lr: float, seed: int, batch_size: int | None = None) -> Run:
-    return Run(
-        task="t",
-        fingerprint="",
-        contestant=contestant,
-        optimizer=contestant,
-        lr=lr,
-        seed=seed,
-        batch_size=batch_size,
-        steps=2,
-        engine="auto",
-        device="cpu",
-        thalweg="0",
-    )
+def run(contestant: str, lr: float, seed: int) -> Run:
+    about = dict(task="t", fingerprint="", contestant=contestant, optimizer=contestant, batch_size=None, steps=2)
+    return Run(**about, lr=lr, seed=seed, engine="auto", device="cpu", thalweg="0")  # type: ignore[arg-type]
 
 
 def result(losses: tuple[float | None, ...], score: float = 0.5, seconds: float = 2.0) -> Result:
@@ -45,22 +36,9 @@ def result(losses: tuple[float | None, ...], score: float = 0.5, seconds: float 
 
 
 def summary_of(found: dict[Run, Result], **changes: Any) -> dict[str, Any]:
-    course = Course(
-        **{
-            "name": "t",
-            "task": "t",
-            "title": "T",
-            "about": "",
-            "batch_size": None,
-            "steps": 2,
-            "loss_name": "loss",
-            "score_name": "score",
-            "target": 0.5,
-            "contours": None,
-            "runs": list(found),
-            **changes,
-        }
-    )
+    usual: dict[str, Any] = dict(name="t", task="t", title="T", about="", batch_size=None, steps=2, contours=None)
+    usual |= dict(loss_name="loss", score_name="score", target=0.5, runs=list(found))
+    course = Course(**{**usual, **changes})
     plan = Programme(title="T", command="c", contestants={"SGD": "s", "LAMB": "l"}, courses=[course])
     where = {"versions": {}, "machine": {}}
     return summarize(plan, {run: Record(run, result, where) for run, result in found.items() if result is not None})
@@ -125,20 +103,19 @@ def test_scores_have_a_name_if_there_are_scores() -> None:
     assert summary_of(without, score_name="luck")["courses"][0]["score_name"] is None
 
 
-@pytest.mark.parametrize(("score", "shares"), [(1.0, True), (27.3, False), (-0.1, False)])
-def test_scores_between_0_and_1_are_shares(score: float, shares: bool) -> None:
-    (course,) = summary_of({run("SGD", 0.1, 0): result((2.0, 1.0, 0.9), score=score)})["courses"]
-    assert in_percent(course) is shares
-
-
-@pytest.mark.parametrize(("loss", "below"), [(0.0, False), (None, False), (-0.1, True)])
-def test_losses_below_zero_are_seen(loss: float | None, below: bool) -> None:
-    (course,) = summary_of({run("SGD", 0.1, 0): result((2.0, 1.0, loss))})["courses"]
-    assert below_zero(course) is below
+def test_scores_between_0_and_1_are_shares_and_losses_below_zero_are_seen() -> None:
+    for score, shares in ((1.0, True), (27.3, False), (-0.1, False)):
+        (course,) = summary_of({run("SGD", 0.1, 0): result((2.0, 1.0, 0.9), score=score)})["courses"]
+        assert in_percent(course) is shares
+    for loss, below in ((0.0, False), (None, False), (-0.1, True)):
+        (course,) = summary_of({run("SGD", 0.1, 0): result((2.0, 1.0, loss))})["courses"]
+        assert below_zero(course) is below
 
 
 def test_larger_batches_get_fewer_steps_and_larger_rates() -> None:
     plan = race("digits", batch_sizes=[64, 256, 100_000], seeds=1).programme
+    counts = Counter(run.contestant for run in plan.courses[0].runs)
+    assert len(set(counts.values())) == 1, "everyone has as many rates"
     assert [course.steps for course in plan.courses] == [220, 55, 1]
     assert [course.name for course in plan.courses] == ["digits@64", "digits@256", "digits@100000"]
     first, second, _ = ([run.lr for run in course.runs if run.contestant == "SGD"] for course in plan.courses)
@@ -148,10 +125,71 @@ def test_larger_batches_get_fewer_steps_and_larger_rates() -> None:
     assert {(run.contestant == "SGD", run.lr) for run in own.courses[0].runs} == {(True, 0.5), (False, 7.0)}
 
 
-def test_everyone_has_as_many_rates() -> None:
-    for name in ("digits", "valley"):
-        for course in race(name).programme.courses:
-            counts = {
-                c: sum(run.contestant == c for run in course.runs) for c in {run.contestant for run in course.runs}
-            }
-            assert len(set(counts.values())) == 1
+# ---- who won, in words
+
+
+def outcome(name: str, *losses: float | None, steps: int | None = None, seconds: float | None = None) -> dict[str, Any]:
+    known = [loss for loss in losses if loss is not None]
+    whole = len(known) == len(losses)
+    return {
+        "contestant": name,
+        "seeds": len(losses),
+        "loss": sum(known) / len(known) if whole else None,
+        "loss_low": min(known, default=None),
+        "loss_high": max(known, default=None),
+        "steps_to_target": steps,
+        "seconds_to_target": seconds,
+    }
+
+
+@pytest.mark.parametrize(
+    ("results", "words"),
+    [
+        ([], "No run of this course is recorded yet."),
+        ([outcome("A", None)], "Every run of this course diverged."),
+        ([outcome("A", 0.5)], "A ended with a loss of 0.5 (one seed)."),
+        (
+            [outcome("B", 0.7, 0.9), outcome("A", 0.3, 0.5)],
+            "A won: it ended with a loss of 0.4 (0.3 to 0.5 over 2 seeds), 50% below B with 0.8 (0.7 to 0.9 over 2",
+        ),
+        (
+            [outcome("A", 0.3, 0.7), outcome("B", 0.6, 1.0)],
+            "A leads, but not clearly, for the seeds of both overlap: it ended with a loss of 0.5",
+        ),
+        (
+            [outcome("A", -0.5), outcome("B", 0.25), outcome("C", None)],
+            "A leads, in the one seed that ran: it ended with a loss of -0.5 (one seed), 0.75 below B with 0.25 (one "
+            "seed). C diverged.",
+        ),
+        ([outcome("A", 0.5), outcome("B", 0.5), outcome("C", 0.5)], "A, B, and C ended level, with a loss of 0.5"),
+        (
+            [outcome("A", 0.4999), outcome("B", 0.6), outcome("C", 0.5)],
+            "A and C ended level, with a loss of 0.5 (one seed), 17% below B with 0.6 (one seed), in the one seed "
+            "that ran.",
+        ),
+    ],
+)
+def test_the_first_sentence_says_who_won_and_by_how_much(results: list[Any], words: str) -> None:
+    assert verdict({"results": results, "loss_name": "loss", "target": None}).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("results", "words"),
+    [
+        ([outcome("A", 0.5)], "No contestant reached a loss of 0.1."),
+        ([outcome("A", 0.05, steps=7, seconds=3.0)], "A reached a loss of 0.1 first, in 7 steps."),
+        (
+            [outcome("A", 0.05, steps=1, seconds=3.0), outcome("B", 0.06, steps=9, seconds=0.5)],
+            "A reached a loss of 0.1 first, in 1 step. By the clock B was first, after 0.5 s.",
+        ),
+    ],
+)
+def test_the_next_sentence_tells_of_the_target(results: list[Any], words: str) -> None:
+    assert verdict({"results": results, "loss_name": "loss", "target": 0.1}).endswith(words)
+
+
+def test_a_unit_stands_behind_the_number() -> None:
+    results = [outcome("A", 2.1, 2.3), outcome("B", 2.4, 2.6)]
+    said = verdict({"results": results, "loss_name": "loss, nats a byte", "target": 2.0})
+    assert said.startswith("A won: it ended with a loss of 2.2 nats a byte (2.1 to 2.3 over 2 seeds), 12% below B with")
+    assert said.endswith("No contestant reached a loss of 2 nats a byte.")

@@ -46,12 +46,6 @@ def rates_of(ready: Race, name: str = "SGD") -> list[float]:
     return [run.lr for run in ready.records if run.contestant == name and run.seed == 0]
 
 
-def test_a_grid_is_tried_from_its_middle_and_not_widened_where_the_best_is_inside() -> None:
-    ready = race(bowl(0.1), optimizers=["SGD"])
-    ready.run()
-    assert rates_of(ready) == [0.1, 0.03, 0.3, 0.01, 1.0]
-
-
 @pytest.mark.parametrize(
     ("best", "added", "chosen"),
     [
@@ -104,6 +98,7 @@ def test_where_all_diverge_lower_rates_are_tried() -> None:
 def test_hopeless_runs_stop_and_their_records_say_where() -> None:
     ready = race(bowl(0.1), optimizers=["SGD"], seeds=3)
     (course,) = ready.run().summary["courses"]
+    assert rates_of(ready) == [0.1, 0.03, 0.3, 0.01, 1.0], "from the middle, and not beyond where the best is inside"
     ends = {run.lr: record.result.step[-1] for run, record in ready.records.items() if run.seed == 0}
     assert ends == {0.1: 16, 0.03: 16, 0.3: 16, 0.01: 8, 1.0: 8}
     repeated = Counter(run.lr for run in ready.records if run.seed > 0)
@@ -113,11 +108,8 @@ def test_hopeless_runs_stop_and_their_records_say_where() -> None:
     assert (result["lr"], result["seeds"]) == (0.1, 3)
     assert [step is not None for step in result["sweep"]["stopped"]] == [True, False, False, False, True]
     assert "2 of 9 runs were hopeless and stopped early" in course["search"]
-
-
-def test_one_run_that_stopped_is_told_in_the_singular() -> None:
-    ready = race(bowl(0.1), optimizers=["SGD"], seeds=1, rates={"SGD": [0.1, 0.03, 1.0]})
-    (course,) = ready.run().summary["courses"]
+    single = race(bowl(0.1), optimizers=["SGD"], seeds=1, rates={"SGD": [0.1, 0.03, 1.0]})
+    (course,) = single.run().summary["courses"]
     assert "1 of 3 runs was hopeless and stopped early: --full finishes it." in course["search"]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
+import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-from race_files import idx, write_clothes
 from tolerances import FINITE_DIFFERENCES, FLOAT32
 
 from thalweg.errors import CommandError
@@ -43,30 +44,23 @@ def test_minima_of_the_valleys_are_minima_of_height_nothing_and_on_the_map(funct
 
 
 def test_the_way_down_a_valley_is_recorded_step_by_step() -> None:
-    ready = race("valley", optimizers=["Kron"], rates={"": [0.01]}, steps=7)
-    summary = ready.run().summary
+    against = ["torch.optim.Adam"] if importlib.util.find_spec("torch") else []
+    summary = race("valley", optimizers=["Kron"], against=against, rates={"": [0.01]}, steps=7).run().summary
     assert [course["task"] for course in summary["courses"]] == [f"valley/{f.name.lower()}" for f in FUNCTIONS]
     for course, function in zip(summary["courses"], FUNCTIONS, strict=True):
-        (result,) = course["results"]
-        assert len(result["path"]) == 8
-        assert tuple(result["path"][0]) == function.start
-        assert result["curve"]["loss"][-1] == pytest.approx(function.value(*result["path"][-1]))
+        assert len(course["results"]) == 1 + len(against)
+        for result in course["results"]:
+            assert len(result["path"]) == 8
+            assert tuple(result["path"][0]) == function.start
+            assert result["curve"]["loss"][-1] == pytest.approx(function.value(*result["path"][-1]))
         grid = course["contours"]
         row, column = 3, 5
         height = function.value(grid["x"][column], grid["y"][row])
         assert grid["value"][row][column] == pytest.approx(height, rel=0.02)
-
-
-def test_other_seeds_start_elsewhere_in_the_valley() -> None:
     (task, *_) = resolve("valley")
     starts = [task.init(seed)["position"].tolist() for seed in range(3)]  # type: ignore[attr-defined]
     assert starts[0] == [[-1.2], [1.0]]
-    assert len({str(start) for start in starts}) == 3
-
-
-def test_a_valley_has_no_batches() -> None:
-    with pytest.raises(CommandError, match=r"'valley/rosenbrock' has no batches: leave out --batch$"):
-        race("valley", batch_sizes=[8])
+    assert len({str(start) for start in starts}) == 3, "other seeds start elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -134,10 +128,7 @@ def test_a_task_of_your_own_is_found_in_the_current_folder(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (
-            "1 / 0",
-            "cannot be imported (",
-        ),
+        ("1 / 0", "cannot be imported ("),
         ("import nosuchthing", "cannot be imported ("),
         ("def task(): raise KeyError('what')", "failed ("),
     ],
@@ -162,6 +153,23 @@ def test_every_name_of_a_task_is_offered_for_completion() -> None:
 
 
 # ---- with torch
+
+
+def idx(array: np.ndarray[Any, Any]) -> bytes:
+    return (
+        bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+    )
+
+
+def write_clothes(folder: Path, *, train: int = 40, test: int = 20) -> Path:
+    """The four files; labels are not gzipped."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", train), ("t10k", test)):
+        labels = rng.integers(0, 10, count)
+        images = rng.integers(0, 50, (count, 12, 12)) + 20 * labels[:, None, None]
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels))
+    return folder
 
 
 @pytest.fixture
@@ -202,12 +210,6 @@ def test_damaged_files_of_fashion_are_told(clothes: Path, name: str, content: by
     assert words in str(caught.value)
 
 
-def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
-    pytest.importorskip("torch.nn")
-    with pytest.raises(CommandError, match="is not a folder: --data must be the folder"):
-        resolve("fashion", tmp_path / "nowhere")
-
-
 @pytest.mark.nightly
 def test_text_learns_and_repeats_itself() -> None:
     torch = pytest.importorskip("torch")
@@ -221,8 +223,6 @@ def test_text_learns_and_repeats_itself() -> None:
 
 def model_task(**changes: Any) -> Any:
     torch = pytest.importorskip("torch")
-    from dataclasses import replace
-
     from thalweg.race import ModelTask
 
     def endless(seed: int, batch_size: int) -> Any:
@@ -263,7 +263,7 @@ def deep(seed: int) -> Any:
 
 @pytest.mark.slow
 def test_mixtures_race_by_name_at_the_rates_of_adamw() -> None:
-    task = model_task(model=deep, rates={"AdamW": (0.01, 0.03)})
+    task = model_task(model=deep, rates={"AdamW": (0.01, 0.03)}, steps=2)
     asked = dict(optimizers=["AdamW", "muon_adamw", "kron_adamw"], options={"": dict(weight_decay=0.25)})
     held = race(task, **asked)  # type: ignore[arg-type]
     outcome = held.run()
@@ -292,21 +292,13 @@ def test_the_rest_of_a_mixture_may_have_a_rate_of_its_own_on_the_same_way_down()
         assert rates == pytest.approx({"Muon": 0.03 * share, "AdamW": 0.002 * share})
 
 
-@pytest.mark.parametrize(
-    ("task", "options", "words"),
-    [
-        ("digits", {}, "muon_adamw needs a model of torch"),
-        (
-            "digits",
-            {"muon_adamw": dict(nesterov=False)},
-            "muon_adamw has no option 'nesterov': it has adamw_lr, max_grad_norm, weight_decay",
-        ),
-    ],
-)
-def test_what_a_mixture_cannot_do_is_told(task: str, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(CommandError) as caught:
-        race(task, optimizers=["muon_adamw"], options=options).run()
-    assert words in str(caught.value)
+def test_what_a_mixture_cannot_do_is_told() -> None:
+    with pytest.raises(CommandError, match="muon_adamw needs a model of torch"):
+        race("digits", optimizers=["muon_adamw"]).run()
+    with pytest.raises(
+        CommandError, match="muon_adamw has no option 'nesterov': it has adamw_lr, max_grad_norm, weight_decay"
+    ):
+        race("digits", optimizers=["muon_adamw"], options={"muon_adamw": dict(nesterov=False)})
 
 
 @pytest.mark.parametrize("engine", ["reference", "foreach"])
@@ -357,18 +349,6 @@ def test_gradients_are_clipped_together_if_the_task_says_so() -> None:
     assert float(torch.cat([each.flatten() for each in moved]).norm()) == pytest.approx(0.5e-3, rel=FLOAT32)
 
 
-def test_batches_may_be_named_tuples() -> None:
-    torch = pytest.importorskip("torch")
-    from thalweg.show.devices import Device
-
-    class Pair(NamedTuple):
-        x: Any
-        y: Any
-
-    pair = Device("cpu").move(Pair(torch.ones(2), [torch.zeros(1)]))
-    assert (type(pair), pair.x.tolist(), pair.y[0].tolist()) == (Pair, [1, 1], [0])
-
-
 def test_other_files_are_another_task(clothes: Path) -> None:
     pytest.importorskip("torch.nn")
     (first,) = resolve("fashion", clothes)
@@ -378,9 +358,51 @@ def test_other_files_are_another_task(clothes: Path) -> None:
     assert first.fingerprint != other.fingerprint, "as many pictures, and not the same"
 
 
-def test_a_gpu_that_is_not_there_is_told() -> None:
+# ---- larger tasks, for GPUs
+
+LARGER = dict(width=16, heads=2, layers=1, context=8, train_bytes=4000, test_bytes=160, steps=4, batch_size=4)
+
+
+@pytest.mark.nightly
+def test_the_largest_peak_of_a_run_is_recorded_without_the_copy_that_is_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("torch")
+    from thalweg.race.model_task import ModelTraining
+    from thalweg.race.tasks import text
+
+    monkeypatch.setattr(ModelTraining, "peak_bytes", lambda training: 10 * training.steps)
+    task = text.task(size=replace(text.LARGE, **LARGER))
+    (record,) = race(task, optimizers=["SGD"], rates={"": [0.01]}, steps=50).run().records.values()
+    assert record.result.peak_bytes == 10 * 49
+
+
+@pytest.mark.nightly
+def test_the_large_text_measures_text_that_it_is_not_trained_on() -> None:
     torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    with pytest.raises(CommandError, match="no device 'cuda': PyTorch can use no GPU here; try cpu"):
-        race(model_task(), optimizers=["SGD"], device="cuda").run()
+    from thalweg.race.tasks import text
+
+    tiny = replace(text.LARGE, **LARGER)
+    task = text.task(size=tiny)
+    assert task.loss_name == "validation loss, nats a byte"
+    whole = text.standard_library(4000 + 2 * 160)
+    seen = torch.cat([next(task.batches(seed, 4)).flatten() for seed in range(50)])
+    assert set(seen.tolist()) <= set(whole[:4000].tolist())
+    (course,) = race(task, optimizers=["AdamW"], rates={"": [0.01]}, steps=30).run().summary["courses"]
+    assert course["results"][0]["loss"] < course["results"][0]["curve"]["loss"][0]
+    assert task.fingerprint != text.task(size=replace(tiny, layers=2)).fingerprint
+
+
+@pytest.mark.nightly
+def test_the_large_fashion_learns_and_keeps_a_twelfth_of_its_images_back(tmp_path: Path) -> None:
+    pytest.importorskip("torch.nn")
+    from thalweg.race.tasks import fashion
+
+    write_clothes(tmp_path, train=48, test=20)
+    task = fashion.task(tmp_path, large=True)
+    assert "learns 44 pictures" in task.about
+    assert task.fingerprint != fashion.task(tmp_path).fingerprint
+    outcome = race(task, optimizers=["LAMB"], rates={"": [0.03]}, batch_sizes=[8], steps=1).run()
+    (course,) = outcome.summary["courses"]
+    assert course["loss_name"] == "validation loss"
+    assert course["results"][0]["loss"] < course["results"][0]["curve"]["loss"][0]

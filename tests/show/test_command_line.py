@@ -1,12 +1,21 @@
-"""The command line as a whole: verbs, versions, and words for whoever mistyped."""
+"""The command line as a whole: verbs, help, completion, and words for whoever mistyped."""
 
 from __future__ import annotations
+
+import importlib
+import io
+import os
+import subprocess
+import sys
 
 import pytest
 
 pytest.importorskip("click")
 
-from thalweg.cli import VERBS, run
+from click.shell_completion import BashComplete
+
+import thalweg
+from thalweg.cli import VERBS, command, run
 
 
 def test_a_mistyped_verb_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
@@ -16,22 +25,64 @@ def test_a_mistyped_verb_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -
     assert told.err == "thalweg: there is no verb 'rce': did you mean 'race'? (thalweg --help says more)\n"
 
 
-def test_help_names_every_verb_and_how_to_complete(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--help"]) == 0
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--version"], 0, [thalweg.__version__]),
+        ([], 2, ["Usage: thalweg [OPTIONS] VERB [ARGS]..."]),
+        (["--help"], 0, [*(f"thalweg {verb}" for verb in VERBS), "_THALWEG_COMPLETE=bash_source"]),
+        (
+            ["race", "--help"],
+            0,
+            ["thalweg race valley", "mymodule:task", "--redraw", "torch.optim.Adam,mymodule:Sharp"],
+        ),
+        (["plan", "--help"], 0, ["thalweg plan llama-8b --dtype bf16 --memory 80GB", "activations are not"]),
+        (["bench", "--help"], 0, ["thalweg bench gpt2,resnet50 --device cuda", "[MODEL]", "--gradients", "--budget"]),
+    ],
+)
+def test_help_teaches_by_examples(
+    arguments: list[str], code: int, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == code
     printed = capsys.readouterr().out
-    assert printed.startswith("Usage: thalweg [OPTIONS] VERB [ARGS]...")
-    for verb in VERBS:
-        assert f"thalweg {verb}" in printed
-    assert "_THALWEG_COMPLETE=bash_source" in printed
+    assert all(word in printed for word in words)
 
 
-def test_without_a_verb_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == 2
-    assert "Usage: thalweg" in capsys.readouterr().out
+def test_help_loads_no_framework() -> None:
+    program = (
+        "import sys; from thalweg.cli import run; run(['--help']);"
+        "sys.exit(bool({'numpy', 'torch', 'jax', 'matplotlib', 'rich', 'plotly'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
-def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
-    import thalweg
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (["race", "v"], {"valley"}),
+        (["race", "--optimizers", "lamb,k"], {"lamb,kron", "lamb,kron_adamw"}),
+        (["race", "--red"], {"--redraw"}),
+        (["race", "--option", "kron.max_s"], {"kron.max_size_dense=", "kron.max_skew="}),
+        (["plan", "llama"], {"llama-1b", "llama-8b", "llama-70b"}),
+        (["plan", "gpt2,res"], {"gpt2,resnet50"}),
+        (["plan", "--option", "momentum_d"], {"momentum_dtype="}),
+    ],
+)
+def test_the_shell_completes(line: list[str], expected: set[str]) -> None:
+    shell = BashComplete(command, {}, "thalweg", "_THALWEG_COMPLETE")
+    assert {found.value for found in shell.get_completions(line[:-1], line[-1])} == expected
 
-    assert run(["--version"]) == 0
-    assert thalweg.__version__ in capsys.readouterr().out
+
+def test_a_shell_asks_the_program_itself() -> None:
+    asked = {**os.environ, "_THALWEG_COMPLETE": "bash_complete", "COMP_WORDS": "thalweg ", "COMP_CWORD": "1"}
+    program = "from thalweg.__main__ import main; import sys; sys.argv = ['thalweg']; main()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=asked, check=False)
+    assert {line.partition(",")[2] for line in ended.stdout.splitlines()} == set(VERBS)
+
+
+def test_a_letter_that_the_output_does_not_know_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    importlib.import_module("thalweg.show.console").console().print("2 µs – or less")
+    assert written.getvalue() == b"2 ?s ? or less\n"

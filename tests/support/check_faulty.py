@@ -70,18 +70,38 @@ class Adam(torch.optim.Optimizer):
         return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
+def faulty(**changed: Any) -> Any:
+    """Adam with other methods or attributes."""
+    return type("Faulty", (Adam,), changed)
+
+
+def remembering(option: str) -> Any:
+    """What an option was in the first step is what it stays."""
+
+    def one(self, group, p, g, s):
+        value = s.pop(option, group[option])
+        Adam.one(self, {**group, option: value}, p, g, s)
+        s[option] = value
+
+    return faulty(one=one)
+
+
+def afterwards(change: Any) -> Any:
+    """A step of a parameter, after which something is done with its group, its gradient and its state."""
+
+    def one(self, group, p, g, s):
+        Adam.one(self, group, p, g, s)
+        change(group, g, s)
+
+    return faulty(one=one)
+
+
 class NoOptimizer:
     def __init__(self, params: Any, **options: Any) -> None:
         self.inside = Adam(params, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inside, name)
-
-
-class ForgetsVectors(Adam):
-    def one(self, group, p, g, s):
-        if p.dim() != 1:
-            super().one(group, p, g, s)
 
 
 class ReturnsNothing(Adam):
@@ -97,25 +117,6 @@ class ClosureWithoutGradients(Adam):
         return loss
 
 
-class ForgetsGroups(Adam):
-    def one(self, group, p, g, s):
-        super().one(self.defaults, p, g, s)
-
-
-class RemembersRate(Adam):
-    def one(self, group, p, g, s):
-        rate = s.pop("rate", group["lr"])
-        super().one({**group, "lr": rate}, p, g, s)
-        s["rate"] = rate
-
-
-class RemembersDecay(Adam):
-    def one(self, group, p, g, s):
-        decay = s.pop("decay", group["weight_decay"])
-        super().one({**group, "weight_decay": decay}, p, g, s)
-        s["decay"] = decay
-
-
 class LosesKeys(Adam):
     def __init__(self, params, **options):
         super().__init__(params, **options)
@@ -124,17 +125,6 @@ class LosesKeys(Adam):
 
     def one(self, group, p, g, s):
         super().one({"betas": (0.9, 0.99), **group}, p, g, s)
-
-
-class OverwritesRate(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g, s)
-        group["lr"] *= 0.9
-
-
-class DropsForeignKeys(Adam):
-    def add_param_group(self, group):
-        super().add_param_group({key: group[key] for key in group if key == "params" or key in self.defaults})
 
 
 class KeepsItsList(Adam):
@@ -147,11 +137,6 @@ class KeepsItsList(Adam):
         self.param_groups = [{**now[0], "params": self.mine}]
         super().step(closure)
         self.param_groups = now
-
-
-class DropsNames(Adam):
-    def __init__(self, params, **options):
-        super().__init__([p[1] if isinstance(p, tuple) else p for p in params], **options)
 
 
 class ReadsTwice(Adam):
@@ -169,11 +154,6 @@ class ReadsGroupsTwice(Adam):
 class Prints(Adam):
     def before(self, params):
         print("step")  # noqa: T201
-
-
-class AlwaysZeroes(Adam):
-    def zero_grad(self, set_to_none=True):
-        super().zero_grad(set_to_none=False)
 
 
 class WritesGradients(Adam):
@@ -204,11 +184,6 @@ class HoldsALambda(Adam):
         self.state["rule"] = lambda: None
 
 
-class CopiesNothing(Adam):
-    def __deepcopy__(self, memo):
-        return self
-
-
 class SharesBetweenInstances(Adam):
     averages: dict[Any, Any] = {}  # noqa: RUF012
 
@@ -221,27 +196,11 @@ class StateForAll(Adam):
         self.state["all"]["step"] = torch.ones(())
 
 
-class WritesBehindAutograd(Adam):
-    def write(self, p, lr, u):
-        p.data.sub_(lr * u)
-
-
-class StateRequiresGradients(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g, s)
-        s["m"].requires_grad_()
-
-
 class KeepsOldData(Adam):
     def one(self, group, p, g, s):
         data = s.pop("data", p.data)
         super().one(group, data, g, s)
         s["data"] = data
-
-
-class OwnRandomness(Adam):
-    def write(self, p, lr, u):
-        super().write(p, lr, u + draw(p, next(COUNTER)))
 
 
 def draw(p: Any, seed: int) -> Tensor:
@@ -268,72 +227,9 @@ class RateByPlace(Adam):
         super().write(p, lr / (1 + self.left), u)
 
 
-class RateByGroup(Adam):
-    def one(self, group, p, g, s):
-        super().one({**group, "lr": group["lr"] / len(group["params"])}, p, g, s)
-
-
 class DecaysWithoutRate(Adam):
     def write(self, p, lr, u):
         super().write(p, 1.0, lr * u + 0.01 * p)
-
-
-class Normalizes(Adam):
-    def direction(self, group, p, g, s):
-        return g / g.square().sum().sqrt()
-
-
-class ScalesByNorm(Adam):
-    def write(self, p, lr, u):
-        super().write(p, lr * p.norm(), u)
-
-
-class Cubes(Adam):
-    def direction(self, group, p, g, s):
-        return g**3 / (g**2 + 1e-8)
-
-
-class Ascends(Adam):
-    def write(self, p, lr, u):
-        super().write(p, -lr, u)
-
-
-class IgnoresMaximize(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, -g if group["maximize"] else g, s)
-
-
-class DoublesDoubles(Adam):
-    def write(self, p, lr, u):
-        super().write(p, 2 * lr if p.dtype == torch.float64 else lr, u)
-
-
-class SaysItIsInvariant(Adam):
-    check_facts = {"scale_invariant": True}  # noqa: RUF012
-
-    def direction(self, group, p, g, s):
-        return g
-
-
-class SaysItIsOdd(Adam):
-    check_facts = {"odd": True}  # noqa: RUF012
-
-    def direction(self, group, p, g, s):
-        return g.abs()
-
-
-class SaysItIsSmall(Adam):
-    check_facts = {"temporaries": 0.1}  # noqa: RUF012
-
-
-class DoublesTensors(Adam):
-    def write(self, p, lr, u):
-        super().write(p, 2 * lr if isinstance(lr, Tensor) else lr, u)
-
-
-class GrowsByDecay(Adam):
-    def one(self, group, p, g, s):
-        super().one({**group, "weight_decay": -group["weight_decay"]}, p, g, s)
 
 
 class CountsForAll(Adam):
@@ -355,18 +251,6 @@ class StateElsewhere(Adam):
 
 class Marker:
     """Nothing that torch.load knows."""
-
-
-class StateWithObjects(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g, s)
-        s["kind"] = Marker()
-
-
-class LoadsOnce(Adam):
-    def load_state_dict(self, state_dict):
-        if not self.state:
-            super().load_state_dict(state_dict)
 
 
 class LoadsNothingEmpty(Adam):
@@ -423,67 +307,9 @@ class NeedsItsDtype(Adam):
         super().one(group, p, g, s)
 
 
-class CollectsHistory(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g, s)
-        s[f"m{int(s['t'])}"] = g.clone()
-
-
-class KeepsGradients(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g, s)
-        s["last"] = g
-
-
-class KeepsParameters(Adam):
-    def before(self, params):
-        KEPT.extend(params)
-
-
 class ChangesDtype(Adam):
     def write(self, p, lr, u):
         p.data = p.data.float() - lr * u
-
-
-class IgnoresBfloat16(Adam):
-    def one(self, group, p, g, s):
-        if p.dtype != torch.bfloat16:
-            super().one(group, p, g, s)
-
-
-class LosesSignsInBfloat16(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g.abs() if p.dtype == torch.bfloat16 else g, s)
-
-
-class HalfState(Adam):
-    def dtype_of(self, p):
-        return p.dtype
-
-
-class RoundsDoubles(Adam):
-    def write(self, p, lr, u):
-        p.copy_((p - lr * u).float())
-
-
-class DefaultDtype(Adam):
-    def dtype_of(self, p):
-        return torch.get_default_dtype()
-
-
-class DropsImaginary(Adam):
-    def direction(self, group, p, g, s):
-        return g.real
-
-
-class ByStorage(Adam):
-    def write(self, p, lr, u):
-        p.as_strided((p.numel(),), (1,)).sub_(lr * u.flatten())
-
-
-class ForgetsOffset(Adam):
-    def write(self, p, lr, u):
-        p.as_strided(p.shape, p.stride(), 0).sub_(lr * u)
 
 
 class Reallocates(Adam):
@@ -491,25 +317,10 @@ class Reallocates(Adam):
         p.data = p.data - lr * u
 
 
-class GradientsByStorage(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g.as_strided((g.numel(),), (1,)).view(p.shape), s)
-
-
-class DividesByElements(Adam):
-    def write(self, p, lr, u):
-        super().write(p, lr * (24 / p.numel()), u)
-
-
 class NeedsRows(Adam):
     def write(self, p, lr, u):
         for row, step in zip(p, u, strict=True):
             row.sub_(lr * step)
-
-
-class Standardizes(Adam):
-    def direction(self, group, p, g, s):
-        return g / g.std()
 
 
 class NeedsGradients(Adam):
@@ -519,44 +330,16 @@ class NeedsGradients(Adam):
         return super().step(closure)
 
 
-class MisreadsSparse(Adam):
-    def before(self, params):
-        pass
-
-    def one(self, group, p, g, s):
-        super().one(group, p, g.to_dense().abs() if g.is_sparse else g, s)
-
-
-class AddsUnseen(Adam):
-    def add_param_group(self, group):
-        self.param_groups.append({**self.defaults, **group, "params": list(group["params"])})
-
-
 class TakesAnything(Adam):
     def __init__(self, params, **options):
         given = [p.detach().requires_grad_() for p in params if isinstance(p, Tensor)]
         super().__init__(given or [Parameter(torch.zeros(1))], **options)
 
 
-class TakesSets(Adam):
-    def add_param_group(self, group):
-        super().add_param_group({**group, "params": list(group["params"])})
-
-
 class MakesRatesNumbers(Adam):
     def before(self, params):
         for group in self.param_groups:
             group["lr"] = float(group["lr"])
-
-
-class Unchecked(Adam):
-    def check(self, *options):
-        pass
-
-
-class SwallowsOptions(Adam):
-    def __init__(self, params, lr=0.01, **options):
-        super().__init__(params, lr)
 
 
 class AddsBeforeItLooks(Adam):
@@ -600,11 +383,6 @@ class SharesTheNormOfParameters(SharesANorm):
         self.share = total / (1 + total)
 
 
-class HidesNan(Adam):
-    def one(self, group, p, g, s):
-        super().one(group, p, g.nan_to_num(0.3), s)
-
-
 class ClaimsToUnscale(SharesANorm):
     _step_supports_amp_scaling = True
 
@@ -615,21 +393,6 @@ class MultipliesMatrices(Adam):
         return (u.reshape(-1, 1) @ torch.ones(1, 1, dtype=u.dtype)).view_as(u).to(u.dtype)
 
 
-class Scatters(Adam):
-    def write(self, p, lr, u):
-        p.put_(torch.arange(p.numel()), (p - lr * u).contiguous())
-
-
-class OtherwiseCompiled(Adam):
-    def write(self, p, lr, u):
-        super().write(p, -lr if torch.compiler.is_compiling() else lr, u)
-
-
-class OtherwiseOnTheGPU(Adam):
-    def write(self, p, lr, u):
-        super().write(p, 2 * lr if p.is_cuda else lr, u)
-
-
 class CountsInPython(Adam):
     """A captured step counts once, when it is captured."""
 
@@ -638,36 +401,55 @@ class CountsInPython(Adam):
         return g / s["t"]
 
 
+ForgetsGroups = faulty(one=lambda self, group, p, g, s: Adam.one(self, self.defaults, p, g, s))
+RateByGroup = faulty(
+    one=lambda self, group, p, g, s: Adam.one(self, {**group, "lr": group["lr"] / len(group["params"])}, p, g, s)
+)
+Normalizes = faulty(direction=lambda self, group, p, g, s: g / g.square().sum().sqrt())
+HalfState = faulty(dtype_of=lambda self, p: p.dtype)
+ByStorage = faulty(write=lambda self, p, lr, u: p.as_strided((p.numel(),), (1,)).sub_(lr * u.flatten()))
+Unchecked = faulty(check=lambda self, *options: None)
+
 #: The faulty optimizer that each check must catch.
 FAULTS: dict[str, Any] = {
     "is-an-optimizer": NoOptimizer,
-    "step-moves-parameters": ForgetsVectors,
+    "step-moves-parameters": faulty(
+        one=lambda self, group, p, g, s: Adam.one(self, group, p, g, s) if p.dim() != 1 else None
+    ),
     "closure-loss": ReturnsNothing,
     "closure-with-gradients": ClosureWithoutGradients,
     "groups-have-their-own-lr": ForgetsGroups,
-    "lr-is-read-in-each-step": RemembersRate,
-    "options-are-read-in-each-step": RemembersDecay,
+    "lr-is-read-in-each-step": remembering("lr"),
+    "options-are-read-in-each-step": remembering("weight_decay"),
     "defaults-fill-groups": LosesKeys,
-    "options-stay-as-given": OverwritesRate,
-    "foreign-keys": DropsForeignKeys,
+    "options-stay-as-given": afterwards(lambda group, g, s: group.update(lr=0.9 * group["lr"])),
+    "foreign-keys": faulty(
+        add_param_group=lambda self, group: Adam.add_param_group(
+            self, {key: group[key] for key in group if key == "params" or key in self.defaults}
+        )
+    ),
     "added-group-is-stepped": KeepsItsList,
-    "names-are-kept": DropsNames,
+    "names-are-kept": faulty(
+        __init__=lambda self, params, **options: Adam.__init__(
+            self, [p[1] if isinstance(p, tuple) else p for p in params], **options
+        )
+    ),
     "parameters-from-an-iterator": ReadsTwice,
     "groups-from-iterators": ReadsGroupsTwice,
     "prints-nothing": Prints,
-    "zero-grad": AlwaysZeroes,
+    "zero-grad": faulty(zero_grad=lambda self, set_to_none=True: Adam.zero_grad(self, set_to_none=False)),
     "gradients-untouched": WritesGradients,
     "no-gradient-no-step": DecaysWithoutGradient,
     "step-hooks": StepsInParts,
     "pickling": HoldsALambda,
-    "deep-copies": CopiesNothing,
+    "deep-copies": faulty(__deepcopy__=lambda self, memo: self),
     "instances-are-apart": SharesBetweenInstances,
     "state-by-parameter": StateForAll,
-    "autograd-sees-the-write": WritesBehindAutograd,
-    "parameters-stay-leaves": StateRequiresGradients,
+    "autograd-sees-the-write": faulty(write=lambda self, p, lr, u: p.data.sub_(lr * u)),
+    "parameters-stay-leaves": afterwards(lambda group, g, s: s["m"].requires_grad_()),
     "replaced-data": KeepsOldData,
     "replaced-parameters": KeepsItsList,
-    "deterministic": OwnRandomness,
+    "deterministic": faulty(write=lambda self, p, lr, u: Adam.write(self, p, lr, u + draw(p, next(COUNTER)))),
     "independent-of-the-global-seed": GlobalRandomness,
     "generators-untouched": GlobalRandomness,
     "independent-of-other-parameters": StateByShape,
@@ -675,24 +457,32 @@ FAULTS: dict[str, Any] = {
     "one-group-or-many": RateByGroup,
     "lr-zero": DecaysWithoutRate,
     "zero-gradients": Normalizes,
-    "zero-parameters": ScalesByNorm,
-    "huge-gradients": Cubes,
+    "zero-parameters": faulty(write=lambda self, p, lr, u: Adam.write(self, p, lr * p.norm(), u)),
+    "huge-gradients": faulty(direction=lambda self, group, p, g, s: g**3 / (g**2 + 1e-8)),
     "tiny-gradients": Normalizes,
-    "descends": Ascends,
-    "maximize": IgnoresMaximize,
-    "float64-agrees": DoublesDoubles,
-    "scale-invariant": SaysItIsInvariant,
-    "odd": SaysItIsOdd,
-    "lr-as-a-tensor": DoublesTensors,
-    "weight-decay-shrinks": GrowsByDecay,
+    "descends": faulty(write=lambda self, p, lr, u: Adam.write(self, p, -lr, u)),
+    "maximize": faulty(one=lambda self, group, p, g, s: Adam.one(self, group, p, -g if group["maximize"] else g, s)),
+    "float64-agrees": faulty(
+        write=lambda self, p, lr, u: Adam.write(self, p, 2 * lr if p.dtype == torch.float64 else lr, u)
+    ),
+    "scale-invariant": faulty(check_facts={"scale_invariant": True}, direction=lambda self, group, p, g, s: g),
+    "odd": faulty(check_facts={"odd": True}, direction=lambda self, group, p, g, s: g.abs()),
+    "lr-as-a-tensor": faulty(
+        write=lambda self, p, lr, u: Adam.write(self, p, 2 * lr if isinstance(lr, Tensor) else lr, u)
+    ),
+    "weight-decay-shrinks": faulty(
+        one=lambda self, group, p, g, s: Adam.one(self, {**group, "weight_decay": -group["weight_decay"]}, p, g, s)
+    ),
     "weight-decay-by-group": ForgetsGroups,
     "late-parameters": CountsForAll,
     "resumes-to-the-bit": StateElsewhere,
-    "resumes-with-weights-only": StateWithObjects,
+    "resumes-with-weights-only": afterwards(lambda group, g, s: s.update(kind=Marker())),
     "resumes-16-bits": Adam,
     "loading-keeps-dtypes": Adam,
     "loading-twice": Adam,
-    "loading-replaces": LoadsOnce,
+    "loading-replaces": faulty(
+        load_state_dict=lambda self, state_dict: Adam.load_state_dict(self, state_dict) if not self.state else None
+    ),
     "loading-before-the-first-step": LoadsNothingEmpty,
     "loading-unstepped-parameters": LoadsForAll,
     "options-come-back": LosesOptions,
@@ -703,35 +493,50 @@ FAULTS: dict[str, Any] = {
     "loads-into-other-dtypes": NeedsItsDtype,
     "state-dict-hooks": LoadsAnything,
     "distributed-state-dict": StateForAll,
-    "state-does-not-grow": CollectsHistory,
-    "gradients-are-released": KeepsGradients,
-    "everything-is-released": KeepsParameters,
-    "temporaries": SaysItIsSmall,
+    "state-does-not-grow": afterwards(lambda group, g, s: s.update({f"m{int(s['t'])}": g.clone()})),
+    "gradients-are-released": afterwards(lambda group, g, s: s.update(last=g)),
+    "everything-is-released": faulty(before=lambda self, params: KEPT.extend(params)),
+    "temporaries": faulty(check_facts={"temporaries": 0.1}),
     "dtypes-are-kept": ChangesDtype,
-    "bfloat16-moves": IgnoresBfloat16,
-    "bfloat16-follows-float32": LosesSignsInBfloat16,
+    "bfloat16-moves": faulty(
+        one=lambda self, group, p, g, s: Adam.one(self, group, p, g, s) if p.dtype != torch.bfloat16 else None
+    ),
+    "bfloat16-follows-float32": faulty(
+        one=lambda self, group, p, g, s: Adam.one(self, group, p, g.abs() if p.dtype == torch.bfloat16 else g, s)
+    ),
     "float16-small-gradients": HalfState,
     "float16-large-gradients": HalfState,
     "mixed-dtypes": torch.optim.Adafactor,
-    "float64-is-not-rounded": RoundsDoubles,
-    "default-dtype-ignored": DefaultDtype,
-    "complex-parameters": DropsImaginary,
+    "float64-is-not-rounded": faulty(write=lambda self, p, lr, u: p.copy_((p - lr * u).float())),
+    "default-dtype-ignored": faulty(dtype_of=lambda self, p: torch.get_default_dtype()),
+    "complex-parameters": faulty(direction=lambda self, group, p, g, s: g.real),
     "transposed": ByStorage,
     "channels-last": ByStorage,
     "gaps-between-elements": ByStorage,
-    "views-stay-inside": ForgetsOffset,
+    "views-stay-inside": faulty(write=lambda self, p, lr, u: p.as_strided(p.shape, p.stride(), 0).sub_(lr * u)),
     "written-in-place": Reallocates,
-    "gradients-with-other-strides": GradientsByStorage,
+    "gradients-with-other-strides": faulty(
+        one=lambda self, group, p, g, s: Adam.one(self, group, p, g.as_strided((g.numel(),), (1,)).view(p.shape), s)
+    ),
     "expanded-gradients": WritesGradients,
-    "empty-parameters": DividesByElements,
+    "empty-parameters": faulty(write=lambda self, p, lr, u: Adam.write(self, p, lr * (24 / p.numel()), u)),
     "scalars": NeedsRows,
-    "thin-shapes": Standardizes,
+    "thin-shapes": faulty(direction=lambda self, group, p, g, s: g / g.std()),
     "frozen-parameters": NeedsGradients,
-    "sparse-gradients": MisreadsSparse,
-    "twice-in-two-groups": AddsUnseen,
+    "sparse-gradients": faulty(
+        before=lambda self, params: None,
+        one=lambda self, group, p, g, s: Adam.one(self, group, p, g.to_dense().abs() if g.is_sparse else g, s),
+    ),
+    "twice-in-two-groups": faulty(
+        add_param_group=lambda self, group: self.param_groups.append(
+            {**self.defaults, **group, "params": list(group["params"])}
+        )
+    ),
     "no-parameters": TakesAnything,
     "no-tensors": TakesAnything,
-    "sets-of-parameters": TakesSets,
+    "sets-of-parameters": faulty(
+        add_param_group=lambda self, group: Adam.add_param_group(self, {**group, "params": list(group["params"])})
+    ),
     "no-leaves": TakesAnything,
     "lr-out-of-range": Unchecked,
     "weight-decay-out-of-range": Unchecked,
@@ -741,24 +546,28 @@ FAULTS: dict[str, Any] = {
     "lr-of-a-group-out-of-range": Adam,
     "torch-error-inputs": Unchecked,
     "torch-error-options": Unchecked,
-    "misspelt-option": SwallowsOptions,
+    "misspelt-option": faulty(__init__=lambda self, params, lr=0.01, **options: Adam.__init__(self, params, lr)),
     "bad-group-is-not-added": AddsBeforeItLooks,
     "failing-closure": SwallowsErrors,
     "failed-step-changes-nothing": FailsHalfway,
     "nan-stays-local": SharesANorm,
     "infinity-stays-local": SharesANorm,
-    "nan-is-not-hidden": HidesNan,
+    "nan-is-not-hidden": faulty(one=lambda self, group, p, g, s: Adam.one(self, group, p, g.nan_to_num(0.3), s)),
     "frozen-nan": SharesTheNormOfParameters,
-    "schedulers": RemembersRate,
+    "schedulers": remembering("lr"),
     "schedulers-with-lr-as-a-tensor": MakesRatesNumbers,
     "schedulers-resume": LosesOptions,
     "one-cycle": LosesKeys,
     "grad-scaler": ClaimsToUnscale,
     "autocast-ignored": MultipliesMatrices,
-    "deterministic-algorithms": Scatters,
+    "deterministic-algorithms": faulty(
+        write=lambda self, p, lr, u: p.put_(torch.arange(p.numel()), (p - lr * u).contiguous())
+    ),
     "in-backward": RateByGroup,
-    "compiles": OtherwiseCompiled,
-    "gpu-steps-as-cpu": OtherwiseOnTheGPU,
+    "compiles": faulty(
+        write=lambda self, p, lr, u: Adam.write(self, p, -lr if torch.compiler.is_compiling() else lr, u)
+    ),
+    "gpu-steps-as-cpu": faulty(write=lambda self, p, lr, u: Adam.write(self, p, 2 * lr if p.is_cuda else lr, u)),
     "state-moves-to-another-device": StateElsewhere,
     "cuda-graphs": CountsInPython,
 }

@@ -75,7 +75,7 @@ def digits_result(name: str, batch_size: int, random: np.random.Generator) -> di
     rate, final, score, pace, state = CHARACTERS[name]
     final = final * (batch_size / 64) ** (0.3 if name in ("LAMB", "Kron") else 0.8)
     diverges = name == "SGD" and batch_size == 1024
-    steps = np.arange(0, 221, 5)
+    steps = np.arange(0, 221, 10)
     progress = steps / steps[-1]
     smooth = np.log(2.3) + (np.log(final) - np.log(2.3)) * progress ** (0.75 if name != "Kron" else 0.9)
     wobble = 0.35 * np.sin(np.pi * progress) * random.standard_normal((3, len(steps))).cumsum(1) / 2.5
@@ -84,47 +84,60 @@ def digits_result(name: str, batch_size: int, random: np.random.Generator) -> di
     if diverges:
         losses[:, 10:] = np.nan
         losses[:, 1:10] = 2.3 * np.exp(np.arange(9))
-    mean = losses.mean(0)
-    haste = random.uniform(5, 14)
-    scores = score - (score - 0.1) * np.exp(-haste * progress) + 0.002 * random.standard_normal(len(steps))
-    reached = np.flatnonzero(mean <= TARGET)
+    scores = score - (score - 0.1) * np.exp(-random.uniform(5, 14) * progress)
     seconds = progress * 220 * pace * (1 + batch_size / 2000)
-    rates = rate * np.array([1 / 4, 1 / 2, 1, 2, 4])
     sweep = final * np.array([4.1, 1.7, 1.0, 2.2, 30.0])
     sweep[-1] = np.nan if name in ("SGD", "Kron") else 1e200 if name == "LAMB" else sweep[-1]
+    reached = np.flatnonzero(losses.mean(0) <= TARGET)
+    return (
+        result(name, rate, steps, seconds, losses)
+        | {
+            "score": None if diverges else float(scores[-1]),
+            "score_low": None if diverges else float(scores[-1] - 0.004),
+            "score_high": None if diverges else float(scores[-1] + 0.003),
+            "steps_to_target": int(steps[reached[0]]) if len(reached) else None,
+            "seconds_to_target": float(seconds[reached[0]]) if len(reached) else None,
+            "state_bytes": round(state * 26122),
+            "parameters": 26122,
+            "sweep": {
+                "lr": numbers(rate * np.array([1 / 4, 1 / 2, 1, 2, 4])),
+                "loss": [None] * 5 if diverges else numbers(sweep),
+                "stopped": [55, None, None, None, None],
+            },
+            "near": None if diverges else {"low": float(rate), "high": float(2 * rate), "open": name == "LAMB"},
+            "layers": layers(name, random),
+        }
+        | {"curve": curve_of(steps, seconds, losses, np.where(np.isfinite(losses[0]), scores, np.nan))}
+    )
+
+
+def result(name: str, rate: float, steps: Any, seconds: Any, losses: Any) -> dict[str, Any]:
+    """What one contestant reached, without a score; losses: by seed and measure."""
     return {
         "contestant": name,
         "lr": float(rate),
-        "seeds": len(SEEDS),
-        "loss": number(mean[-1]),
+        "seeds": len(losses),
+        "loss": number(losses[:, -1].mean()),
         "loss_low": number(losses[:, -1].min()),
         "loss_high": number(losses[:, -1].max()),
-        "score": None if diverges else number(scores[-1]),
-        "score_low": None if diverges else number(scores[-1] - 0.004),
-        "score_high": None if diverges else number(scores[-1] + 0.003),
-        "steps_to_target": int(steps[reached[0]]) if len(reached) else None,
-        "seconds_to_target": number(seconds[reached[0]]) if len(reached) else None,
+        **dict.fromkeys(("score", "score_low", "score_high", "steps_to_target", "seconds_to_target")),
+        **dict.fromkeys(("peak_bytes", "layers", "path")),
         "seconds": number(seconds[-1]),
-        "state_bytes": round(state * 26122),
-        "peak_bytes": None,
-        "parameters": 26122,
-        "engine": "reference" if name == "Kron" else "fused",
-        "curve": {
-            "step": steps.tolist(),
-            "seconds": numbers(seconds),
-            "loss": numbers(mean),
-            "low": numbers(losses.min(0)),
-            "high": numbers(losses.max(0)),
-            "score": numbers(np.where(np.isfinite(mean), scores, np.nan)),
-        },
-        "sweep": {
-            "lr": numbers(rates),
-            "loss": [None] * 5 if diverges else numbers(sweep),
-            "stopped": [55, None, None, None, None],
-        },
-        "near": None if diverges else {"low": float(rate), "high": float(2 * rate), "open": name == "LAMB"},
-        "layers": layers(name, random),
-        "path": None,
+        "state_bytes": 16,
+        "parameters": 2,
+        "engine": "reference",
+        "curve": curve_of(steps, seconds, losses, None),
+    }
+
+
+def curve_of(steps: Any, seconds: Any, losses: Any, scores: Any) -> dict[str, Any]:
+    return {
+        "step": steps.tolist(),
+        "seconds": numbers(seconds),
+        "loss": numbers(losses.mean(0)),
+        "low": numbers(losses.min(0)),
+        "high": numbers(losses.max(0)),
+        "score": None if scores is None else numbers(scores),
     }
 
 
@@ -150,7 +163,7 @@ def layers(name: str, random: np.random.Generator) -> dict[str, Any]:
 
 def valley() -> dict[str, Any]:
     """Rosenbrock's function of two variables, walked down by plain gradient descent of several lengths of step."""
-    x, y = np.linspace(-2, 2, 61), np.linspace(-1, 3, 61)
+    x, y = np.linspace(-2, 2, 21), np.linspace(-1, 3, 21)
     rates = {"SGD": 2e-4, "AdamW": 8e-4, "LARS": 1.2e-3, "LAMB": 5e-4, "Kron": 1.6e-3}
     return {
         "name": "rosenbrock",
@@ -189,42 +202,15 @@ def valley_result(name: str, rate: float) -> dict[str, Any]:
         slope = np.array([-2 * (1 - x) - 400 * x * (y - x * x), 200 * (y - x * x)])
         velocity = 0.9 * velocity - rate * slope / (1 + np.linalg.norm(slope) / 60)
         point = point + velocity
-    walk = np.array(path)
+    walk, steps = np.array(path), np.arange(0, 301, 20)
     losses = rosenbrock(walk[:, 0], walk[:, 1])
-    steps = np.arange(0, 301, 5)
-    values = numbers(losses[steps])
-    return {
-        "contestant": name,
-        "lr": rate,
-        "seeds": 1,
-        "loss": number(losses[-1]),
-        "loss_low": number(losses[-1]),
-        "loss_high": number(losses[-1]),
-        "score": None,
-        "score_low": None,
-        "score_high": None,
-        "steps_to_target": None,
-        "seconds_to_target": None,
-        "seconds": 0.02,
-        "state_bytes": 16,
-        "peak_bytes": None,
-        "parameters": 2,
-        "engine": "reference",
-        "curve": {
-            "step": steps.tolist(),
-            "seconds": numbers(steps * 7e-5),
-            "loss": values,
-            "low": values,
-            "high": values,
-            "score": None,
-        },
+    return result(name, rate, steps, steps * 7e-5, losses[None, steps]) | {
         "sweep": {
             "lr": [rate / 2, rate, rate * 2],
             "loss": [number(losses[-1] * k) for k in (3, 1, np.nan)],
             "stopped": [None] * 3,
         },
         "near": {"low": rate, "high": rate, "open": False},
-        "layers": None,
         "path": walk.tolist(),
     }
 
