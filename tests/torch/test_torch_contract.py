@@ -84,7 +84,7 @@ def test_maximize_may_be_said_for_all_groups() -> None:
         (dict(state_dtype="uint8"), "state_dtype must be one of"),
         (dict(state_dtype=torch.int32), "state_dtype must be one of"),
     ],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else ",".join(given),
 )
 def test_refused_options(options: dict, told: str) -> None:
     with pytest.raises(OptionError, match=told):
