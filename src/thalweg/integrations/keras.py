@@ -472,17 +472,29 @@ def optimizer(rule: type[Rule]) -> type[Optimizer]:
 
 
 if TYPE_CHECKING:
-    SGD = Optimizer
-    AdamW = Optimizer
-    LARS = Optimizer
-    LAMB = Optimizer
-    Adafactor = Optimizer
-    Muon = Optimizer
-    Kron = Optimizer
-    SOAP = Optimizer
-    AdEMAMix = Optimizer
-    Lion = Optimizer
-    MARS = Optimizer
+
+    class SGD(Optimizer): ...
+
+    class AdamW(Optimizer): ...
+
+    class LARS(Optimizer): ...
+
+    class LAMB(Optimizer): ...
+
+    class Adafactor(Optimizer): ...
+
+    class Muon(Optimizer): ...
+
+    class Kron(Optimizer): ...
+
+    class SOAP(Optimizer): ...
+
+    class AdEMAMix(Optimizer): ...
+
+    class Lion(Optimizer): ...
+
+    class MARS(Optimizer): ...
+
 else:
     globals().update({name: optimizer(rule) for name, rule in RULES.items()})
 
