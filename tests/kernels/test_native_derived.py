@@ -51,9 +51,10 @@ class Margins(Rule):
     def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
         across, down = xp.sums(Squares(g, (1,)), Squares(g, (0,)))
         rows, columns = self.decay * s["rows"] + across, self.decay * s["columns"] + down
-        u = g / (1.0 + rows) - g * xp.maximum(columns, 0.5)
-        (size,) = xp.sums(Squares(u, (0, 1)))
-        m = self.decay * s["exp_avg"] + u / (1.0 + xp.sqrt(size))
+        # a function of the emitted code has this name too
+        larger = xp.maximum(g / (1.0 + rows) - g * xp.maximum(columns, 0.5), -8.0)
+        (size,) = xp.sums(Squares(larger, (0, 1)))
+        m = self.decay * s["exp_avg"] + larger / (1.0 + xp.sqrt(size))
         return Update(
             -lr * lr_scale * m, {"rows": rows, "columns": columns, "exp_avg": m}, xp.isfinite(size), {"s": size}
         )

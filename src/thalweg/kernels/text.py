@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from thalweg.programs.graph import Value
@@ -21,3 +22,8 @@ def block(lines: Iterable[str], by: int) -> str:
 def summand(value: Value, x: str) -> str:
     """What is added up for a reduction of x."""
     return f"{x} * {x}" if value.is_squared else x
+
+
+def functions_in(texts: Iterable[str]) -> set[str]:
+    """The functions that these call: a rule may call a value the same."""
+    return {name for text in texts for name in re.findall(r"(?<![\w.])[a-z]\w*(?=[<(])", text)}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.kernels.text import ARITHMETIC
+from thalweg.kernels.text import ARITHMETIC, functions_in
 from thalweg.programs.extents import ELEMENT, HOST, TENSOR, Kinds
 from thalweg.programs.graph import Value
 from thalweg.programs.operations import OPERATIONS, TRUTH
@@ -79,7 +79,10 @@ class Names:
 
 
 #: Names that functions have for other things.
-OTHERS = "tile matrix given n i k r c at after lane X T kept terms has_terms numbers row column int double float"
+OTHERS = (
+    "tile matrix given n i k r c at after lane X T kept terms has_terms numbers row column int double float "
+    "add_to_row checked_squares checked_sum is_doubtful load over store widened"
+)
 #: Words of C++ that a rule may call a value.
 WORDS = (
     "alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr continue "
@@ -88,7 +91,7 @@ WORDS = (
     "return short signed sizeof static struct switch template this throw true try typedef typeid typename union "
     "unsigned using virtual void volatile wchar_t while xor xor_eq"
 )
-RESERVED = frozenset((*OTHERS.split(), *WORDS.split()))
+RESERVED = frozenset((*OTHERS.split(), *WORDS.split(), *functions_in(TEXTS.values())))
 
 
 class Lines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from thalweg.kernels.text import ARITHMETIC
+from thalweg.kernels.text import ARITHMETIC, functions_in
 from thalweg.programs.graph import Value
 
 #: Operations as Triton has them.
@@ -38,8 +38,10 @@ counts down elements_of_whole end entry factor failed failures figures first g_b
 groups_mask i index inside is_first kind left line lr lr_scale mask matrix matrix_entry matrix_mask new nothing
 now numbers offset origin p_base p_place p_scales partials piece place position record_base record_place row row_entry
 row_mask rows rows_of_whole run stored sums tensor tensors tile tile_count tiles tl totals which
+as_stored by_neighbours decoded failures_in gradient_factor is_allowed is_idle kept loaded number_kept number_of
+step_number
 """
-RESERVED = frozenset(NAMES.split())
+RESERVED = frozenset((*NAMES.split(), *functions_in(TEXTS.values())))
 
 
 class Statements:
