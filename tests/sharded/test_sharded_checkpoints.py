@@ -14,9 +14,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import world_checkpoints as checkpoints  # noqa: E402
+from lanes import by_day  # noqa: E402
 from world import world  # noqa: E402
 from world_checkpoints import EVERY, NAMES, RULES, resume, save, soak  # noqa: E402
-from world_steps import by_day  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from lanes import by_day
 from tolerances import FLIPPED
 from world import world
 from world_kernels import by_owners, times_sorted
@@ -19,7 +20,6 @@ from world_owners import bits, explained
 from world_steps import (
     TYPICAL,
     Run,
-    by_day,
     differences,
     differences_in_odd_memory,
     flipped,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lanes import one_in
+from lanes import by_day, one_in
 
 pytest.importorskip("torch")
 
 from world import world
 from world_lean import kernel_state_apart, refused, resumed, saved, state_apart
-from world_steps import by_day
 
 pytestmark = pytest.mark.slow
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from cases import EXACT
-from lanes import one_in
+from lanes import by_day, one_in
 
 pytest.importorskip("torch")
 
 from world import world
 from world_layouts import LAYOUTS, SHAPES
 from world_messages import EACH, GROUPS, messages
-from world_steps import RULES, TYPICAL, Run, by_day
+from world_steps import RULES, TYPICAL, Run
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cases import CASES, EXACT, OPTION_IDS, OPTIONS, UNIQUE, Case
-from lanes import one_in
+from lanes import by_day, one_in
 
 pytest.importorskip("torch")
 
@@ -22,7 +22,6 @@ from world_steps import (
     RULES,
     TYPICAL,
     Run,
-    by_day,
     differences,
     differences_untraced,
     engine_told,

@@ -10,11 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+from lanes import by_day
 from world import world
 from world_layouts import MANY, SHAPES, torch
 from world_messages import messages
 from world_owners import bits, bytes_sent, dtypes_sent, errors_without_a_gradient, explained, peak_of_a_step, trained
-from world_steps import RULES, TYPICAL, Run, by_day, differences
+from world_steps import RULES, TYPICAL, Run, differences
 
 import thalweg.torch
 from thalweg.errors import OptionError

@@ -1,7 +1,7 @@
 """The three lanes of tests, and how a test of many parameters says which of them each lane has.
 
 A test without a marker is in every lane. One marked `slow` is not in `make test-fast`. One marked `nightly` is in
-`make test-all` alone. Parameters are marked like tests: `one_in`, `by_turns` and `once` write these marks.
+`make test-all` alone. Parameters are marked like tests: `one_in`, `by_day`, `by_turns` and `once` write these marks.
 """
 
 from __future__ import annotations
@@ -48,6 +48,13 @@ def once(place: int) -> Callable[[Test], Test]:
         return parametrize(test, take_lists(test), 1, place)
 
     return apply
+
+
+def by_day(day: Iterable[tuple[Any, ...]], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Rows of parameters, of which these are not left to the night."""
+    day, rows = set(day), list(rows)
+    assert day <= set(rows), day - set(rows)
+    return [pytest.param(*row, marks=() if row in day else pytest.mark.nightly) for row in rows]
 
 
 class List:

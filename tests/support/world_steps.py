@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -289,13 +289,6 @@ def flipped(run: Run, layout: str, other: Run | None = None) -> dict[str, float]
 def share_of_others(x: Any, wanted: Any) -> float:
     others = local(x).cpu() != part_like(x, wanted).cpu()
     return float(others.double().mean()) if others.numel() else 0.0
-
-
-def by_day(day: Iterable[tuple[Any, ...]], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Rows of parameters, of which these are not left to the night."""
-    day, rows = set(day), list(rows)
-    assert day <= set(rows), day - set(rows)
-    return [pytest.param(*row, marks=() if row in day else pytest.mark.nightly) for row in rows]
 
 
 def odd_memory(name: str, x: Any) -> Any:

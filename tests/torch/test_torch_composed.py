@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns, one_in
+from lanes import by_day, by_turns, one_in
 
 pytest.importorskip("torch")
 
 import torch
 from composed import RULES, STEPS, Damped, case_of, damped, draw, pairs, take_steps
 from tolerances import FLOAT64, FUSED_FLIPPED
-from world_steps import by_day
 
 import thalweg.torch
 from thalweg import OptionError, ResumeWarning, StateError
