@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cases import FUSED_RULES
 from lanes import by_turns
+from own_rules import Signed
 from side_by_side import DTYPES, draw, draw_gradients, every_rule, needs_core
 
 torch = pytest.importorskip("torch")
@@ -23,6 +24,7 @@ import thalweg.numpy  # noqa: E402
 import thalweg.torch  # noqa: E402
 from thalweg import OptionError, StateError  # noqa: E402
 from thalweg.errors import ResumeWarning  # noqa: E402
+from thalweg.kernels.cpu import compiled  # noqa: E402
 from thalweg.torch import LAMB, LARS  # noqa: E402
 
 pytestmark = needs_core
@@ -296,3 +298,16 @@ def test_float16_that_would_overflow_is_skipped_alone(rule: str) -> None:
         assert optimizer.state[named[0][1]]["step"] == 0
         both.append((optimizer, named))
     agree(*both[0], *both[1])
+
+
+@pytest.mark.parametrize("engine", ["reference", "foreach"])
+def test_engines_of_lists_compile_nothing(engine: Any) -> None:
+    class Unseen(Signed):
+        pass
+
+    before = set(compiled._kinds)
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    thalweg.torch.optimizer(Unseen)([p], lr=0.1, engine=engine).step()
+    assert p[0] != 1
+    assert set(compiled._kinds) == before
