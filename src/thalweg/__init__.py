@@ -40,7 +40,7 @@ from thalweg.rules.options import option
 from thalweg.rules.rule import Rule, Update
 from thalweg.rules.spikes import Spikes
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "Copy",

@@ -28,6 +28,14 @@ ELSEWHERE = {
     **{"clip_grad_norm": "max_grad_norm", "max_norm": "max_grad_norm"},
 }
 
+#: Options that earlier versions had, each with what to use instead.
+GONE = {
+    "accumulate": "divide the loss by n and call step() every n batches, or use optax.MultiSteps",
+    "message_dtype": "messages have the dtype of what they carry; keep matrices in bfloat16 for smaller ones",
+    "offload_state": "use FSDP2's CPUOffloadPolicy, or state_dtype='int8', which takes a quarter of the memory",
+    "tensor_spikes": "spikes=True guards the norm of all gradients",
+}
+
 # ---- names and values
 
 
@@ -54,6 +62,8 @@ def hint_for(owner: type[Rule] | str, name: str, known: Sequence[str], *, cutoff
     elsewhere = {} if isinstance(owner, str) else {**ELSEWHERE, **owner.ELSEWHERE, **elsewhere_of(owner)}
     if name in elsewhere:
         return f"here it is {elsewhere[name]}"
+    if name in GONE and name not in known:
+        return f"it is gone since 0.3: {GONE[name]}"
     close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else ""
 
