@@ -156,18 +156,6 @@ def listed(names: list[str]) -> list[str]:
     return ["__all__: list[str] = [", *(f'    "{name}",' for name in names), "]"]
 
 
-#: Classes that ``thalweg.integrations.keras`` makes at run time, as type checkers read them there.
-KERAS = re.compile(r"(?<=^if TYPE_CHECKING:\n\n)(    class \w+\(Optimizer\): \.\.\.\n\n)+", re.MULTILINE)
-
-
-def keras_classes() -> str:
-    """The adapter for Keras, with a class for every rule."""
-    text = (PACKAGE / "integrations" / "keras.py").read_text(encoding="utf-8")
-    made, count = KERAS.subn("".join(f"    class {name}(Optimizer): ...\n\n" for name in RULES), text)
-    assert count == 1, "integrations/keras.py has no classes for type checkers"
-    return made
-
-
 COMMON = [
     "from thalweg.dtypes import Name as DType",
     "from thalweg.dtypes import StateName as StateDType",
@@ -199,7 +187,6 @@ FILES: dict[str, Callable[[], str]] = {
         ],
     ),
     "optax/functions.pyi": functions,
-    "integrations/keras.py": keras_classes,
 }
 
 
