@@ -25,7 +25,7 @@ def loaded_by(code: str) -> set[str]:
     ("code", "frameworks"),
     [
         ("import thalweg", set()),
-        ("import thalweg.rules, thalweg.settings, thalweg.boundary, thalweg.protocols, thalweg.options", set()),
+        ("import thalweg.rules, thalweg.settings, thalweg.boundary, thalweg.protocols", set()),
         ("import thalweg.integrations", set()),
         ("import thalweg.numpy", {"numpy"}),
         ("from thalweg.numpy import Kron; Kron(lr=0.1)", {"numpy"}),

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from thalweg import numpy as front_end
-from thalweg import options
 from thalweg.rules import AROUND, RULES, Annealed
 from thalweg.rules.options import options_of
 from thalweg.settings import Handling, option_names
@@ -117,14 +116,6 @@ def test_a_command_line_that_gives_every_option_leaves_a_variant_what_it_is(name
         assert other.options == {**meant.options, "weight_decay": 0.3}
         # and whoever gives one option, means it
         assert getattr(front_end, name)(0.1, variant=variant, weight_decay=0.0).options["weight_decay"] == 0.0
-
-
-@NAMES
-def test_types_for_editors_name_every_option(name: str) -> None:
-    typed = getattr(options, f"{name}Options")
-    assert typing.get_type_hints(typed)
-    inherited = {key for base in (typed, options.CommonOptions) for key in base.__annotations__}
-    assert inherited == {*option_names(RULES[name]), "variant", "overrides"}
 
 
 @pytest.mark.parametrize("file", fields_tool.FILES)
