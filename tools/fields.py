@@ -30,6 +30,13 @@ from thalweg.signatures import Pair, Schedulable, Triple
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "thalweg"
 MADE = '"""Made by tools/fields.py from the fields of the rules: change those, and run it."""'
+COMMON = [
+    "from thalweg.dtypes import Name as DType",
+    "from thalweg.dtypes import StateName as StateDType",
+    "from thalweg.given import Overrides",
+    "from thalweg.rules import Annealed, Rule, Spikes",
+    "from thalweg.signatures import Pair, Schedulable, Triple",
+]
 
 
 def text_of(hint: Any) -> str:
@@ -59,11 +66,11 @@ def written(default: Any) -> str:
     return f" = {default!r}".replace("'", '"') if plain else " = ..."
 
 
-def classes(front_end: str, imports: list[str]) -> str:
+def classes(front_end: str, *imports: str) -> str:
     """The stub of ``optimizers.py`` of a front end with classes."""
     optimizers = importlib.import_module(f"thalweg.{front_end}.optimizers")
     base = optimizers.Optimizer.__init__
-    lines = [MADE, "", "from typing import Any, Literal", "", *imports, "", *listed(["optimizer", *RULES]), ""]
+    lines = [MADE, "", "from typing import Any, Literal", "", *COMMON, *imports, "", *listed(["optimizer", *RULES]), ""]
     lines += ["def optimizer(rule: type[Rule]) -> type[Optimizer]: ...", ""]
     for name in RULES:
         constructor = inspect.signature(getattr(optimizers, name).__init__)
@@ -79,8 +86,7 @@ def functions() -> str:
 
     names = ["function_of", "transformation", *FUNCTIONS]
     lines = [MADE, "", "from collections.abc import Callable, Mapping", "from typing import Any, Literal", ""]
-    lines += ["import optax", "", "from thalweg.given import Overrides", "from thalweg.optax.engines import Engine"]
-    lines += ["from thalweg.rules import Annealed, Rule, Spikes", ""]
+    lines += ["import optax", "", *COMMON, "from thalweg.optax.engines import Engine", ""]
     lines += [*listed(names), "", "BESIDE: Mapping[str, Any]", "ADDED: Mapping[str, Mapping[str, Any]]", ""]
     for function in (function_of, transformation):
         shown = inspect.signature(inspect.unwrap(function))
@@ -113,34 +119,18 @@ def listed(names: list[str]) -> list[str]:
     return ["__all__: list[str] = [", *(f'    "{name}",' for name in names), "]"]
 
 
-COMMON = [
-    "from thalweg.dtypes import Name as DType",
-    "from thalweg.dtypes import StateName as StateDType",
-    "from thalweg.given import Overrides",
-    "from thalweg.rules import Annealed, Rule, Spikes",
-]
-SCHEDULES = ["from thalweg.signatures import Pair, Schedulable, Triple"]
 #: The files, by how each is made.
 FILES: dict[str, Callable[[], str]] = {
     "numpy/optimizers.pyi": lambda: classes(
         "numpy",
-        [
-            *COMMON[:3],
-            "from thalweg.numpy.base import Optimizer",
-            "from thalweg.numpy.checks import Rate",
-            "from thalweg.numpy.stepping import Engine",
-            *COMMON[3:],
-            *SCHEDULES,
-        ],
+        "from thalweg.numpy.base import Optimizer",
+        "from thalweg.numpy.checks import Rate",
+        "from thalweg.numpy.stepping import Engine",
     ),
     "torch/optimizers.pyi": lambda: classes(
         "torch",
-        [
-            *COMMON,
-            *SCHEDULES,
-            "from thalweg.torch.base import Optimizer",
-            "from thalweg.torch.params.groups import EngineName, Params, Rate",
-        ],
+        "from thalweg.torch.base import Optimizer",
+        "from thalweg.torch.params.groups import EngineName, Params, Rate",
     ),
     "optax/functions.pyi": functions,
 }

@@ -5,11 +5,11 @@ from typing import Any, Literal
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
+from thalweg.rules import Annealed, Rule, Spikes
+from thalweg.signatures import Pair, Schedulable, Triple
 from thalweg.numpy.base import Optimizer
 from thalweg.numpy.checks import Rate
 from thalweg.numpy.stepping import Engine
-from thalweg.rules import Annealed, Rule, Spikes
-from thalweg.signatures import Pair, Schedulable, Triple
 
 __all__: list[str] = [
     "optimizer",

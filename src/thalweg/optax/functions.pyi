@@ -5,9 +5,12 @@ from typing import Any, Literal
 
 import optax
 
+from thalweg.dtypes import Name as DType
+from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.optax.engines import Engine
 from thalweg.rules import Annealed, Rule, Spikes
+from thalweg.signatures import Pair, Schedulable, Triple
+from thalweg.optax.engines import Engine
 
 __all__: list[str] = [
     "function_of",
