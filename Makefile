@@ -47,9 +47,21 @@ test-integrations: .venv/ready-to-test
 wheel: .venv/ready-to-test
 	$(BIN)/python tools/wheels.py
 
-# The tests of the native core under the address and undefined-behaviour sanitizers.
+# The tests of the native core under GCC's address and undefined-behaviour sanitizers. They must be in the process before
+# Python is, and the address sanitizer looks for exceptions of libstdc++ when it starts. Python itself does not free
+# everything at exit, and its allocator would hand out parts of blocks whose ends no sanitizer sees.
+SANITIZED := build/sanitize/core/_core.so
+SANITIZE := --config-setting=wheel.cmake=true --config-setting=install.strip=false \
+	--config-setting=build-dir=build/sanitize/core --config-setting=cmake.build-type=Debug \
+	"--config-setting=cmake.define.CMAKE_CXX_FLAGS_DEBUG=-fsanitize=address,undefined -fno-sanitize-recover=all -O1 -g"
+UNDER = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 THALWEG_CPU_LIBRARY=$(SANITIZED) $(BIN)/python
 sanitize: .venv/ready-to-test
-	$(BIN)/python tools/sanitize.py
+	CXX=$(CXX) $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/sanitize $(SANITIZE) .
+	nm --dynamic --undefined-only $(SANITIZED) | grep --quiet __asan_report
+	$(UNDER) -c "from thalweg.kernels.cpu import library; library.load()"
+	$(UNDER) -m pytest --quiet --capture=sys -p no:cacheprovider tests/kernels
 
 # The docs as a site, in build/site. A broken link is an error.
 docs: .envs/docs/ready

@@ -16,19 +16,9 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVS = ROOT / ".envs"
-
-
-class Environment(NamedTuple):
-    #: Arguments of "pip install", a call each; WHEEL stands for the wheel of this tree.
-    installs: list[str]
-    #: Arguments of pytest, a call each.
-    tests: list[str]
-    #: Packages that must not be importable.
-    absent: str = ""
 
 
 #: Combinations are run where everything is installed; in these it is about what is not.
@@ -36,22 +26,20 @@ SOME = "-m 'not nightly and not gpu'"
 #: The packages of trainers warn of one another; what thalweg warns of is an error among them too. The examples of a
 #: page follow from one another: one process has a whole file.
 TRAINERS = "--dist loadfile -W default -W error::thalweg.UnusedOverrideWarning -W error::thalweg.ResumeWarning"
+#: Of each, arguments of "pip install", a call each, in which WHEEL stands for the wheel of this tree; packages that
+#: must not be importable; and arguments of pytest, a call each.
 ALONE = {
-    "numpy": Environment(["WHEEL"], [f"{SOME} tests"], "torch jax ml_dtypes click matplotlib safetensors"),
-    "torch": Environment(["torch", "WHEEL[torch]"], [f"{SOME} tests"], "jax ml_dtypes"),
-    "jax": Environment(["WHEEL[jax]"], [f"{SOME} tests"], "torch"),
-    "cli": Environment(["WHEEL[cli]"], [f"{SOME} tests/race tests/plan tests/show"], "torch jax ml_dtypes"),
+    "numpy": (["WHEEL"], "torch jax ml_dtypes click matplotlib safetensors", [f"{SOME} tests"]),
+    "torch": (["torch", "WHEEL[torch]"], "jax ml_dtypes", [f"{SOME} tests"]),
+    "jax": (["WHEEL[jax]"], "torch", [f"{SOME} tests"]),
+    "cli": (["WHEEL[cli]"], "torch jax ml_dtypes", [f"{SOME} tests/race tests/plan tests/show"]),
 }
-TOGETHER = {
-    "integrations": Environment(
-        [
-            "torch",
-            "WHEEL[all] hypothesis sybil --requirement tests/integrations/packages.txt",
-            "--no-deps --requirement tests/integrations/packages-alone.txt",
-        ],
-        [f"{TRAINERS} tests/integrations", f"{TRAINERS} docs/recipes"],
-    )
-}
+INTEGRATIONS = [
+    "torch",
+    "WHEEL[all] hypothesis sybil --requirement tests/integrations/packages.txt",
+    "--no-deps --requirement tests/integrations/packages-alone.txt",
+]
+TOGETHER = {"integrations": (INTEGRATIONS, "", [f"{TRAINERS} tests/integrations", f"{TRAINERS} docs/recipes"])}
 SURROUNDINGS = {"THALWEG_INTEGRATIONS": "required", "HF_HUB_OFFLINE": "1"}  # no test of trainers is left out
 ENVIRONMENTS = ALONE | TOGETHER
 PIP = ["-m", "pip", "--disable-pip-version-check"]
@@ -75,7 +63,7 @@ def build() -> str:
 def passes(name: str, wheel: str) -> bool:
     """Make an environment, and run its tests."""
     print(f"\n== {name}", flush=True)
-    installs, tests, absent = ENVIRONMENTS[name]
+    installs, absent, tests = ENVIRONMENTS[name]
     folder, surroundings = ENVS / name, SURROUNDINGS if name in TOGETHER else {}
     if not (folder / "bin" / "python").exists():
         venv.create(folder, with_pip=True)

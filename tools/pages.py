@@ -63,9 +63,6 @@ MODULES = {
 }
 #: Lines of a console example up to the next empty one, or to the end.
 EXAMPLE = re.compile(r"^>>> .*?(?=\n\n|\s*\Z)", re.MULTILINE | re.DOTALL)
-STYLE = "assets/pages.css"
-#: Names of options stay whole, and lines of code have room.
-CSS = "td:first-child code { white-space: nowrap; } .md-grid { max-width: 76rem; }"
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(#[^)\s]*)?(?=\))")
 
 
@@ -82,8 +79,6 @@ def on_files(files: Files, config: Any) -> Files:
     made = {uri: shown(ROOT / source) for source, uri in outside().items()}
     for uri, text in {**made, **references()}.items():
         files.append(File.generated(config, uri, content=text))
-    files.append(File.generated(config, STYLE, content=CSS))
-    config.extra_css.append(STYLE)
     config.nav = list(arranged(sorted(file.src_uri for file in files.documentation_pages())))
     return files
 

@@ -34,9 +34,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROO
 
 
 def has_just(names: set[str], expected: set[str], where: Path) -> str:
-    missing, stray = sorted(expected - names), sorted(names - expected)
-    assert not missing, f"{where.name} lacks {missing}"
-    assert not stray, f"{where.name} has what it should not: {stray}"
+    assert names == expected, f"{where.name} lacks {expected - names}, and has {names - expected}"
     return f"{where.name}, {len(names)} files"
 
 
@@ -116,7 +114,7 @@ def install(package: Path, *, compiler: bool) -> str:
     return run(*smoke, env=env, cwd=folder).splitlines()[-1]
 
 
-def main() -> int:
+def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     steps: dict[str, Callable[[], str]] = {
@@ -130,15 +128,9 @@ def main() -> int:
     }
     for name, step in steps.items():
         start = time.perf_counter()
-        try:
-            outcome, told = "passed", step()
-        except Exception as error:
-            outcome, told = "FAILED", f"{type(error).__name__}: {error}"
-        print(f"{outcome}  {name:<20} {time.perf_counter() - start:6.1f} s  {told}", flush=True)
-        if outcome == "FAILED":
-            return 1
-    return 0
+        told = step()
+        print(f"passed  {name:<20} {time.perf_counter() - start:6.1f} s  {told}", flush=True)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()
