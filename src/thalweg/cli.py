@@ -57,11 +57,6 @@ def command() -> None:
     thalweg bench gpt2                how long a step takes on this machine, beside others
     thalweg check torch.optim.AdamW   what users rely on, checked for any optimizer
     thalweg VERB --help               options and examples
-
-    Completion of commands and options, for bash (zsh and fish alike):
-
-    \b
-    eval "$(_THALWEG_COMPLETE=bash_source thalweg)"
     """
 
 

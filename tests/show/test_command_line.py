@@ -1,10 +1,9 @@
-"""The command line as a whole: verbs, help, completion, and words for whoever mistyped."""
+"""The command line as a whole: verbs, help, and words for whoever mistyped."""
 
 from __future__ import annotations
 
 import importlib
 import io
-import os
 import subprocess
 import sys
 
@@ -12,10 +11,8 @@ import pytest
 
 pytest.importorskip("click")
 
-from click.shell_completion import BashComplete
-
 import thalweg
-from thalweg.cli import VERBS, command, run
+from thalweg.cli import VERBS, run
 
 
 def test_a_mistyped_verb_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,7 +27,7 @@ def test_a_mistyped_verb_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -
     [
         (["--version"], 0, [thalweg.__version__]),
         ([], 2, ["Usage: thalweg [OPTIONS] VERB [ARGS]..."]),
-        (["--help"], 0, [*(f"thalweg {verb}" for verb in VERBS), "_THALWEG_COMPLETE=bash_source"]),
+        (["--help"], 0, [f"thalweg {verb}" for verb in VERBS]),
         (
             ["race", "--help"],
             0,
@@ -54,30 +51,6 @@ def test_help_loads_no_framework() -> None:
         "sys.exit(bool({'numpy', 'torch', 'jax', 'matplotlib', 'rich', 'plotly'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (["race", "v"], {"valley"}),
-        (["race", "--optimizers", "lamb,k"], {"lamb,kron", "lamb,kron_adamw"}),
-        (["race", "--red"], {"--redraw"}),
-        (["race", "--option", "kron.max_s"], {"kron.max_size_dense=", "kron.max_skew="}),
-        (["plan", "llama"], {"llama-1b", "llama-8b", "llama-70b"}),
-        (["plan", "gpt2,res"], {"gpt2,resnet50"}),
-        (["plan", "--option", "momentum_d"], {"momentum_dtype="}),
-    ],
-)
-def test_the_shell_completes(line: list[str], expected: set[str]) -> None:
-    shell = BashComplete(command, {}, "thalweg", "_THALWEG_COMPLETE")
-    assert {found.value for found in shell.get_completions(line[:-1], line[-1])} == expected
-
-
-def test_a_shell_asks_the_program_itself() -> None:
-    asked = {**os.environ, "_THALWEG_COMPLETE": "bash_complete", "COMP_WORDS": "thalweg ", "COMP_CWORD": "1"}
-    program = "from thalweg.__main__ import main; import sys; sys.argv = ['thalweg']; main()"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=asked, check=False)
-    assert {line.partition(",")[2] for line in ended.stdout.splitlines()} == set(VERBS)
 
 
 def test_a_letter_that_the_output_does_not_know_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
