@@ -1,4 +1,4 @@
-"""Files that lie are refused with a word, soon, and without taking memory. ``make fuzz`` looks for longer."""
+"""Files that lie are refused with a word, soon, and without taking memory."""
 
 from __future__ import annotations
 
