@@ -135,5 +135,5 @@ def test_options_of_a_command_line_may_be_tuples() -> None:
         "betas": (0.9, 0.95),
         "rounding": "stochastic",
     }
-    with pytest.raises(OptionError, match="optim_args must be a list such as .* got 'trust' in it"):
+    with pytest.raises(OptionError, match=r"optim_args must be a list such as .* got 'trust' in it"):
         parsed("trust")
