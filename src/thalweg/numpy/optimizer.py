@@ -219,7 +219,7 @@ class Optimizer:
                 check_plain(option, getattr(rule, option))
         except OptionError as error:
             raise OptionError(f"parameter {name!r}, step {t}: {error}") from None
-        scale = plain(setting.lr_scale * math.prod(scales.values()))
+        scale = plain(math.prod((setting.lr_scale, *scales.values())))
         places = span(weights, address(weights)), span(gradient, address(gradient))
         return Job(name, weights, gradient, *places, tracked, rule, setting.handling, t, lr, scale)
 
@@ -418,7 +418,7 @@ class Optimizer:
 
         A learning rate that was a number is restored too, unless this optimizer's is a function.
         """
-        check_exchanged(state_dict, self.rule, self.options)
+        check_exchanged(state_dict, self.rule, options=self.options)
         try:
             states, norms = read_state(state_dict, {name: tracked.state for name, tracked in self._tracked.items()})
             if state_dict["lr"] is not None and not callable(self.lr):
