@@ -183,7 +183,7 @@ FILES: dict[str, Callable[[], str]] = {
         [
             *COMMON[:3],
             "from thalweg.numpy.arrays import Rate",
-            "from thalweg.numpy.native import Engine",
+            "from thalweg.numpy.engines import Engine",
             "from thalweg.numpy.optimizer import Optimizer",
             *COMMON[3:],
             *SCHEDULES,

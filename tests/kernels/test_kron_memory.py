@@ -97,7 +97,7 @@ def test_the_size_of_stacks_changes_nothing(limit: int) -> None:
     options: dict[str, Any] = dict(lr=KRON.lr, precond_update_probability=0.7)
     reference, fused = (Kron(engine=engine, **options) for engine in ("reference", "fused"))
     in_torch = thalweg.torch.Kron(list(tensors.items()), engine="fused", **options)
-    fused._most_stacked = in_torch._engines["lists"].most = limit
+    in_torch._engines["lists"].most = limit
     for step in grads:
         reference.step(expected, step)
         fused.step(found, step)

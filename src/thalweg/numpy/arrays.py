@@ -127,14 +127,10 @@ def narrow_rms(x: Arr) -> float | None:
     return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) if x.size and x.dtype.itemsize <= 2 else None
 
 
-def is_size(n: Any) -> bool:
-    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and bool(n >= 0)
-
-
 def view_as(what: str, x: Arr, shape: Shape) -> Arr:
     """A flat buffer, seen in the shape of the parameter it holds."""
-    sizes = isinstance(shape, (tuple, list)) and all(is_size(n) for n in shape)
-    if not sizes:
+    whole = isinstance(shape, (tuple, list)) and all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape)
+    if not whole or any(isinstance(n, bool) for n in shape):
         raise ParameterError(f"shape must be a tuple of whole numbers >= 0, got {shape!r}")
     shape = tuple(int(n) for n in shape)
     if x.shape == shape:

@@ -40,8 +40,17 @@ from thalweg.numpy.arrays import (
     span,
 )
 from thalweg.numpy.checkpoints import read_file, read_state, write_file
-from thalweg.numpy.jobs import Job, Tracked
-from thalweg.numpy.native import Engine, Native, check_engine, divide, normal_of, squares_of
+from thalweg.numpy.engines import (
+    Engine,
+    Figures,
+    Job,
+    Native,
+    Tracked,
+    check_engine,
+    divide,
+    normal_of,
+    squares_of,
+)
 from thalweg.rules import Rule
 from thalweg.rules.around import NO_AVERAGE, Wrapped
 from thalweg.rules.checks import check_flag, check_number
@@ -184,14 +193,7 @@ class Optimizer:
         self.iteration += self._global_step
 
     def _job(
-        self,
-        name: Name,
-        weights: Any,
-        gradient: Any,
-        shape: Shape | None = None,
-        lr_scale: float = 1.0,
-        *,
-        is_raw: bool = False,
+        self, name: Name, weights: Any, gradient: Any, shape: Any = None, lr_scale: Any = 1.0, *, is_raw: bool = False
     ) -> Job:
         """A parameter and its gradient, checked, with the numbers of its step."""
         name = checked_name(name)
@@ -315,7 +317,7 @@ class Optimizer:
         for name in new:  # in the order in which they came, whichever engine has stepped them
             self._tracked[name] = self._tracked.pop(name)
 
-    def _commit(self, job: Job, stats: Callable[[], Mapping[str, Any]], is_taken: bool) -> None:
+    def _commit(self, job: Job, stats: Figures, is_taken: bool) -> None:
         tracked = self._tracked[job.name] = job.tracked
         tracked.stats = stats
         if is_taken:

@@ -6,7 +6,7 @@ from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
 from thalweg.numpy.arrays import Rate
-from thalweg.numpy.native import Engine
+from thalweg.numpy.engines import Engine
 from thalweg.numpy.optimizer import Optimizer
 from thalweg.rules import Annealed, Rule, Spikes
 from thalweg.signatures import Pair, Schedulable, Triple

@@ -1,4 +1,4 @@
-"""Stepping arrays by native code: which can be, and how."""
+"""A step of one parameter: by native code where that can serve it, or by the rule as it is."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import operator
 import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from thalweg.arrays import Shape
-from thalweg.errors import OptionError
+from thalweg.arrays import Shape, State
+from thalweg.boundary import Advance, advance
+from thalweg.errors import NonFiniteError, OptionError
 from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.cpu.operands import operand_of
@@ -20,15 +22,77 @@ from thalweg.kernels.cpu.reasons import reason_unserved
 from thalweg.kernels.cpu.tables import END, MEASURE, WRITE, Operand, Options, Tables, sums_of_squares
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, Name, address, dtype_name
-from thalweg.numpy.jobs import Job
+from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice
 from thalweg.rules.noise import tensor_id
+from thalweg.settings import Handling, Setting
+from thalweg.spaces import numpy as xp
 from thalweg.storage import arithmetic
 
 #: Native code, or numpy's own arithmetic; "auto" takes native code wherever it can.
 Engine: TypeAlias = Literal["auto", "reference", "fused"]
 #: Tells the figures of a parameter's step.
 Figures: TypeAlias = Callable[[], Mapping[str, Any]]
+
+
+@dataclass
+class Tracked:
+    """A parameter between its steps."""
+
+    state: State[Arr]
+    step: int = 0
+    #: How often it was left alone.
+    skipped: int = 0
+    #: None until the parameter is seen (again): after its state was loaded, or options changed.
+    setting: Setting | None = None
+    shape: Shape | None = None
+    #: Whether it is a buffer of one axis without a given shape: it may hold a matrix, and is not taken for a vector.
+    is_raw: bool = False
+    #: Tells the figures of the last step.
+    stats: Figures = dict
+    #: Why native code cannot step it, "" if it can, None: not asked yet.
+    unserved: str | None = None
+    #: How native code was shown it the last time.
+    operand: Operand | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "operand": None}  # a copy has its own memory
+
+
+class Job(NamedTuple):
+    """A step of one parameter, checked and ready to be taken."""
+
+    name: Name
+    weights: Arr
+    gradient: Arr
+    #: Where the parameter and its gradient lie: first byte, and the one behind the last.
+    place: tuple[int, int]
+    gradient_place: tuple[int, int]
+    tracked: Tracked
+    rule: Rule
+    handling: Handling
+    t: int
+    lr: float | None
+    lr_scale: float
+
+    def compute(self, grad_scale: float | None, noise: Callable[[], Arr] | None = None) -> Advance:
+        """The parameter and its state after the step; nothing is written."""
+        arrays = self.weights, self.gradient, self.tracked.state
+        scales: Any = dict(lr=self.lr, lr_scale=self.lr_scale, grad_scale=grad_scale)
+        with np.errstate(all="ignore"):  # what is not finite is dealt with below, or wanted
+            step: Any = dict(t=self.t, tensor=tensor_id(self.name), noise=noise)
+            result = advance(xp, self.rule, self.handling, *arrays, **scales, **step)
+        if self.handling.on_nonfinite == "raise":
+            self.check_finite(result.finite)
+        return result
+
+    def check_finite(self, is_finite: Any) -> None:
+        if not is_finite:
+            told = f"parameter {self.name!r}, step {self.t}"
+            raise NonFiniteError(f"{told}: the gradient or the update is not finite")
+
+
+# ---- engines
 
 
 def check_engine(engine: Any) -> None:
