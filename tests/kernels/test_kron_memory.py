@@ -55,12 +55,11 @@ def test_stacks_are_bounded_in_torch(shapes: list[tuple[int, ...]], options: dic
 @once(1)
 @needs_core
 @each_model
-def test_stacks_are_bounded_in_numpy(shapes: list[tuple[int, ...]], options: dict[str, Any]) -> None:
+def test_numpy_steps_one_tensor_at_a_time(shapes: list[tuple[int, ...]], options: dict[str, Any]) -> None:
     optimizer, step = numpy_optimizer("Kron", shapes, "float32", "auto", options)
     measured = traced_peak(step, warm_up=1)
     assert optimizer.engine == "fused"
     assert measured < BOUND
-    assert measured <= planned(shapes, options, "numpy") <= 1.25 * measured
 
 
 @pytest.mark.parametrize("engine", ["foreach", "fused"])
