@@ -50,7 +50,7 @@ def test_the_front_end_shows_every_option_with_the_default_of_its_rule(name: str
 def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(name: str) -> None:
     torch = pytest.importorskip("thalweg.torch")
     cls = getattr(torch, name)
-    beside = {"variant": None, "overrides": (), "engine": "auto", "offload_state": False, "capturable": False}
+    beside = {"variant": None, "overrides": (), "engine": "auto", "capturable": False}
     beside |= {"replicas": None, "divide_work": None, "message_dtype": None}
     beside |= {"foreach": None, "fused": None, "differentiable": False}
     expected = {**defaults(RULES[name]), **AROUND_DEFAULTS, **defaults(Handling), **beside}

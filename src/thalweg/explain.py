@@ -15,7 +15,7 @@ from thalweg.rules import Rule
 from thalweg.rules.around import parts_of
 from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
-from thalweg.storage import accumulated_bytes, describe_state, keys_like_parameter
+from thalweg.storage import accumulated_bytes, describe_state
 
 #: Bytes of dense factors from which on a warning is due.
 HUGE = 2**28
@@ -35,8 +35,6 @@ class Row:
     warnings: tuple[str, ...] = ()
     #: The name of the rule that steps it.
     rule: str = ""
-    #: Of the bytes of its state, those in the host's memory while the parameter is on another device.
-    host_bytes: int = 0
     #: What was not understood about it, or assumed, and what to write if that is wrong.
     hints: tuple[str, ...] = ()
     #: In JAX, the code that ``make_step`` runs for it on a device of its own: "native", or "xla" and why.
@@ -85,10 +83,6 @@ class Explanation:
         return sum(row.state_bytes for row in self.rows)
 
     @property
-    def host_bytes(self) -> int:
-        return sum(row.host_bytes for row in self.rows)
-
-    @property
     def warnings(self) -> list[str]:
         several = [set(row.warnings) for row in self.rows] if len(self.rows) > 1 else [set[str]()]
         alike = set[str].intersection(*several)
@@ -126,9 +120,6 @@ class Explanation:
         if len({row.rule for row in self.rows}) > 1:
             rules = ("rule", *(row.rule for row in self.rows), "")
             cells = [(*row[:3], rule, *row[3:]) for row, rule in zip(cells, rules, strict=True)]
-        if self.host_bytes:
-            on_host = ("on host", *(f"{row.host_bytes:,}" for row in self.rows), f"{self.host_bytes:,}")
-            cells = [(*row, own) for row, own in zip(cells, on_host, strict=True)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
@@ -158,13 +149,12 @@ def explain_parameter(
     lr: Any,
     rms: float | None,
     counter_bytes: int,
-    is_hosted: bool = False,
     hint: str = "",
 ) -> Row:
     """What holds for one parameter. hint: what is known of it beside its shape.
 
     lr: the learning rate; what is no number and not None is not known. rms: that of the parameter, None if it is empty.
-    counter_bytes: what its count of steps takes. is_hosted: whether its state is in the host's memory.
+    counter_bytes: what its count of steps takes.
     """
     rule = setting.rule_at(1)
     entries = describe_state(rule, setting.handling, shape, dtype).items()
@@ -188,7 +178,6 @@ def explain_parameter(
         sum(state.values()) + accumulated_bytes(setting.handling, shape, dtype) + counter_bytes,
         tuple(told),
         parts_of(type(rule))[0].__name__,
-        sum(state[key] for key in keys_like_parameter(rule, shape, state)) if is_hosted else 0,
         tuple(filter(None, (hint, hint_of_stack(name, shape, rule)))),
     )
 

@@ -32,7 +32,6 @@ RESERVED_KEYS = ("step", "p", "g", "t", "lr", "lr_scale", "count", "skipped", "Q
 RESERVED_OPTIONS = (
     *("params", "param_names", "lr", "lr_scale", "lr_is_scale", "learning_rate", "variant", "overrides", "engine"),
     *("capturable", "foreach", "fused", "differentiable", "global_step", "specs", "rule", "rule_version", "layout"),
-    "offload_state",
     *(f.name for f in fields(Handling)),
 )
 #: Of arrays, whose functions a rule does not call.

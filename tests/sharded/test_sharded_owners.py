@@ -183,7 +183,6 @@ def test_a_gradient_that_is_missing_on_one_rank_is_told() -> None:
         (dict(replicas="all"), "replicas must be a process group, such as torch.distributed.group.WORLD, got 'all'"),
         (dict(divide_work="yes"), "divide_work must be True, False or None, got 'yes'"),
         (dict(divide_work=True, engine="fused"), "divide_work=True cannot be combined with engine='fused'"),
-        (dict(divide_work=True, offload_state=True), "divide_work=True cannot be combined with offload_state=True"),
         (dict(message_dtype="int4"), "message_dtype must be one of None, 'int8', got 'int4'"),
     ],
     ids=str,

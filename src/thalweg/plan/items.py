@@ -28,8 +28,6 @@ class Place:
     engine: str
     world: int
     layout: str
-    #: Whether state is in the host's memory.
-    offload_state: bool = False
     #: Ranks that have the same parts and may divide the work on whole tensors.
     replicas: int = 1
     #: Ranks of a replica that divide projections and embeddings between them, before FSDP2 divides their parts.

@@ -19,10 +19,9 @@ from thalweg.arrays import Axes, Shape
 from thalweg.errors import RuleError
 from thalweg.kernels.chunks import CHUNK
 from thalweg.kernels.cpu import reasons as native
-from thalweg.kernels.staging import aligned
 from thalweg.kernels.triton import served as kernels
 from thalweg.plan.items import Item, Place, shard, sort_items
-from thalweg.plan.memory import gpu_scratch, joint_bytes, why_unfused
+from thalweg.plan.memory import aligned, gpu_scratch, joint_bytes, why_unfused
 from thalweg.programs.budget import entry_bytes
 from thalweg.programs.evaluate import order_for
 from thalweg.programs.footprint import footprint, middle_peak
@@ -196,7 +195,7 @@ def choose_owners(items: Sequence[Item], place: Place, rank: int) -> list[Item]:
 
 def is_divided(item: Item, place: Place) -> bool:
     """Whether replicas divide the work on a tensor, as a run does unless it is told otherwise."""
-    if place.replicas == 1 or place.engine == "fused" or place.offload_state:
+    if place.replicas == 1 or place.engine == "fused":
         return False
     on_gpu = place.device == "cuda" and place.engine == "auto" and not item.is_sharded
     if on_gpu and kernels.would_lose_kernels(item.setting, item.shape, item.tensor.dtype):

@@ -28,7 +28,6 @@ from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.native import Native
 from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistics
 from thalweg.torch.engines.triton import Triton
-from thalweg.torch.offload.host import HostState
 from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if_made_otherwise
 from thalweg.torch.params.checks import Idleness, warn_if_used_up
 from thalweg.torch.params.explain import Treatment, explain
@@ -54,7 +53,7 @@ from thalweg.torch.params.states import (
     as_found,
     check_state,
     convert_count,
-    convert_state,
+    convert_entries,
     fit_around,
     is_count_tensor,
     make_state,
@@ -69,7 +68,6 @@ from thalweg.torch.step.joint import JointGradient
 from thalweg.torch.step.look import GRAD
 from thalweg.torch.step.remembered import MOST_REMEMBERED, RememberedStep, presence_of
 from thalweg.torch.step.runs import Runs
-from thalweg.torch.step.turns import Turns
 
 
 def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,7 +108,6 @@ class Optimizer(torch.optim.Optimizer):
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
-        offload_state: bool = False,
         capturable: bool = False,
         replicas: Any = None,
         divide_work: bool | None = None,
@@ -125,7 +122,7 @@ class Optimizer(torch.optim.Optimizer):
         entry = check_options(self.rule, lr, options, variant, overrides)
         engine = choose_engine(engine, foreach, fused, differentiable)
         sharing = Sharing(replicas, divide_work, message_dtype)
-        self._begin(params, [(None, entry)], defaults_of(entry), engine, offload_state, capturable, sharing)
+        self._begin(params, [(None, entry)], defaults_of(entry), engine, capturable, sharing)
 
     def _begin(
         self,
@@ -133,16 +130,14 @@ class Optimizer(torch.optim.Optimizer):
         entries: list[Entry],
         defaults: Mapping[str, Any],
         engine: EngineName,
-        offload_state: bool,
         capturable: bool,
         sharing: Sharing,
     ) -> None:
         """Take parameters that are to be stepped by the rules of these entries."""
         check_flag("capturable", capturable)
-        check_flag("offload_state", offload_state)
-        sharing.check(engine, offload_state=offload_state)
+        sharing.check(engine)
         self._groups = Groups(entries)
-        self._forget(engine, offload_state, sharing)
+        self._forget(engine, sharing)
         super().__init__(params, {**defaults, "capturable": capturable, "layout": LAYOUT})
         for p in self.parameters() if engine == "fused" else ():
             missing = reason_missing_for(p)
@@ -167,16 +162,14 @@ class Optimizer(torch.optim.Optimizer):
         variant, overrides = options.pop("variant", None), options.pop("overrides", ())
         return check_options(rule, lr, options, variant, overrides)
 
-    def _forget(self, engine: EngineName, offload_state: bool, sharing: Sharing) -> None:
+    def _forget(self, engine: EngineName, sharing: Sharing) -> None:
         """Have seen no step yet."""
         self._wanted_engine, self._sharing = engine, sharing
-        self._host = HostState(wanted=offload_state)
-        self._turns = Turns()
         self._engines_used: set[str] = set()
         self._last: Statistics = {}
         #: The statistics that were put there last.
         self._told: list[Statistics] = []
-        self._sorter = Sorter(engine, sharing, offload_state=offload_state)
+        self._sorter = Sorter(engine, sharing)
         self._agreement = Agreement(sharing)
         self._steps: dict[Hashable, RememberedStep] = {}
         #: The one that was taken last, if the next may be the same.
@@ -204,9 +197,7 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         compiling = torch.compiler.is_compiling()
         # asked before gradients are turned off: a compiler that stops in between has a graph of nothing but that
-        stays_eager = compiling and any(
-            self._host.wanted or self._rule_of(group).needs_whole for group in self.param_groups
-        )
+        stays_eager = compiling and any(self._rule_of(group).needs_whole for group in self.param_groups)
         if not compiling:
             # as torch.no_grad() does, in a tenth of the time
             are_enabled = torch.is_grad_enabled()
@@ -261,10 +252,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._engines_used = {bucket.way for bucket in buckets}
                 if not buckets and not self._last:
                     self._idleness.note_step(self.parameters())
-                if self._host.wanted:
-                    self._take_turns(buckets)
-                else:
-                    self._take(runs, buckets)
+                self._take(runs, buckets)
             finally:
                 if accumulates:
                     self._accumulation.forget(self.param_groups)
@@ -273,13 +261,12 @@ class Optimizer(torch.optim.Optimizer):
                         del self.state[p]
 
     def _guard(self) -> AbstractContextManager[object]:
-        """What is around a step: a lock, and more where state is on the host or autocast is on."""
-        if not torch._C._is_any_autocast_enabled() and not self._host.wanted:
+        """What is around a step: a lock, and autocast turned off where it is on."""
+        if not torch._C._is_any_autocast_enabled():
             return self._lock
         lowered = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
         stack = ExitStack()
         stack.enter_context(self._lock)
-        stack.enter_context(self._host.stepping())
         for device in lowered:  # products of matrices are in the precision that the rule is computed in
             stack.enter_context(torch.autocast(device, enabled=False))
         return stack
@@ -353,7 +340,7 @@ class Optimizer(torch.optim.Optimizer):
         chosen = places if only is None else {only: places[only]}
         buckets = self._sorter.sort(self, chosen, settings, compiling=compiling)
         self._joint.share_norms(self.state.values())
-        runs = self._lay_out(() if self._host.wanted else buckets, compiling=compiling)
+        runs = Runs(self._engines, buckets, self._check_state, compiling=compiling)
         if not compiling:
             self._steps.pop(present, None)
             read = self._gradients if has_sums else None
@@ -388,47 +375,22 @@ class Optimizer(torch.optim.Optimizer):
         """The states of one parameter, or of all."""
         return self.state if only is None else {only: self.state.get(only, {})}
 
-    def _lay_out(self, buckets: Sequence[Bucket], *, compiling: bool = False) -> Runs:
-        return Runs(self._engines, buckets, self._check_state, compiling=compiling)
-
-    def _take_turns(self, buckets: Sequence[Bucket]) -> None:
-        """Step buckets whose state is on the host, as much of it at a time as the device has room for."""
-        if self.param_groups[0]["on_nonfinite"] == "raise":
-            # a first time without writing, since nothing is written before everything is known to be finite
-            nonfinite: list[str] = []
-
-            def note(names: Sequence[str]) -> bool:
-                nonfinite.extend(names)
-                return False
-
-            self._turns.take(self, buckets, self._lay_out, functools.partial(self._take, commit=note), writes=False)
-            raise_if_nonfinite(self._in_order(nonfinite))
-        self._turns.take(self, buckets, self._lay_out, functools.partial(self._take, looks=False))
-
-    def _take(
-        self,
-        runs: Runs,
-        buckets: Sequence[Bucket],
-        *,
-        looks: bool = True,
-        commit: Callable[[Sequence[str]], bool] | None = None,
-    ) -> None:
-        """Step buckets as one. looks: for steps that are not finite, where that is an error."""
+    def _take(self, runs: Runs, buckets: Sequence[Bucket]) -> None:
+        """Step buckets as one."""
         on_nonfinite = self.param_groups[0]["on_nonfinite"]
-        looks = looks and on_nonfinite == "raise" and not self._joint.skips_a_spike()
-        found = runs.take(buckets, on_nonfinite, looks=looks, commit=commit or self._commit)
+        looks = on_nonfinite == "raise" and not self._joint.skips_a_spike()
+        found = runs.take(buckets, on_nonfinite, looks=looks, commit=self._commit)
         if not are_the_same(found, self._told):  # a run that is taken again goes on telling the same
             self._told = found
             for each in found:
                 self._last.update(each)
 
-    def _commit(self, nonfinite: Sequence[str]) -> bool:
+    def _commit(self, nonfinite: Sequence[str]) -> None:
         """Before anything is written: refuse a step that is not finite."""
         if nonfinite:
             raise_if_nonfinite(self._in_order(nonfinite))
         self._joint.commit()
         self._written = True
-        return True
 
     def _join_gradients(self, buckets: list[Bucket], runs: Runs) -> list[Bucket]:
         """Buckets with what depends on all gradients together."""
@@ -536,22 +498,10 @@ class Optimizer(torch.optim.Optimizer):
         """
         groups = self.param_groups
         shown_only, unused = list(map(self._is_shown_only, groups)), self._groups.find_unused(groups)
-        given = list(self._treatments()), groups, shown_only, unused, self._host, self._sorter.reason_undivided
+        given = list(self._treatments()), groups, shown_only, unused, self._sorter.reason_undivided
         return explain(*given, code=code, program=program)
 
     # ---- state
-
-    # A step returns before its copies to the host are complete: reading state waits for them.
-    @property
-    def state(self) -> Any:
-        """By parameter, what is kept for it between steps. Reading it waits for copies to the host."""
-        if self._host.pending:
-            self._host.wait_to_read()
-        return self.__dict__["state"]
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.__dict__["state"] = state
 
     def make_state(self) -> None:
         """Make the state of every parameter that has none, as it is before the first step.
@@ -568,7 +518,7 @@ class Optimizer(torch.optim.Optimizer):
         """The state of a parameter, made if there is none."""
         state: dict[str, Tensor] = self.state[p]
         if not state:
-            state.update(make_state(name, p, setting, self._host, self._place_of_counts(p, group)))
+            state.update(make_state(name, p, setting, self._place_of_counts(p, group)))
         return state
 
     def _setting(self, settings: Settings, name: str, p: Tensor) -> Setting:
@@ -585,13 +535,13 @@ class Optimizer(torch.optim.Optimizer):
     def _fit_state(self, name: str, p: Tensor, setting: Setting) -> None:
         setting.rule.check_shape(name, tuple(p.shape))
         state = self.state.get(p)
-        if state and (changed := fit_around(name, p, setting, self._host, state)) and not self._conversion_told:
+        if state and (changed := fit_around(name, p, setting, state)) and not self._conversion_told:
             self._conversion_told = True
             warnings.warn(changed, ResumeWarning, stacklevel=5)
         as_kept = as_found(setting, p, {key: e for key, e in state.items() if key != "step"}) if state else setting
         self._check_state(name, p, as_kept)
         if state and as_kept is not setting:
-            made = convert_state(name, p, setting, self._host, state)
+            made = convert_entries(setting, p, name, state)
             if not self._conversion_told:
                 self._conversion_told = True
                 warn_converted(name, state, made)
@@ -627,7 +577,7 @@ class Optimizer(torch.optim.Optimizer):
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
         self.state.clear()
-        self._forget(self._wanted_engine, self._host.wanted, self._sharing)
+        self._forget(self._wanted_engine, self._sharing)
 
     # ---- averages
 
@@ -679,7 +629,6 @@ class Optimizer(torch.optim.Optimizer):
             self._groups,
             self.param_groups,
             self.defaults,
-            self._host,
             self._place_of_counts,
             imported=imported,
         )
@@ -692,7 +641,6 @@ class Optimizer(torch.optim.Optimizer):
         self._accumulation.restore(self.param_groups, self.state)
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
-        self._turns.forget()
         self._forget_memory()
         self._agreement.forget()
         for engine in self._engines.values():
@@ -701,17 +649,15 @@ class Optimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         own = {"_entries": self._groups.entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
         sharing = self._sharing.divide_work, self._sharing.message_dtype  # without a process group, which has no copies
-        beside = {"_offload_state": self._host.wanted, "_sharing": sharing}
-        return {**super().__getstate__(), **own, **beside}
+        return {**super().__getstate__(), **own, "_sharing": sharing}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        offload_state = state.pop("_offload_state", False)
         sharing = Sharing(None, *state.pop("_sharing", ()))
         own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
         super().__setstate__(state)
         if own:  # a copy or a pickle, and not load_state_dict, which comes here too
             self._groups = Groups(own["_entries"])
-            self._forget(own["_wanted_engine"], offload_state, sharing)
+            self._forget(own["_wanted_engine"], sharing)
             self._joint.skips = own["_skips"]
             self._accumulation.restore(self.param_groups, self.state)
 

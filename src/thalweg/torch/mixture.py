@@ -84,7 +84,6 @@ class Mixture(Optimizer):
         spikes: bool | Spikes = False,
         accumulate: int | None = None,
         engine: EngineName = "auto",
-        offload_state: bool = False,
         capturable: bool = False,
         replicas: Any = None,
         divide_work: bool | None = None,
@@ -107,7 +106,7 @@ class Mixture(Optimizer):
         checked = checked_entries(entries, whole, self._for_all)
         engine = choose_engine(engine, foreach, fused, differentiable)
         sharing = Sharing(replicas, divide_work, message_dtype)
-        self._begin(params, checked, to_plain(whole), engine, offload_state, capturable, sharing)
+        self._begin(params, checked, to_plain(whole), engine, capturable, sharing)
         if not self.param_groups:
             raise ParameterError("params has groups without any parameter: pass list(model.named_parameters()) in one")
 

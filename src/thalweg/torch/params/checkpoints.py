@@ -18,10 +18,9 @@ from thalweg.settings import Setting
 from thalweg.settings import in_words as rules_in_words
 from thalweg.spaces import torch as xp
 from thalweg.storage import BESIDE, RECORD, check_codes, check_eight_bits
-from thalweg.torch.offload.host import HostState, move_entry
 from thalweg.torch.params.groups import LAYOUT, Group, Groups, check_rate, defaults_of, homes_in, load_group, names_of
 from thalweg.torch.params.states import as_found, expected_entries, shapes_of
-from thalweg.torch.sharding.shards import is_distributed, lay_out, whole
+from thalweg.torch.sharding.shards import lay_out, whole
 
 #: What wrappers of a model put into the names of its parameters.
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -37,8 +36,6 @@ class Expected(NamedTuple):
     #: The keys of other counts, and where counts are.
     counts: Sequence[str]
     place_of_counts: torch.device
-    #: The keys of entries that are kept on the host.
-    hosted: Sequence[str]
 
 
 def read_state(
@@ -46,7 +43,6 @@ def read_state(
     groups: Groups,
     own: Sequence[Group],
     defaults: Group,
-    host: HostState,
     place_of_counts: Callable[[Tensor, Group], torch.device],
     *,
     imported: bool,
@@ -75,8 +71,7 @@ def read_state(
             new = {*keys_around(setting.rule_at(1), tuple(p.shape)), *BESIDE} - s.keys()
             ghosts = {key: ghost for key, ghost in ghosts.items() if key not in new}
             counts = setting.rule.keys(tuple(p.shape), Count)
-            hosted = host.keys(name, p, setting.rule_at(1), list(ghosts))
-            expected.append(Expected(name, p, ghosts, counts, place_of_counts(p, loaded[index]), hosted))
+            expected.append(Expected(name, p, ghosts, counts, place_of_counts(p, loaded[index])))
         for each, s in zip(expected, found, strict=True):
             if s:
                 check_entries(each, s)
@@ -242,11 +237,7 @@ def restore(expected: Expected, saved: Mapping[str, Any]) -> dict[str, Tensor]:
     state = {}
     for key, value in saved.items():
         tensor = torch.as_tensor(value, dtype=torch.float32) if key == "step" else torch.as_tensor(value)
-        is_hosted = key in expected.hosted
         home = expected.place_of_counts if key in ("step", *expected.counts) else expected.p.device
-        if is_hosted and not is_distributed(expected.p):  # else it is laid out over ranks first, on their devices
-            home = torch.device("cpu")
         made = tensor.to(home, copy=True)
-        made = made if key == "step" else lay_out(made, expected.entries[key])
-        state[key] = move_entry(made, "cpu") if is_hosted else made
+        state[key] = made if key == "step" else lay_out(made, expected.entries[key])
     return state

@@ -33,11 +33,11 @@ from thalweg.torch.step.gradients import gradient_of
 class Sorter:
     """Sorts the parameters of one optimizer, and remembers how each of them is treated."""
 
-    def __init__(self, wanted: EngineName, sharing: Sharing, *, offload_state: bool) -> None:
+    def __init__(self, wanted: EngineName, sharing: Sharing) -> None:
         self.wanted: EngineName = wanted
         #: Whether it is asked at all what fused code can step: some of it is compiled for the answer.
         self.may_fuse = wanted in ("auto", "fused")
-        self.sharing, self.offload_state = sharing, offload_state
+        self.sharing = sharing
         self.forget()
 
     def forget(self) -> None:
@@ -127,7 +127,7 @@ class Sorter:
         rule = setting.rule_at(1)
         if not rule.needs_whole or not self.sharing.groups_of(p):
             return None
-        reason = self.sharing.reason_against(p, rule, self.wanted, offload_state=self.offload_state)
+        reason = self.sharing.reason_against(p, rule, self.wanted)
         can_lose = not reason and self.sharing.divide_work is None and self.wanted == "auto"
         if can_lose and would_lose_kernels(setting, p, capturable=capturable):
             return "fused kernels step it as a whole, and not where work is divided"
