@@ -15,7 +15,7 @@ from thalweg.rules import Rule
 from thalweg.rules.around import parts_of
 from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
-from thalweg.storage import accumulated_bytes, describe_state
+from thalweg.storage import describe_state
 
 #: Bytes of dense factors from which on a warning is due.
 HUGE = 2**28
@@ -175,7 +175,7 @@ def explain_parameter(
         rule.treatment(shape),
         setting.lr_scale,
         getattr(rule, "weight_decay", 0.0),
-        sum(state.values()) + accumulated_bytes(setting.handling, shape, dtype) + counter_bytes,
+        sum(state.values()) + counter_bytes,
         tuple(told),
         parts_of(type(rule))[0].__name__,
         tuple(filter(None, (hint, hint_of_stack(name, shape, rule)))),

@@ -50,7 +50,6 @@ class CommonOptions(TypedDict, total=False):
     state_rounding: Literal["nearest", "stochastic"]
     seed: int
     spikes: bool | Spikes
-    accumulate: int | None
 
 
 class SGDOptions(CommonOptions, total=False):

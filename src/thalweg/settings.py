@@ -92,13 +92,6 @@ class Handling:
         "and `thalweg.Spikes(action='clip', window=128, z=6.0)` says more. Needs `step`, which sees all of them.",
     )
 
-    accumulate: int | None = option(
-        None,
-        "Add up the gradients of so many calls of `step` in float32 (float64 for such parameters), and take a step "
-        "with their mean at the last of them.",
-        low=1,
-    )
-
     def __post_init__(self) -> None:
         if self.spikes is True:
             object.__setattr__(self, "spikes", Spikes())
@@ -129,10 +122,6 @@ class Handling:
                 return entry.eight_bits if asked == EIGHT_BITS else asked
         return None
 
-    @property
-    def accumulates(self) -> bool:
-        return self.accumulate is not None and self.accumulate > 1
-
     @functools.cached_property
     def guard(self) -> Spikes | None:
         """What spikes are and what is done about them; None: nothing looks for them."""
@@ -157,7 +146,7 @@ class Handling:
 #: Handling that decides how state is stored.
 STORAGE = tuple(f.name for f in fields(Handling) if f.name.endswith("_dtype"))
 #: Handling that concerns the whole step and cannot differ between parameters.
-WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed", "spikes", "accumulate")
+WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed", "spikes")
 
 
 @dataclass(frozen=True)

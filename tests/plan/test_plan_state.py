@@ -52,12 +52,12 @@ def rate(name: str) -> dict[str, float]:
     return {} if name == "Adafactor" else {"lr": 1e-3}
 
 
-AROUND_STEPS: list[Any] = [("AdamW", options, SHAPES) for options in ({"accumulate": 2}, {"spikes": True})]
+SPIKES: list[Any] = [("AdamW", {"spikes": True}, SHAPES)]
 
 
 @by_turns()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize(("name", "options", "shapes"), [*EVERY, *AROUND_STEPS])
+@pytest.mark.parametrize(("name", "options", "shapes"), [*EVERY, *SPIKES])
 def test_torch(name: str, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: str) -> None:
     torch = pytest.importorskip("torch")
     import thalweg.torch

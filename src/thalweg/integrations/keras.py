@@ -61,7 +61,6 @@ OF_KERAS = tuple(
 ELSEWHERE = {
     "max_grad_norm": "use global_clipnorm",
     "spikes": "use global_clipnorm, whose limit you choose yourself",
-    "accumulate": "use gradient_accumulation_steps",
     "on_nonfinite": "use keras.optimizers.LossScaleOptimizer, which skips such steps",
 }
 #: What keras.optimizers.Muon and other front ends call the arguments of MuonAdamW.

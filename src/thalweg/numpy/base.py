@@ -199,8 +199,6 @@ class Optimizer(Stepping):
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step(params, grads)")
         if self._settings.base.handling.spikes:
             raise OptionError("spikes needs all gradients of a step at once: use step(params, grads)")
-        if self._settings.base.handling.accumulates:
-            raise OptionError("accumulate counts steps of all parameters: use step(params, grads)")
         is_raw = shape is None and np.ndim(weights) == 1
         self._run([self._job(name, weights, gradient, shape, lr_scale, is_raw=is_raw)], None)
 
@@ -212,12 +210,6 @@ class Optimizer(Stepping):
         Parameters without a gradient (None, or no entry in the mapping) are left alone. The shape of each is its own:
         an array of one axis is a vector.
         """
-        handling = self._settings.base.handling
-        if handling.accumulates:
-            means = self._accumulate(params, grads, handling.accumulate or 1)
-            if means is None:
-                return
-            grads = means
         given = pairs(params, grads)
         places_of(self._entries, [(name, weights) for name, weights, _ in given if name not in self._tracked])
         jobs = [self._job(name, weights, gradient, None, 1.0) for name, weights, gradient in given]
@@ -230,22 +222,6 @@ class Optimizer(Stepping):
                     warnings.warn(f"{what} that match no parameter: {told}", UnusedOverrideWarning, stacklevel=2)
         self._run_together(jobs)
         self.end_iteration()
-
-    def _accumulate(self, params: Any, grads: Any, wanted: int) -> Any:
-        """Add gradients to those of the calls before; the mean of each parameter's if it is time for a step."""
-        given = pairs(params, grads)
-        places_of(self._entries, [(name, weights) for name, weights, _ in given if name not in self._tracked])
-        for job in [self._job(*each, None, 1.0) for each in given]:
-            self._tracked.setdefault(job.name, job.tracked).accumulate(job.gradient, job.weights)
-        self._accumulated += 1
-        if self._accumulated < wanted:
-            return None
-        sums = {name: own.accumulated for name, own in self._tracked.items()}
-        means = {name: total / self._accumulated for name, total in sums.items() if total is not None}
-        for own in self._tracked.values():
-            own.accumulated = None
-        self._accumulated = 0
-        return means if isinstance(params, Mapping) else [means.get(place) for place in range(len(params))]
 
     def end_iteration(self) -> None:
         """Say that every parameter has had its :meth:`update`.

@@ -20,7 +20,7 @@ from thalweg.exchange import FROM_TORCH, KEYS, MIXED, VERSION, check_layout, che
 from thalweg.numpy.arrays import Arr, Name, checked_name, kind_of
 from thalweg.spaces import numpy as xp
 from thalweg.spaces.numpy import named_dtype
-from thalweg.storage import ACCUMULATED, BESIDE, SPIKES, check_codes, declared
+from thalweg.storage import SPIKES, check_codes, declared
 
 #: How much larger than its file a compressed state may be.
 MOST_UNPACKED = 16
@@ -32,14 +32,12 @@ def read_state(
     """Learning rate, iteration, and by name (step, entries, what the optimizer keeps beside); checked, and copied."""
     if not is_count(saved["iteration"]):
         raise StateError("this state_dict() is damaged: its iteration must be a count")
-    if not is_count(saved.get(ACCUMULATED, 0)):
-        raise StateError(f"this state_dict() is damaged: {ACCUMULATED!r} must be a count")
     found: dict[Name, tuple[int, State[Arr], State[Arr]]] = {}
     for name, entries in saved["state"].items():
         name = checked_name(name)
         check_step(name, entries)
         arrays = {key: entry_of(name, key, entry) for key, entry in entries.items() if key != "step"}
-        beside = {key: arrays.pop(key) for key in BESIDE if key in arrays}
+        beside = {key: arrays.pop(key) for key in (SPIKES,) if key in arrays}
         norms = beside.get(SPIKES, np.zeros(1))
         if norms.ndim != 1 or not np.all(norms >= 0) or not np.all(np.isfinite(norms)):
             raise StateError(f"the state of {name!r} is damaged: {SPIKES!r} must be norms in a row")
@@ -92,7 +90,7 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any]) -> N
             # bfloat16 is not a dtype that every reader of such files knows
             entry = np.ascontiguousarray(entry).reshape(entry.shape)
             arrays[f"{index}.{key}"] = entry.view(np.uint16) if entry.dtype.name == "bfloat16" else entry
-    told = [key for key in (*KEYS, VERSION, MIXED, ACCUMULATED) if key != "state" and key in state_dict]
+    told = [key for key in (*KEYS, VERSION, MIXED) if key != "state" and key in state_dict]
     about = {**{key: state_dict[key] for key in told}, "parameters": parameters}
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -14,11 +14,11 @@ from thalweg.arrays import Shape, State
 from thalweg.errors import OptionError, ParameterError, StateError
 from thalweg.exchange import check_exchanged, pack_state
 from thalweg.kernels.cpu.tables import Operand
-from thalweg.numpy.arrays import Arr, Name, dtype_name
+from thalweg.numpy.arrays import Arr, Name
 from thalweg.numpy.checkpoints import read_file, read_state, write_file
 from thalweg.rules import Rule
 from thalweg.settings import Handling, Setting, Settings
-from thalweg.storage import ACCUMULATED, SPIKES, arithmetic
+from thalweg.storage import SPIKES
 
 
 @dataclass
@@ -47,15 +47,6 @@ class Tracked:
         return {**vars(self), "operand": None}  # a copy has its own memory
 
     skipped: int = 0
-    #: The sum of gradients that wait for a step.
-    accumulated: Arr | None = None
-
-    def accumulate(self, gradient: Arr, weights: Arr) -> None:
-        """Add a gradient in the precision in which its parameter is computed."""
-        if self.accumulated is None:
-            self.accumulated = gradient.astype(arithmetic(dtype_name(weights)))
-        else:
-            self.accumulated += gradient
 
 
 class Job(NamedTuple):
@@ -90,8 +81,6 @@ class Memory:
         #: What is kept of former norms for ``spikes``, and what the last step told of them.
         self._norms: Arr | None = None
         self._joint_figures: dict[str, Any] = {}
-        #: How many calls of step wait for one that is taken.
-        self._accumulated = 0
         #: How many iterations have ended, counted under ``global_step=True`` alone.
         self.iteration = 0
 
@@ -99,13 +88,7 @@ class Memory:
     def state(self) -> dict[Name, dict[str, Arr]]:
         """The state of every parameter stepped so far, under the keys of checkpoints."""
         norms = {} if self._norms is None else {SPIKES: self._norms}
-        sums = {
-            name: {ACCUMULATED: own.accumulated} for name, own in self._tracked.items() if own.accumulated is not None
-        }
-        return {
-            name: {"step": np.array(known.step), **known.state, **norms, **sums.get(name, {})}
-            for name, known in self._tracked.items()
-        }
+        return {name: {"step": np.array(known.step), **known.state, **norms} for name, known in self._tracked.items()}
 
     @property
     def num_parameters(self) -> int:
@@ -130,13 +113,12 @@ class Memory:
     def clear_state(self) -> None:
         """Forget every parameter, and the count of iterations."""
         self._tracked, self.iteration = {}, 0
-        self._norms, self._joint_figures, self._accumulated = None, {}, 0
+        self._norms, self._joint_figures = None, {}
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain values and copies of arrays."""
         made_by, lr = self._told()
-        packed = pack_state(made_by, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
-        return {**packed, ACCUMULATED: self._accumulated} if self._accumulated else packed
+        return pack_state(made_by, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
 
     def _told(self) -> tuple[Any, Any]:
         """What a checkpoint says of the rule, or of those of a mixture by name, and of learning rates."""
@@ -164,11 +146,10 @@ class Memory:
         except (OptionError, ParameterError) as error:
             raise StateError(f"this state_dict() is damaged: {error}") from None
         self._tracked = {
-            name: Tracked(entries, step, made_by=makers.get(name), accumulated=beside.get(ACCUMULATED))
-            for name, (step, entries, beside) in saved.items()
+            name: Tracked(entries, step, made_by=makers.get(name)) for name, (step, entries, _) in saved.items()
         }
         self._norms = next((beside[SPIKES] for *_, beside in saved.values() if SPIKES in beside), None)
-        self.iteration, self._untold, self._accumulated = iteration, True, state_dict.get(ACCUMULATED, 0)
+        self.iteration, self._untold = iteration, True
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``state_dict()`` to an ``.npz`` or ``.safetensors`` file, without pickle."""

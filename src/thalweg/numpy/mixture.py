@@ -25,7 +25,6 @@ USUAL: dict[str, Any] = {
         on_nonfinite="propagate",
         seed=0,
         spikes=False,
-        accumulate=None,
     ),
     **dict(global_step=False, engine="auto"),
 }
@@ -57,7 +56,6 @@ class Mixture(Optimizer):
         on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
         seed: int = 0,
         spikes: bool | Spikes = False,
-        accumulate: int | None = None,
         global_step: bool = False,
         engine: Engine = "auto",
     ) -> None:
@@ -70,7 +68,6 @@ class Mixture(Optimizer):
             on_nonfinite=on_nonfinite,
             seed=seed,
             spikes=spikes,
-            accumulate=accumulate,
             global_step=global_step,
             engine=engine,
         )

@@ -59,7 +59,6 @@ def sgd(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -95,7 +94,6 @@ def adamw(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -137,7 +135,6 @@ def lars(
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -180,7 +177,6 @@ def lamb(
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -226,7 +222,6 @@ def adafactor(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -276,7 +271,6 @@ def muon(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -327,7 +321,6 @@ def kron(
     precond_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
     b1: Any = None,
     mu_dtype: Any = None,
@@ -376,7 +369,6 @@ def soap(
     precond_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -413,7 +405,6 @@ def ademamix(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -444,7 +435,6 @@ def lion(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -482,6 +472,5 @@ def mars(
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...

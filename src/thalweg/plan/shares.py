@@ -31,7 +31,6 @@ from thalweg.plan.ranks import (
 )
 from thalweg.programs.budget import entry_bytes
 from thalweg.settings import Setting
-from thalweg.storage import accumulated_bytes
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,6 @@ def share_of(
     sums = messages(items) if world > 1 else {}
     peak = peak_of_parts(elementwise, whole, sums, place, rank) if whole or world > 1 else peak_of(items, place)
     state = costs.counter_bytes(place.front_end, len(items), items[0].setting)
-    state += sum(accumulated_bytes(item.setting.handling, item.tensor.shape, item.tensor.dtype) for item in items)
     state += sum(entry_bytes(entry) for item in items for entry in entries_held(item).values())
     state += sum(bytes_of_owner(item) for item in whole if item.owner == rank)
     not_trained = [local(tensor, place, rank) for tensor in frozen]

@@ -32,7 +32,6 @@ from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if
 from thalweg.torch.params.checks import Idleness, warn_if_used_up
 from thalweg.torch.params.explain import Treatment, explain
 from thalweg.torch.params.groups import (
-    ACCUMULATE_OF,
     LAYOUT,
     EngineName,
     Groups,
@@ -60,10 +59,8 @@ from thalweg.torch.params.states import (
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.sharing import Sharing
-from thalweg.torch.step.accumulation import Accumulation, count_accumulated
 from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
-from thalweg.torch.step.gradients import gradient_of
 from thalweg.torch.step.joint import JointGradient
 from thalweg.torch.step.look import GRAD
 from thalweg.torch.step.remembered import MOST_REMEMBERED, RememberedStep, presence_of
@@ -175,7 +172,6 @@ class Optimizer(torch.optim.Optimizer):
         #: The one that was taken last, if the next may be the same.
         self._latest: RememberedStep | None = None
         self._joint = JointGradient()
-        self._accumulation = Accumulation()
         lists = Lists(sharing.message_dtype)
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
         self._idleness = Idleness()
@@ -195,10 +191,7 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        compiling = torch.compiler.is_compiling()
-        # asked before gradients are turned off: a compiler that stops in between has a graph of nothing but that
-        stays_eager = compiling and any(self._rule_of(group).needs_whole for group in self.param_groups)
-        if not compiling:
+        if not torch.compiler.is_compiling():
             # as torch.no_grad() does, in a tenth of the time
             are_enabled = torch.is_grad_enabled()
             torch._C._set_grad_enabled(False)
@@ -207,6 +200,8 @@ class Optimizer(torch.optim.Optimizer):
             finally:
                 torch._C._set_grad_enabled(are_enabled)
             return loss
+        # asked before gradients are turned off: a compiler that stops in between has a graph of nothing but that
+        stays_eager = any(self._rule_of(group).needs_whole for group in self.param_groups)
         with torch.no_grad():
             if stays_eager:
                 self._step_uncompiled()
@@ -224,8 +219,6 @@ class Optimizer(torch.optim.Optimizer):
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step()")
         if any(group.get("spikes") for group in self.param_groups):
             raise OptionError("spikes needs all gradients of a step at once: use step()")
-        if any(group.get("accumulate") for group in self.param_groups):
-            raise OptionError("accumulate counts steps of all parameters: use step()")
         if p not in self._places():
             raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
         with torch.no_grad():
@@ -242,10 +235,6 @@ class Optimizer(torch.optim.Optimizer):
             raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
         with self._guard():
             known, self._written = len(self.state), False
-            accumulates = any(map(ACCUMULATE_OF, self.param_groups))
-            accumulate = self._accumulate_eagerly if compiling else self._accumulate
-            if (accumulates or self._accumulation.waiting) and not accumulate():
-                return
             try:
                 prepare = self._prepare_eagerly if compiling else self._prepare
                 buckets, runs = prepare(only, compiling=compiling)
@@ -254,8 +243,6 @@ class Optimizer(torch.optim.Optimizer):
                     self._idleness.note_step(self.parameters())
                 self._take(runs, buckets)
             finally:
-                if accumulates:
-                    self._accumulation.forget(self.param_groups)
                 if not self._written:
                     for p in list(self.state)[known:]:  # what was made for a step that is not taken
                         del self.state[p]
@@ -271,39 +258,6 @@ class Optimizer(torch.optim.Optimizer):
             stack.enter_context(torch.autocast(device, enabled=False))
         return stack
 
-    def _accumulate(self) -> bool:
-        """Add the gradients of this step to those before it, if that is asked for; whether to take a step with all."""
-        if not self.param_groups[0].get("accumulate"):
-            self._accumulation.forget(self.param_groups)
-            return True
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
-            raise OptionError("accumulate counts steps on the host, which no CUDA graph repeats: leave one of them out")
-        groups = self.param_groups
-        if not self._groups.have_same_names(groups):
-            self._places()
-        settings = self._groups.current_settings(groups)
-        handling = settings[0].base.handling
-        if not handling.accumulates:
-            self._accumulation.forget(self.param_groups)
-            return True
-        given = self._given(None)
-        if not self._accumulation.add_again(given, self.state, settings):
-            places = self._places()
-            gradients = {p: gradient_of(name, p, p.grad) for p, (name, _) in places.items() if p.grad is not None}
-            for p in gradients:
-                name, index = places[p]
-                self._state(name, p, self._setting(settings[index], name, p), groups[index])
-            self._accumulation.add(gradients, given, self.state, settings)
-        return self._accumulation.count(groups) >= (handling.accumulate or 1)
-
-    _accumulate_eagerly = torch.compiler.disable(_accumulate)  # type: ignore[no-untyped-call]
-
-    def _gradients(self, params: Sequence[Tensor]) -> list[Any]:
-        """What parameters are stepped by: their gradients, or the sums of those that were accumulated."""
-        if self._accumulation.waiting:
-            return self._accumulation.gradients(params, self.state)
-        return list(map(GRAD, params))
-
     # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
     _step_eagerly = torch.compiler.disable(_step, recursive=False)  # type: ignore[no-untyped-call]
 
@@ -318,11 +272,11 @@ class Optimizer(torch.optim.Optimizer):
 
         only: the one parameter to be stepped; None for all.
         """
-        groups, has_sums = self.param_groups, bool(self._accumulation.waiting)
-        repeated = self._latest if only is None and not compiling and not has_sums else None
+        groups = self.param_groups
+        repeated = self._latest if only is None and not compiling else None
         if repeated is not None and self._groups.have_same_names(groups):
             # the same parameters have gradients then: ranks have agreed on all but options
-            buckets = self._repeat(repeated, only) if self._agreement.holds(groups) else None
+            buckets = self._repeat(repeated, None) if self._agreement.holds(groups) else None
             if buckets is not None:
                 return buckets, repeated.runs
         places = self._places()
@@ -330,12 +284,10 @@ class Optimizer(torch.optim.Optimizer):
         rules, overrides = list(map(self._rule_of, groups)), self._groups.overrides
         self._agreement.reach(rules, places, groups, overrides, one_by_one=only is not None)
         settings = self._groups.current_settings(groups)
-        present: Hashable = id(only)
-        if only is None:
-            present = presence_of(self._gradients(self._groups.params)) + (b"sums" if has_sums else b"")
+        present: Hashable = presence_of(list(map(GRAD, self._groups.params))) if only is None else id(only)
         step = None if compiling else self._steps.get(present)
         if step is not None and (buckets := self._repeat(step, only)) is not None:
-            self._note_latest(step, only)
+            self._latest = step if only is None else None
             return buckets, step.runs
         chosen = places if only is None else {only: places[only]}
         buckets = self._sorter.sort(self, chosen, settings, compiling=compiling)
@@ -343,10 +295,9 @@ class Optimizer(torch.optim.Optimizer):
         runs = Runs(self._engines, buckets, self._check_state, compiling=compiling)
         if not compiling:
             self._steps.pop(present, None)
-            read = self._gradients if has_sums else None
-            step = RememberedStep(buckets, runs, self._given(only), chosen, self._states_of(only), settings, read)
+            step = RememberedStep(buckets, runs, self._given(only), chosen, self._states_of(only), settings)
             self._steps[present] = step
-            self._note_latest(step, only)
+            self._latest = step if only is None else None
             whole = [key for key in self._steps if isinstance(key, bytes)]
             if len(whole) > MOST_REMEMBERED:
                 del self._steps[whole[0]]
@@ -355,11 +306,6 @@ class Optimizer(torch.optim.Optimizer):
     def _repeat(self, step: RememberedStep, only: Tensor | None) -> list[Bucket] | None:
         """The buckets of a remembered step, if it still holds."""
         return step.recall(self._given(only), self._states_of(only), self._options)
-
-    def _note_latest(self, step: RememberedStep, only: Tensor | None) -> None:
-        """The next step may repeat this one."""
-        can_repeat = only is None and not self._accumulation.waiting
-        self._latest = step if can_repeat else None
 
     def _given(self, only: Tensor | None) -> list[list[Tensor]]:
         """The parameters that may be stepped, in lists as groups have them."""
@@ -399,16 +345,11 @@ class Optimizer(torch.optim.Optimizer):
             runs,
             self._groups.settings[0].base.handling,
             # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
-            grad_scale=self._divisor() if self._accumulation.waiting else getattr(self, "grad_scale", None),
+            grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
             native=self._wanted_engine in ("auto", "fused"),
             in_order=self._in_order,
         )
-
-    def _divisor(self) -> Tensor:
-        """How many gradients a sum has."""
-        device = next(iter(self._accumulation.waiting)).device
-        return torch.full((), float(count_accumulated(self.param_groups)), dtype=torch.float64, device=device)
 
     # ---- groups
 
@@ -572,7 +513,6 @@ class Optimizer(torch.optim.Optimizer):
         self._sorter.forget()
         self._steps.clear()
         self._latest = None
-        self._accumulation.latest = None
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
@@ -638,7 +578,6 @@ class Optimizer(torch.optim.Optimizer):
         ]
         self.__setstate__({"state": defaultdict(dict, state), "param_groups": loaded})
         self._groups.note_shapes(self.param_groups)
-        self._accumulation.restore(self.param_groups, self.state)
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
         self._forget_memory()
@@ -659,7 +598,6 @@ class Optimizer(torch.optim.Optimizer):
             self._groups = Groups(own["_entries"])
             self._forget(own["_wanted_engine"], sharing)
             self._joint.skips = own["_skips"]
-            self._accumulation.restore(self.param_groups, self.state)
 
     # ---- what steps have found
 
@@ -702,8 +640,6 @@ class Optimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler may leave ``grad_scale`` and ``found_inf`` to a step, which then waits for nothing."""
         homes = [(p, group) for group in self.param_groups for p in group["params"]]
-        if any(group.get("accumulate") for _, group in homes):  # each gradient has a scale of its own
-            return False
         return all(not p.is_cpu and self._place_of_counts(p, group) == p.device for p, group in homes)
 
 

@@ -82,7 +82,6 @@ class Mixture(Optimizer):
         on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
         seed: int = 0,
         spikes: bool | Spikes = False,
-        accumulate: int | None = None,
         engine: EngineName = "auto",
         capturable: bool = False,
         replicas: Any = None,
@@ -99,7 +98,6 @@ class Mixture(Optimizer):
             on_nonfinite=on_nonfinite,
             seed=seed,
             spikes=spikes,
-            accumulate=accumulate,
         )
         Handling(**whole).validate()
         self._for_all = check_overrides(overrides)

@@ -82,22 +82,6 @@ def test_too_many_entries_are_not_for_kernels() -> None:
     side_by_side("AdamW", gradients(1, shapes=FEW), shapes=FEW, graft=AdamW(), averaged=0.5)
 
 
-def test_gradients_are_added_up_by_kernels() -> None:
-    """To the bit as torch adds them, wherever they are."""
-    shapes = {"matrix": (34, 20), "vector": (2100,), "number": ()}
-    named = [(name, p.detach().to(torch.bfloat16) if name != "vector" else p) for name, p in parameters(shapes=shapes)]
-    named = [(name, torch.nn.Parameter(p)) for name, p in named]
-    optimizer = make("AdamW", named, "auto", accumulate=8)
-    wanted: dict[str, Any] = {}
-    for step in gradients(4, shapes=shapes):
-        for name, p in named:
-            p.grad = step[name].to(p.dtype)
-            wanted[name] = wanted[name] + p.grad.float() if name in wanted else p.grad.float()
-        optimizer.step()
-    assert len(optimizer._accumulation.latest.kernels.passes) == 2, "one for each dtype"
-    assert all(torch.equal(optimizer.state[p]["accumulated"], wanted[name]) for name, p in named)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("options", [dict(on_nonfinite="skip"), {}], ids=str)
 def test_spikes_of_one_tensor_leave_the_others_alone(options: dict[str, Any]) -> None:

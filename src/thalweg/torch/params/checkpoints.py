@@ -11,13 +11,14 @@ from torch import Tensor
 
 from thalweg.errors import OptionError, ResumeWarning, StateError, read_as
 from thalweg.exchange import check_version, list_names
+from thalweg.given import GONE
 from thalweg.rules import Rule
 from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count
 from thalweg.settings import Setting
 from thalweg.settings import in_words as rules_in_words
 from thalweg.spaces import torch as xp
-from thalweg.storage import BESIDE, RECORD, check_codes, check_eight_bits
+from thalweg.storage import RECORD, SPIKES, check_codes, check_eight_bits
 from thalweg.torch.params.groups import LAYOUT, Group, Groups, check_rate, defaults_of, homes_in, load_group, names_of
 from thalweg.torch.params.states import as_found, expected_entries, shapes_of
 from thalweg.torch.sharding.shards import lay_out, whole
@@ -68,7 +69,7 @@ def read_state(
                 setting = as_found(setting, p, {key: entry for key, entry in s.items() if isinstance(entry, Tensor)})
             ghosts = expected_entries(setting, p, name)
             # what is new around a rule begins with the next step
-            new = {*keys_around(setting.rule_at(1), tuple(p.shape)), *BESIDE} - s.keys()
+            new = {*keys_around(setting.rule_at(1), tuple(p.shape)), SPIKES} - s.keys()
             ghosts = {key: ghost for key, ghost in ghosts.items() if key not in new}
             counts = setting.rule.keys(tuple(p.shape), Count)
             expected.append(Expected(name, p, ghosts, counts, place_of_counts(p, loaded[index])))
@@ -108,10 +109,22 @@ def check_is_state(rules: Sequence[type[Rule]], saved: Any) -> None:
         other = "not a state of thalweg.torch" if None in found else f"a state of {rules_in_words(found)}"
         hint = ": import_peer continues runs of other optimizers" if None in found else ""
         raise StateError(f"this is {other} and cannot be loaded into {rules_in_words(known)}{hint}")
+    for group in saved["param_groups"]:
+        check_nothing_gone(group)
     for group in saved["param_groups"] if known else ():
         check_version(known[group["rule"]], group.get("rule_version"))
         if not isinstance(layout := group.get("layout", LAYOUT), int) or layout > LAYOUT:
             raise StateError(f"this state has layout {layout!r}, and this version reads up to {LAYOUT}: update thalweg")
+
+
+def check_nothing_gone(group: Mapping[str, Any]) -> None:
+    """Refuse a run with an option that earlier versions had: without it, the run would silently become another."""
+    for name in GONE:
+        if group.get(name):
+            raise StateError(
+                f"this state was saved with {name}={group[name]!r}, which is gone since 0.3: {GONE[name]}; to continue "
+                "this run, turn the option off with thalweg 0.2, take a step and save again"
+            )
 
 
 def check_form(saved: Mapping[str, Any]) -> None:

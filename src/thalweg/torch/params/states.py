@@ -5,7 +5,7 @@ How it is before the first step, whether it fits the options, and how it is conv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -22,8 +22,6 @@ from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
 from thalweg.storage import (
-    ACCUMULATED,
-    BESIDE,
     RECORD,
     SPIKES,
     arithmetic,
@@ -35,7 +33,7 @@ from thalweg.storage import (
 )
 from thalweg.torch.params.groups import Rate
 from thalweg.torch.sharding.layouts import check_groups, make_owned_state, place_state
-from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of, place_like
+from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of
 from thalweg.trial import check_update
 
 
@@ -47,21 +45,13 @@ class StatefulOptimizer(Protocol):
     @property
     def state(self) -> Any: ...
 
-    def _places(self) -> Mapping[Tensor, tuple[str, int]]: ...
-
-    def _gradients(self, params: Sequence[Tensor]) -> list[Any]: ...
-
     def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]: ...
 
     def _setting(self, settings: Settings, name: str, p: Tensor) -> Setting: ...
 
     def _state(self, name: str, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]: ...
 
-    def _check_state(self, name: str, p: Tensor, setting: Setting) -> None: ...
-
     def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None: ...
-
-    def _forget_memory(self) -> None: ...
 
 
 # ---- before the first step
@@ -82,13 +72,9 @@ def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
 
 def entries_beside(p: Tensor, handling: Handling) -> dict[str, Tensor]:
     """What the optimizer keeps with the state of a parameter, for itself."""
-    guard, made = handling.guard, {}
-    if guard is not None:
-        made[SPIKES] = torch.zeros(guard.kept_shape, dtype=torch.float64, device=p.device)
-    if handling.accumulates:
-        held = local(p.detach())
-        made[ACCUMULATED] = place_like(torch.zeros_like(held, dtype=getattr(torch, arithmetic(xp.dtype(held)))), p, ())
-    return made
+    if handling.guard is None:
+        return {}
+    return {SPIKES: torch.zeros(handling.guard.kept_shape, dtype=torch.float64, device=p.device)}
 
 
 def entries_of_rule(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
@@ -149,7 +135,7 @@ def fit_around(name: str, p: Tensor, setting: Setting, state: dict[str, Tensor])
     rule, shape, said = setting.rule_at(1), tuple(p.shape), []
     beside = entries_beside(ghost_of(p), setting.handling)
     if dropped := [
-        key for key in state if (is_kept_around(key) or key in BESIDE) and key not in {*rule.entries(shape), *beside}
+        key for key in state if (is_kept_around(key) or key == SPIKES) and key not in {*rule.entries(shape), *beside}
     ]:
         for key in dropped:
             del state[key]

@@ -58,10 +58,8 @@ class Sorter:
         places: the name and group of those to be stepped. settings: of each group.
         """
         optimizer._convert_counts(places)
-        given = zip(places.items(), optimizer._gradients(list(places)), strict=True)
-        found = [(name, p, index, g) for (p, (name, index)), g in given if g is not None]
-        gradients = {p: gradient_of(name, p, g) for name, p, _, g in found}
-        named = [(name, p, index) for name, p, index, _ in found]
+        named = [(name, p, index) for p, (name, index) in places.items() if p.grad is not None]
+        gradients = {p: gradient_of(name, p, p.grad) for name, p, _ in named if p.grad is not None}
         members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
         parts: dict[str, Part] = {}
         shared: dict[Any, tuple[int, Setting, int | None, str, bool]] = {}
