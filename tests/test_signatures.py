@@ -49,7 +49,7 @@ def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(nam
     torch = pytest.importorskip("thalweg.torch")
     cls = getattr(torch, name)
     beside = {"variant": None, "overrides": (), "engine": "auto", "capturable": False}
-    beside |= {"replicas": None, "divide_work": None, "message_dtype": None}
+    beside |= {"replicas": None, "divide_work": None}
     beside |= {"foreach": None, "fused": None, "differentiable": False}
     expected = {**defaults(RULES[name]), **AROUND_DEFAULTS, **defaults(Handling), **beside}
     for shown in (inspect.signature(cls), inspect.signature(cls.__init__)):

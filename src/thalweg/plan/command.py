@@ -66,7 +66,6 @@ def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem
     help="How parameters lie over ranks.",
 )
 @click.option("--mesh", metavar="SIZES", help="In place of both: replicas, shards, tensor parallel: dp=8,fsdp=16,tp=4.")
-@click.option("--message-dtype", type=click.Choice(("int8",)), help="Whole tensors travel between ranks in eight bits.")
 @click.option("--front-end", type=click.Choice(FRONT_ENDS), default="torch", show_default=True)
 @click.option("--device", type=click.Choice(DEVICES), help="Device of the steps.  [default: cuda; numpy: cpu]")
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Engine of the steps.")

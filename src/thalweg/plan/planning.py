@@ -31,7 +31,6 @@ from thalweg.plan.ranks import reason_against_part
 from thalweg.plan.shares import Share, unlike_shares
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
-from thalweg.rules.checks import check_choice
 from thalweg.show.arguments import Given, check_options, check_word
 from thalweg.show.registered import DEVICES, ENGINES, FRONT_ENDS, MIXTURES, is_mixture
 
@@ -194,7 +193,6 @@ def plan(
     world: int = 1,
     layout: str = "ddp",
     mesh: Mapping[str, int] | None = None,
-    message_dtype: str | None = None,
     bandwidth: float | None = None,
     flops: float | None = None,
     bus: float | None = None,
@@ -206,7 +204,7 @@ def plan(
     model: what ``thalweg plan`` takes, or a Model. dtype: of parameters and gradients, whatever the source says; bf16
     and its like are understood. frozen: patterns of the names of parameters that are not trained, ``*.embed*``. device:
     where steps are taken; cuda, but for numpy. mesh: in place of world and layout, the ranks of each dimension:
-    ``{"dp": 8, "fsdp": 16, "tp": 4}``. message_dtype: ``"int8"``, if whole tensors travel in eight bits.
+    ``{"dp": 8, "fsdp": 16, "tp": 4}``.
     bandwidth: bytes a second; flops: operations a second that matrix
     products reach; bus: bytes a second between ranks, each way; forward_backward: seconds of a forward and a backward
     pass; memory: bytes that all should fit. Figures are those of the rank that needs most memory.
@@ -218,9 +216,8 @@ def plan(
     check_word("layout", layout, LAYOUTS)
     if mesh is not None:
         world, layout = read_mesh(mesh, world)
-    check_choice("message_dtype", message_dtype, None, "int8")
     replicas, tp = ((mesh or {}).get(name, 1) for name in ("dp", "tp"))
-    place = Place(front_end, device, engine, world, layout, replicas, tp, message_dtype)
+    place = Place(front_end, device, engine, world, layout, replicas, tp)
     check_place(place)
     every = [*RULES, *(MIXTURES if front_end == "torch" else ())]
     names = every if optimizers is None else [resolve_optimizer(name) for name in optimizers]

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -108,7 +108,6 @@ class Optimizer(torch.optim.Optimizer):
         capturable: bool = False,
         replicas: Any = None,
         divide_work: bool | None = None,
-        message_dtype: Literal["int8"] | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
         differentiable: bool = False,
@@ -118,7 +117,7 @@ class Optimizer(torch.optim.Optimizer):
         options |= name_positional(self.rule, positional, options)
         entry = check_options(self.rule, lr, options, variant, overrides)
         engine = choose_engine(engine, foreach, fused, differentiable)
-        sharing = Sharing(replicas, divide_work, message_dtype)
+        sharing = Sharing(replicas, divide_work)
         self._begin(params, [(None, entry)], defaults_of(entry), engine, capturable, sharing)
 
     def _begin(
@@ -172,7 +171,7 @@ class Optimizer(torch.optim.Optimizer):
         #: The one that was taken last, if the next may be the same.
         self._latest: RememberedStep | None = None
         self._joint = JointGradient()
-        lists = Lists(sharing.message_dtype)
+        lists = Lists()
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
         self._idleness = Idleness()
         #: By the address of a parameter: what holds for it, as it was found of these settings for this shape.
@@ -587,11 +586,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"_entries": self._groups.entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
-        sharing = self._sharing.divide_work, self._sharing.message_dtype  # without a process group, which has no copies
-        return {**super().__getstate__(), **own, "_sharing": sharing}
+        # without the process group of replicas, which has no copies
+        return {**super().__getstate__(), **own, "_divide_work": self._sharing.divide_work}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        sharing = Sharing(None, *state.pop("_sharing", ()))
+        sharing = Sharing(None, state.pop("_divide_work", None))
         own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
         super().__setstate__(state)
         if own:  # a copy or a pickle, and not load_state_dict, which comes here too

@@ -86,7 +86,6 @@ class Mixture(Optimizer):
         capturable: bool = False,
         replicas: Any = None,
         divide_work: bool | None = None,
-        message_dtype: Literal["int8"] | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
         differentiable: bool = False,
@@ -103,7 +102,7 @@ class Mixture(Optimizer):
         self._for_all = check_overrides(overrides)
         checked = checked_entries(entries, whole, self._for_all)
         engine = choose_engine(engine, foreach, fused, differentiable)
-        sharing = Sharing(replicas, divide_work, message_dtype)
+        sharing = Sharing(replicas, divide_work)
         self._begin(params, checked, to_plain(whole), engine, capturable, sharing)
         if not self.param_groups:
             raise ParameterError("params has groups without any parameter: pass list(model.named_parameters()) in one")

@@ -1,4 +1,4 @@
-"""How ranks share the work on whole tensors: whether replicas divide it, and in how many bits it travels."""
+"""How ranks share the work on whole tensors: whether replicas divide it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from thalweg.errors import OptionError
 from thalweg.rules import Rule
-from thalweg.rules.checks import check_choice
 from thalweg.rules.whole import WholeRule, is_worth_sending
 from thalweg.spaces import torch as xp
 from thalweg.storage import arithmetic
@@ -25,15 +24,12 @@ class Sharing:
     group: Any = None
     #: Whether replicas divide transforms; None: where that pays.
     divide_work: bool | None = None
-    #: The codes in which tensors travel; None: the dtype of the rule's products.
-    message_dtype: str | None = None
     #: By device, the group as that of a mesh.
     meshes: dict[str, MeshGroup] = field(default_factory=dict, compare=False)
 
     def check(self, engine: str) -> None:
         if self.divide_work is not None and not isinstance(self.divide_work, bool):
             raise OptionError(f"divide_work must be True, False or None, got {self.divide_work!r}")
-        check_choice("message_dtype", self.message_dtype, None, "int8")
         if self.group is not None and not isinstance(self.group, torch.distributed.ProcessGroup):
             raise OptionError(
                 f"replicas must be a process group, such as torch.distributed.group.WORLD, got {self.group!r}"
