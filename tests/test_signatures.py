@@ -24,7 +24,7 @@ fields_tool = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fields_tool)
 #: The options of what may be around every rule.
 AROUND_DEFAULTS: dict[str, Any] = {
-    **{"graft": None, "cautious": False, "tensor_spikes": False, "schedule_free": False, "schedule_free_warmup": None},
+    **{"graft": None, "cautious": False, "schedule_free": False, "schedule_free_warmup": None},
     **{"averaged": None, "averaged_warmup": False, "averaged_from": None},
 }
 NAMES = pytest.mark.parametrize("name", RULES)

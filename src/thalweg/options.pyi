@@ -34,7 +34,6 @@ class CommonOptions(TypedDict, total=False):
     stacked_axes: int
     graft: Rule | None
     cautious: bool | Literal["decay", "both"]
-    tensor_spikes: bool | Spikes
     schedule_free: float | bool
     schedule_free_warmup: int | None
     averaged: Literal["mean"] | Schedulable | None

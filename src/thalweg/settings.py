@@ -104,10 +104,6 @@ class Handling:
             f"spikes must be True, False or thalweg.Spikes(action='clip', window=128), got {self.spikes!r}",
         )
         require(
-            self.guard is None or self.guard.of == "gradient",
-            "spikes of='update': steps are known by tensor alone; write tensor_spikes=thalweg.Spikes(of='update')",
-        )
-        require(
             not isinstance(self.precond_dtype, str) or self.precond_dtype != EIGHT_BITS,
             f"precond_dtype={EIGHT_BITS!r}: factors are multiplied with one another and cannot be kept in eight bits; "
             f"use 'bfloat16', or momentum_dtype={EIGHT_BITS!r} for momentum alone",

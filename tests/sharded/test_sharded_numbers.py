@@ -299,8 +299,6 @@ AROUND: dict[str, dict[str, Any]] = {
     "grafted": dict(graft=AdamW()),
     "several": dict(cautious=True, averaged=0.7, graft=AdamW()),
     "schedule-free": dict(schedule_free=0.8),
-    "spikes": dict(tensor_spikes=Spikes(window=2, z=0.1, action="clip")),
-    "spikes of updates": dict(tensor_spikes=Spikes(window=2, z=0.1, action="clip", of="update")),
 }
 INSIDE: dict[str, dict[str, Any]] = {
     "AdamW": {},
@@ -325,7 +323,7 @@ def composed(rule: str, what: str) -> Run:
 @pytest.mark.parametrize(
     ("rule", "what", "layout"),
     by_day(
-        [("Muon", "spikes", "mixed"), ("Kron", "several", "mixed")],
+        [("Muon", "grafted", "mixed"), ("Kron", "several", "mixed")],
         (
             (rule, what, layout)
             for rule in INSIDE

@@ -358,7 +358,6 @@ UNEVALUATED = {
     "averaged": "it would not be evaluated; use_ema=True keeps Keras's own average",
     "schedule_free": "its average would not be evaluated; use_ema=True keeps Keras's own average",
     "graft": "no file could hold a rule",
-    "tensor_spikes": "no file could hold what it is made of; use clipnorm, whose limit you choose yourself",
 }
 
 

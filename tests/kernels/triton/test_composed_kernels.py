@@ -10,8 +10,8 @@ from lanes import one_in
 from on_device import FEW, gradients, parameters, side_by_side, train
 
 import thalweg.torch
-from thalweg import OptionError, Spikes
-from thalweg.rules import AdamW
+from thalweg import OptionError
+from thalweg.rules import AdamW, AdEMAMix
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 
@@ -21,11 +21,8 @@ AROUND: dict[str, dict[str, Any]] = {
     "both": dict(cautious="both", weight_decay=0.1),
     "averaged": dict(averaged=0.7, weight_decay=0.1),
     "schedule-free": dict(schedule_free=True, betas=(0.0, 0.9)),
-    "spikes": dict(tensor_spikes=Spikes(window=2, z=0.01)),
-    "spikes of updates": dict(tensor_spikes=Spikes(window=2, z=0.01, action="clip", of="update"), averaged=0.7),
 }
 KERNELS = [("AdamW", what) for what in AROUND] + [("LAMB", "averaged"), ("LAMB", "cautious")]
-KERNELS += [("Adafactor", "spikes"), ("SGD", "spikes")]
 
 
 @pytest.mark.parametrize(("rule", "what"), one_in(len(KERNELS), KERNELS, first=2))
@@ -76,21 +73,7 @@ def test_the_parts_of_muon_have_an_average(dtype: str) -> None:
 
 def test_too_many_entries_are_not_for_kernels() -> None:
     named = parameters(shapes=FEW)
-    optimizer = make("AdamW", named, "auto", graft=AdamW(), averaged=0.5, tensor_spikes=True)
+    optimizer = make("AdEMAMix", named, "auto", graft=AdEMAMix(), averaged=0.5)
     train(optimizer, named, gradients(1, shapes=FEW))
     assert optimizer.engine == "foreach"
     side_by_side("AdamW", gradients(1, shapes=FEW), shapes=FEW, graft=AdamW(), averaged=0.5)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("options", [dict(on_nonfinite="skip"), {}], ids=str)
-def test_spikes_of_one_tensor_leave_the_others_alone(options: dict[str, Any]) -> None:
-    """The numbers of each tensor are its own, and a step that is not finite leaves them alone."""
-    steps = gradients(5, shapes=FEW)
-    steps[3]["matrix"] *= 50
-    if options:
-        steps[4]["vector"][7] = float("nan")
-    given = dict(tensor_spikes=Spikes(window=2, z=2.0), **options)
-    fused, named = side_by_side("AdamW", steps, shapes=FEW, lockstep=True, **given)
-    counts = {name: float(fused.state[p]["spike_count"]) for name, p in named}
-    assert counts["matrix"] > counts["conv"] == 0

@@ -436,7 +436,8 @@ def from_plain_value(value: Any) -> Any:
     if isinstance(value, (tuple, list)) and value[:1] in (("annealed",), ["annealed"]):
         return Annealed(*value[1:])
     if isinstance(value, (tuple, list)) and value[:1] in (("spikes",), ["spikes"]):
-        return Spikes(**dict(zip(vars(Spikes()), value[1:], strict=True)))
+        # 0.2 wrote one value more, which said that all gradients are judged together
+        return Spikes(**dict(zip(vars(Spikes()), value[1:], strict=False)))
     if isinstance(value, (tuple, list)) and value[:1] in (("rule",), ["rule"]):
         return RULES[value[1]](**{name: plain(own) for name, own in value[2:]})
     return value
