@@ -133,7 +133,7 @@ class MuonOptions(CommonOptions, total=False):
     split_axis: Literal[0, 1]
     transposed: bool
     ns_steps: int
-    ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...] | Literal["polar_express", "quintic", "cans", "cubic"]
+    ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...] | Literal["polar_express", "quintic", "cubic"]
     ns_method: Literal["plain", "gram", "auto"]
     ns_preconditioning: Literal["frobenius", "aol"]
     ns_dtype: Literal["bfloat16", "float32"] | None

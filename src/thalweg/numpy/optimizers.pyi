@@ -245,7 +245,7 @@ class Muon(Optimizer):
         split_axis: Literal[0, 1] = 0,
         transposed: bool = False,
         ns_steps: int = 5,
-        ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...] | Literal["polar_express", "quintic", "cans", "cubic"] = ...,
+        ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...] | Literal["polar_express", "quintic", "cubic"] = ...,
         ns_method: Literal["plain", "gram", "auto"] = "plain",
         ns_preconditioning: Literal["frobenius", "aol"] = "frobenius",
         ns_dtype: Literal["bfloat16", "float32"] | None = "bfloat16",

@@ -264,7 +264,7 @@ class Muon(Optimizer):
         weight_decay: Schedulable = 0.0,
         momentum: Schedulable = 0.95,
         nesterov: bool = True,
-        ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...] | Literal["polar_express", "quintic", "cans", "cubic"] = ...,
+        ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...] | Literal["polar_express", "quintic", "cubic"] = ...,
         eps: Schedulable = 1e-07,
         ns_steps: int = 5,
         *,
