@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.arrays import Shape, is_number
 from thalweg.codecs import CODECS, LEAST_GROUP, LEAST_SIZE, bytes_of, grouping
 from thalweg.dtypes import DTYPES, NARROW
-from thalweg.programs.text import write_setting
 from thalweg.rules import Rule
 from thalweg.rules.around import parts_of
 from thalweg.rules.entries import Factor
@@ -75,8 +74,6 @@ class Explanation:
     code: Mapping[str, str] = field(default_factory=dict)
     #: Patterns of a mixture that are the first to match no parameter.
     unused_entries: Sequence[Any] = ()
-    #: The program of each treatment, where it was asked for: Python that computes a step with numpy alone.
-    programs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state_bytes(self) -> int:
@@ -125,19 +122,9 @@ class Explanation:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         ]
         groups = [f"group {index}{group}" for index, group in enumerate(self.groups)]
-        code = [f"\n{title}\n\n{source}" for title, source in (*self.programs.items(), *self.code.items())]
+        code = [f"\n{title}\n\n{source}" for title, source in self.code.items()]
         told = [f"warning: {warning}" for warning in self.warnings] + [f"hint: {hint}" for hint in self.hints]
         return "\n".join([*lines, *groups, *told, *code])
-
-
-def write_programs(explained: Iterable[tuple[Row, Setting, bool]]) -> dict[str, str]:
-    """The program of each treatment, by a title. explained: rows, what holds for them, and whether they have an lr."""
-    found: dict[str, str] = {}
-    for row, setting, has_lr in explained:
-        title = f"{row.rule}, {row.treatment}, {row.dtype}:"
-        if title not in found:
-            found[title] = write_setting(setting, row.shape, row.dtype, has_lr=has_lr)
-    return found
 
 
 def explain_parameter(

@@ -17,7 +17,7 @@ from thalweg.arrays import Shape
 from thalweg.boundary import seen
 from thalweg.errors import OptionError, ParameterError, ResumeWarning, StateError, UnusedOverrideWarning
 from thalweg.exchange import warn_converted
-from thalweg.explain import Explanation, explain_parameter, write_programs
+from thalweg.explain import Explanation, explain_parameter
 from thalweg.given import (
     Overrides,
     Standard,
@@ -348,12 +348,12 @@ class Optimizer(Stepping):
         entries = [pattern for place, (pattern, _) in enumerate(self._entries) if used and (place, None) not in used]
         return list(overrides.values()), entries
 
-    def explain(self, params: Mapping[str, Arr] | Sequence[Arr], *, program: bool = False) -> Explanation:
+    def explain(self, params: Mapping[str, Arr] | Sequence[Arr]) -> Explanation:
         """How each parameter of a model will be treated, what its state will cost, and what looks like a mistake.
 
-        program: show the arithmetic of each treatment too, as Python for numpy. No state is made.
+        No state is made.
         """
-        rows, written, used = [], [], set[tuple[int, int | None]]()
+        rows, used = [], set[tuple[int, int | None]]()
         for name, weights in params.items() if isinstance(params, Mapping) else enumerate(params):
             check_array(f"parameter {checked_name(name)!r}", weights)
             place = self._place_of(name, weights)
@@ -363,12 +363,9 @@ class Optimizer(Stepping):
             lr = plain(rate(1)) if callable(rate) else rate
             scaled = replace(setting, lr_scale=setting.lr_scale * self.lr_scale(name))
             facts = str(name), weights.shape, dtype_name(weights), scaled
-            row = explain_parameter(*facts, lr=lr, rms=narrow_rms(weights), counter_bytes=0)
-            rows.append(row)
-            written.append((row, setting, lr is not None))
-        programs = write_programs(written if program else ())
+            rows.append(explain_parameter(*facts, lr=lr, rms=narrow_rms(weights), counter_bytes=0))
         overrides, entries = self._unused(used)
-        return Explanation(rows, overrides, unused_entries=entries, programs=programs)
+        return Explanation(rows, overrides, unused_entries=entries)
 
     # ---- copies
 

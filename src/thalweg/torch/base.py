@@ -430,16 +430,16 @@ class Optimizer(torch.optim.Optimizer):
                 hints = getattr(self._groups.entries[group.get("entry", 0)][0], "hints", {})
                 yield Treatment(name, p, index, setting, *self._rate(group), hints.get(name, ""))
 
-    def explain(self, *, code: bool = False, program: bool = False) -> Explanation:
+    def explain(self, *, code: bool = False) -> Explanation:
         """How every parameter will be treated, what its state will cost, and what looks like a mistake.
 
         Parameters that are frozen (``requires_grad=False``) are counted by group and have no row. code: show the source
-        of the fused code too, once for each treatment. program: show the arithmetic too, as Python for numpy.
+        of the fused code too, once for each treatment.
         """
         groups = self.param_groups
         shown_only, unused = list(map(self._is_shown_only, groups)), self._groups.find_unused(groups)
         given = list(self._treatments()), groups, shown_only, unused, self._sorter.reason_undivided
-        return explain(*given, code=code, program=program)
+        return explain(*given, code=code)
 
     # ---- state
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from thalweg.explain import Explanation, GroupRow, explain_parameter, write_programs
+from thalweg.explain import Explanation, GroupRow, explain_parameter
 from thalweg.kernels import triton
 from thalweg.kernels.cpu.compiled import source_of as native_source
 from thalweg.settings import Setting
@@ -42,7 +42,6 @@ def explain(
     reason_undivided: Callable[..., str | None],
     *,
     code: bool,
-    program: bool,
 ) -> Explanation:
     """How parameters will be treated. A learning rate that is a tensor is not read: that would wait for it.
 
@@ -50,7 +49,7 @@ def explain(
     unused: patterns of overrides, and of entries, that match no parameter. reason_undivided: why replicas do not divide
     the work on a parameter, "" if they do, None if there are none.
     """
-    rows, sources, written = [], dict[str, str](), []
+    rows, sources = [], dict[str, str]()
     undivided: list[Counter[str | None]] = [Counter() for _ in groups]
     for name, p, index, setting, lr, factor, hint in treatments:
         undivided[index][reason_undivided(p, setting, capturable=groups[index]["capturable"])] += 1
@@ -65,7 +64,6 @@ def explain(
             hint=hint,
         )
         rows.append(row)
-        written.append((row, setting, lr is not None))
         title = f"{row.rule}, {row.treatment}, {row.dtype} on {p.device.type}:"
         if code and title not in sources:
             sources[title] = source_of(setting, p, has_lr=lr is not None)
@@ -74,7 +72,7 @@ def explain(
         explain_group(group, notes_on(group, is_shown, work), rule=group["rule"] if several else "")
         for group, is_shown, work in zip(groups, shown_only, undivided, strict=True)
     ]
-    return Explanation(rows, unused[0], shown, sources, unused[1], write_programs(written if program else ()))
+    return Explanation(rows, unused[0], shown, sources, unused[1])
 
 
 def explain_group(group: Mapping[str, Any], notes: Iterator[str], *, rule: str) -> GroupRow:
