@@ -108,6 +108,7 @@ def test_entries_and_overrides_without_parameters_are_reported_once() -> None:
         "overrides that match no parameter: '*.bais'",
         "entries of the mixture that match no parameter: re.compile('nothing')",
     ]
+    assert optimizer.explain(drawn(0)).unused_entries == [re.compile("nothing")]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.step(drawn(0), drawn(1))

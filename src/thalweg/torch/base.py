@@ -333,7 +333,8 @@ class Optimizer(torch.optim.Optimizer):
     def _commit(self, nonfinite: Sequence[str]) -> None:
         """Before anything is written: refuse a step that is not finite."""
         if nonfinite:
-            raise_if_nonfinite(self._in_order(nonfinite))
+            names = ", ".join(map(repr, self._in_order(nonfinite)))
+            raise NonFiniteError(f"the gradient or the update is not finite: {names}")
         self._joint.commit()
         self._written = True
 
@@ -640,8 +641,3 @@ class Optimizer(torch.optim.Optimizer):
         """Whether a GradScaler may leave ``grad_scale`` and ``found_inf`` to a step, which then waits for nothing."""
         homes = [(p, group) for group in self.param_groups for p in group["params"]]
         return all(not p.is_cpu and self._place_of_counts(p, group) == p.device for p, group in homes)
-
-
-def raise_if_nonfinite(names: Sequence[str]) -> None:
-    if names:
-        raise NonFiniteError(f"the gradient or the update is not finite: {', '.join(map(repr, names))}")

@@ -11,7 +11,8 @@ from on_device import FEW, gradients, parameters, side_by_side, train
 
 import thalweg.torch
 from thalweg import OptionError
-from thalweg.rules import AdamW, AdEMAMix
+from thalweg.rules import AdamW
+from thalweg.rules.ademamix import AdEMAMix
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 
