@@ -122,7 +122,8 @@ def test_a_spike_that_is_skipped_is_no_step_that_is_not_finite(engine: Any) -> N
 # ---- checkpoints and mixtures
 
 
-def test_checkpoints_and_copies_go_on_in_the_middle() -> None:
+@pytest.mark.parametrize("version", ["this", "0.2"])
+def test_checkpoints_and_copies_go_on_in_the_middle(version: str) -> None:
     named = model()
     optimizer = thalweg.torch.AdamW(named, lr=0.1, spikes=KINDS["skip"])
     train(optimizer, named, range(1, 8))
@@ -131,7 +132,10 @@ def test_checkpoints_and_copies_go_on_in_the_middle() -> None:
     file.seek(0)
     others = [(name, torch.nn.Parameter(p.detach().clone())) for name, p in named]
     loaded = thalweg.torch.AdamW(others, lr=0.1)  # options come with the state
-    loaded.load_state_dict(torch.load(file, weights_only=True))
+    saved = torch.load(file, weights_only=True)
+    if version == "0.2":  # which said whose norm is judged, too
+        saved["param_groups"][0]["spikes"] = (*saved["param_groups"][0]["spikes"], "gradient")
+    loaded.load_state_dict(saved)
     copied = copy.deepcopy(optimizer)
     again = list(zip("ab", copied.parameters(), strict=True))
     for each, own in ((optimizer, named), (loaded, others), (copied, again)):
