@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from thalweg.arrays import A, Shape, Space, State, Truth
 from thalweg.codecs import CODECS, Grouping, grouping, grouping_of, scale_key
-from thalweg.dtypes import DTYPES, NARROW
+from thalweg.dtypes import NARROW
 from thalweg.errors import ResumeWarning, StateError
 from thalweg.rules import Rule
 from thalweg.rules.around import keys_around
@@ -22,10 +22,8 @@ from thalweg.settings import Handling
 
 #: The key of what rounding has cost a parameter of 16 bits, in 256ths of the distance to its neighbours.
 RECORD = "rounding_error"
-#: What an optimizer keeps with the state of a parameter for itself, and no rule sees: norms of former steps, and the
-#: sum of gradients that wait for a step.
-SPIKES, ACCUMULATED = "spikes", "accumulated"
-BESIDE = (SPIKES, ACCUMULATED)
+#: The key of norms of former steps, which an optimizer keeps with the state of a parameter and no rule sees.
+SPIKES = "spikes"
 #: Something that is kept for a parameter: its shape and its dtype.
 Kept: TypeAlias = tuple[Shape, str]
 
@@ -72,11 +70,6 @@ def describe_state(
     if is_compensated(handling, dtype):
         found[RECORD] = held or shape, "int8"
     return found
-
-
-def accumulated_bytes(handling: Handling, shape: Shape, dtype: str) -> int:
-    """Of the sum of a parameter's gradients, where one is kept."""
-    return math.prod(shape) * DTYPES[arithmetic(dtype)].bytes if handling.accumulates else 0
 
 
 def keys_like_parameter(rule: Rule, shape: Shape, keys: Iterable[str]) -> list[str]:

@@ -27,12 +27,11 @@ from thalweg.spaces import shapes
 from thalweg.spaces.shapes import Memory, Meter, ShapeOnly, broadcast
 
 #: Keys of state that stand for something else: in checkpoints, in programs, or in the states of optax.
-RESERVED_KEYS = ("step", "p", "g", "t", "lr", "lr_scale", "count", "skipped", "Q", "L", "spikes", "accumulated")
+RESERVED_KEYS = ("step", "p", "g", "t", "lr", "lr_scale", "count", "skipped", "Q", "L", "spikes")
 #: What optimizers take, and groups have, beside options.
 RESERVED_OPTIONS = (
     *("params", "param_names", "lr", "lr_scale", "lr_is_scale", "learning_rate", "variant", "overrides", "engine"),
     *("capturable", "foreach", "fused", "differentiable", "global_step", "specs", "rule", "rule_version", "layout"),
-    "offload_state",
     *(f.name for f in fields(Handling)),
 )
 #: Of arrays, whose functions a rule does not call.

@@ -102,18 +102,3 @@ def test_state_of_another_window_is_refused() -> None:
         ours.lamb(0.1, spikes=Spikes(window=8)).update(params, state, params)
     with pytest.raises(StateError, match="not a state of this optimizer"):
         ours.lamb(0.1).update(params, state, params)
-
-
-def test_optax_accumulates_gradients_in_float32() -> None:
-    """MultiSteps does it; the option says so."""
-    with pytest.raises(OptionError, match=r"write optax\.MultiSteps\(solver, every_k_schedule=8, accumulator_dtype"):
-        ours.adamw(0.1, accumulate=8)
-    params = {"w": jnp.zeros(4, jnp.bfloat16)}
-    solver = optax.MultiSteps(ours.sgd(1.0), every_k_schedule=8, accumulator_dtype=jnp.float32)
-    state, update = solver.init(params), jax.jit(solver.update)
-    grads = [np.float32(1.0 if call == 0 else 2.0**-10) for call in range(8)]
-    for g in grads:
-        updates, state = update({"w": np.full(4, g)}, state, params)
-    assert state.acc_grads["w"].dtype == jnp.float32
-    # a running mean is rounded at each of the eight gradients
-    assert np.allclose(np.asarray(updates["w"], np.float64), -np.mean(grads), rtol=8 * 2.0**-24, atol=0)

@@ -57,7 +57,6 @@ def cases(world: int) -> list[Case]:
     ]
     owned: list[tuple[str, dict[str, Any]]] = [
         ("Muon", {"vectors": "row"}),
-        ("Muon", {"vectors": "row", "message_dtype": "int8"}),
         ("SOAP", {"precondition_frequency": 1}),
         ("Kron", {"precond_update_probability": 0.5}),
     ]
@@ -92,8 +91,7 @@ def tensors_of(case: Case) -> list[Tensor]:
 
 
 def setting(case: Case) -> Any:
-    own = {key: value for key, value in case.options.items() if key != "message_dtype"}
-    return setting_of(case.optimizer, [Given(case.optimizer, key, value) for key, value in own.items()])
+    return setting_of(case.optimizer, [Given(case.optimizer, key, value) for key, value in case.options.items()])
 
 
 def planned_share(case: Case, place: Place, rank: int) -> Share:
@@ -115,8 +113,7 @@ def each(runs: list[tuple[Case, list[Measured]]], check: Callable[..., None], wh
 def place_of(case: Case, world: int) -> Place:
     layout = "ddp" if case.layout == "copies" else case.layout
     replicas = {"copies": world, "hsdp": 2}.get(case.layout, 1)
-    codes = case.options.get("message_dtype")
-    return Place("torch", "cpu", "foreach", world, layout, replicas=replicas, message_dtype=codes)
+    return Place("torch", "cpu", "foreach", world, layout, replicas=replicas)
 
 
 def test_state_of_every_rank(runs: Any) -> None:
@@ -165,7 +162,6 @@ def is_planned(case: Case) -> bool:
 
 
 PARALLEL: list[tuple[str, dict[str, Any]]] = [
-    ("Muon", {"vectors": "row", "message_dtype": "int8"}),
     ("Muon", {"vectors": "row"}),
     ("Kron", {"precond_update_probability": 1.0}),
     ("LAMB", {}),
@@ -177,7 +173,7 @@ def test_tensor_parallel(rule: str, options: dict[str, Any]) -> None:
     """State and messages of every rank, where torch divides projections and an embedding, and FSDP2 then the rest."""
     options = dict(options)
     ranks = world(4).run(measure_parallel, rule, dict(options))
-    place = Place("torch", "cpu", "foreach", 4, "fsdp2 x tp", tp=2, message_dtype=options.pop("message_dtype", None))
+    place = Place("torch", "cpu", "foreach", 4, "fsdp2 x tp", tp=2)
     shapes = {"embed_tokens.weight": (21, 10), "q_proj.weight": (14, 10), "q_proj.bias": (14,)}
     shapes |= {"o_proj.weight": (10, 14), "o_proj.bias": (10,), "norm.weight": (10,), "norm.bias": (10,)}
     shapes |= {"up_proj.weight": (130, 10), "down_proj.weight": (10, 130)}

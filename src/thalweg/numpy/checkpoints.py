@@ -14,7 +14,7 @@ from thalweg.arrays import State
 from thalweg.codecs import CODECS
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError, StateError
-from thalweg.exchange import FROM_TORCH, KEYS, MIXED, VERSION, check_layout, check_step, is_count
+from thalweg.exchange import FROM_TORCH, KEYS, VERSION, check_layout, check_step, is_count
 from thalweg.numpy.arrays import Arr, Name, checked_name, kind_of
 from thalweg.spaces import numpy as xp
 from thalweg.spaces.numpy import named_dtype
@@ -86,7 +86,7 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any]) -> N
             # bfloat16 is not a dtype that every reader of such files knows
             entry = np.ascontiguousarray(entry).reshape(entry.shape)
             arrays[f"{index}.{key}"] = entry.view(np.uint16) if entry.dtype.name == "bfloat16" else entry
-    head = {key: state_dict[key] for key in (*KEYS, VERSION, MIXED) if key != "state" and key in state_dict}
+    head = {key: state_dict[key] for key in (*KEYS, VERSION) if key != "state" and key in state_dict}
     about = np.array(json.dumps({**head, "parameters": parameters}))
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

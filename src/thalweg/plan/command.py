@@ -66,11 +66,9 @@ def complete_model(ctx: Any, param: Any, incomplete: str) -> list[CompletionItem
     help="How parameters lie over ranks.",
 )
 @click.option("--mesh", metavar="SIZES", help="In place of both: replicas, shards, tensor parallel: dp=8,fsdp=16,tp=4.")
-@click.option("--message-dtype", type=click.Choice(("int8",)), help="Whole tensors travel between ranks in eight bits.")
 @click.option("--front-end", type=click.Choice(FRONT_ENDS), default="torch", show_default=True)
 @click.option("--device", type=click.Choice(DEVICES), help="Device of the steps.  [default: cuda; numpy: cpu]")
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Engine of the steps.")
-@click.option("--offload-state", is_flag=True, help="Keep state in the host's memory, as offload_state=True does.")
 @click.option("--bandwidth", metavar="RATE", help="Memory bandwidth.  [default: 3.35TB/s on cuda, 100GB/s on cpu]")
 @click.option("--flops", metavar="RATE", help="Rate of matrix products, such as 300TFLOPS.")
 @click.option("--bus", metavar="RATE", help="Rate of messages between ranks, each way, such as 50GB/s.")
@@ -105,7 +103,6 @@ def command(
     \b
     thalweg plan gpt2                                        all optimizers on GPT-2
     thalweg plan llama-8b --dtype bf16 --memory 80GB         which of them fit?
-    thalweg plan llama-8b --dtype bf16 --offload-state       state in the host's memory
     thalweg plan llama-8b --frozen '*.embed*'                embeddings are not trained
     thalweg plan llama-70b --world 64 --layout fsdp2         what each rank keeps and sends
     thalweg plan llama-8b --mesh dp=8,fsdp=64 --optimizers muon_adamw --flops 300TFLOPS --bus 50GB/s

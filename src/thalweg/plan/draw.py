@@ -38,9 +38,9 @@ def draw_bars(axes: Axes, found: Plan) -> None:
     for place, (cost, label) in enumerate(zip(found.costs, axes.get_yticklabels(), strict=True)):
         share, colour = cost.share, colour_of(cost.optimizer)
         label.set(color=colour, fontweight="bold", fontsize=10.5)
-        state, start = share.state_bytes - share.host_bytes, 0
+        start = 0
         faces = {FROZEN: share.frozen_bytes, PARAMETERS: share.parameter_bytes, GRADIENTS: share.parameter_bytes}
-        for face, size in (faces | {colour: state}).items():
+        for face, size in (faces | {colour: share.state_bytes}).items():
             axes.barh(place, size, left=start, height=0.66, facecolor=face, edgecolor="none", linewidth=0.0)
             start += size
         peak = share.peak_bytes or 0

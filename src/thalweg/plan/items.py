@@ -28,14 +28,10 @@ class Place:
     engine: str
     world: int
     layout: str
-    #: Whether state is in the host's memory.
-    offload_state: bool = False
     #: Ranks that have the same parts and may divide the work on whole tensors.
     replicas: int = 1
     #: Ranks of a replica that divide projections and embeddings between them, before FSDP2 divides their parts.
     tp: int = 1
-    #: The codes in which whole tensors travel; None: the dtype of the rule's products.
-    message_dtype: str | None = None
 
     @property
     def is_divided(self) -> bool:
@@ -76,8 +72,6 @@ class Item:
     whole: Shape | None = None
     cuts: tuple[Cut, ...] = ()
     is_sharded: bool = False
-    #: The codes in which it travels to its owner and back.
-    codes: str | None = None
     #: The rank that transforms the parameter as a whole; None: every rank does, or none has to.
     owner: int | None = None
     #: How many replicas have it transformed by one owner.
@@ -149,11 +143,11 @@ def item_of(tensor: Tensor, setting: Setting, place: Place | None = None, rank: 
     setting = setting.for_shape(tensor.shape)
     cuts = () if place is None else cuts_of(tensor, place, rank)
     if place is None or not cuts:
-        return Item(tensor, setting, codes=None if place is None else place.message_dtype)
+        return Item(tensor, setting)
     held, rule = local(tensor, place, rank), setting.rule_at(1)
     if isinstance(rule, WholeRule) and rule.has_whole_slices(tensor.shape, tuple(cut.axis for cut in cuts)):
         return Item(held, setting, cuts=cuts)
-    return Item(held, setting, tensor.shape, cuts, is_sharded=True, codes=place.message_dtype)
+    return Item(held, setting, tensor.shape, cuts, is_sharded=True)
 
 
 #: By the name of its module, the axis of a weight that tensor parallelism divides: outputs of the first projections of

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from thalweg.kernels.chunks import CHUNK, SMALL, STACK, WHOLE_CHUNK, extent, pieces
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.kernels.cpu.reasons import reason_unserved
-from thalweg.kernels.staging import ALIGNED, aligned
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.kernels.triton.served import can_be_parted, reason_against, steps_by_hand
 from thalweg.plan.items import Item, sort_items
@@ -29,6 +28,8 @@ from thalweg.storage import Kept
 
 #: Elements of tensors that kernels lay out together, about: tables of larger models would fill memory here.
 MOST_AT_ONCE = 2**29
+#: Memory that a device gives out begins at multiples of this.
+ALIGNED = 512
 #: Elements that torch's norms of a list of tensors add up in one piece.
 NORMED = 2**16
 #: Without torch and Triton kernels cannot be asked. What they keep is taken to be one in so many bytes of the
@@ -270,3 +271,7 @@ def numpy_peak(items: Sequence[Item], *, engine: str) -> Peak:
     used = " + ".join(name for name, some in (("fused", fused), ("reference", others)) if some)
     bound = round(ON_TOP * most) + OBJECTS if steps else 0
     return Peak(native_scratch(in_place) + bound, used, bool(steps))
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED

@@ -31,7 +31,6 @@ from thalweg.plan.ranks import reason_against_part
 from thalweg.plan.shares import Share, unlike_shares
 from thalweg.plan.sources import resolve
 from thalweg.rules import RULES
-from thalweg.rules.checks import check_choice
 from thalweg.show.arguments import Given, check_options, check_word
 from thalweg.show.registered import DEVICES, ENGINES, FRONT_ENDS, MIXTURES, is_mixture
 
@@ -175,7 +174,6 @@ class Plan:
                     lr=lr,
                     rms=1.0 if t.elements else None,
                     counter_bytes=COUNTERS[place.front_end],
-                    is_hosted=place.offload_state and not (setting.rule.needs_whole and place.is_divided),
                 )
                 for t, (setting, lr) in zip(self.model.tensors, assigned, strict=True)
             ]
@@ -195,8 +193,6 @@ def plan(
     world: int = 1,
     layout: str = "ddp",
     mesh: Mapping[str, int] | None = None,
-    message_dtype: str | None = None,
-    offload_state: bool = False,
     bandwidth: float | None = None,
     flops: float | None = None,
     bus: float | None = None,
@@ -208,8 +204,8 @@ def plan(
     model: what ``thalweg plan`` takes, or a Model. dtype: of parameters and gradients, whatever the source says; bf16
     and its like are understood. frozen: patterns of the names of parameters that are not trained, ``*.embed*``. device:
     where steps are taken; cuda, but for numpy. mesh: in place of world and layout, the ranks of each dimension:
-    ``{"dp": 8, "fsdp": 16, "tp": 4}``. message_dtype: ``"int8"``, if whole tensors travel in eight bits.
-    offload_state: keep state in the host's memory. bandwidth: bytes a second; flops: operations a second that matrix
+    ``{"dp": 8, "fsdp": 16, "tp": 4}``.
+    bandwidth: bytes a second; flops: operations a second that matrix
     products reach; bus: bytes a second between ranks, each way; forward_backward: seconds of a forward and a backward
     pass; memory: bytes that all should fit. Figures are those of the rank that needs most memory.
 
@@ -220,9 +216,8 @@ def plan(
     check_word("layout", layout, LAYOUTS)
     if mesh is not None:
         world, layout = read_mesh(mesh, world)
-    check_choice("message_dtype", message_dtype, None, "int8")
     replicas, tp = ((mesh or {}).get(name, 1) for name in ("dp", "tp"))
-    place = Place(front_end, device, engine, world, layout, offload_state, replicas, tp, message_dtype)
+    place = Place(front_end, device, engine, world, layout, replicas, tp)
     check_place(place)
     every = [*RULES, *(MIXTURES if front_end == "torch" else ())]
     names = every if optimizers is None else [resolve_optimizer(name) for name in optimizers]
@@ -290,10 +285,6 @@ def check_place(place: Place) -> None:
         raise CommandError(
             f"layout {place.layout!r} is for torch: in JAX the compiler shards the work, and state follows parameters; "
             "leave out --layout and --mesh"
-        )
-    if place.offload_state and (place.front_end, place.device) != ("torch", "cuda"):
-        raise CommandError(
-            "--offload-state is for torch on a GPU: leave it out, or take --front-end torch and --device cuda"
         )
     if place.engine == "fused" and place.device == "cpu" and (reason := reason_missing()) is not None:
         raise CommandError(f"engine 'fused' cannot run: {reason}; use 'auto', which takes the fastest that can run")

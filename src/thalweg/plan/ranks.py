@@ -7,11 +7,10 @@ messages of ``torch.sharding.owners``.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,17 +18,16 @@ from thalweg.arrays import Axes, Shape
 from thalweg.errors import RuleError
 from thalweg.kernels.chunks import CHUNK
 from thalweg.kernels.cpu import reasons as native
-from thalweg.kernels.staging import aligned
 from thalweg.kernels.triton import served as kernels
 from thalweg.plan.items import Item, Place, shard, sort_items
-from thalweg.plan.memory import gpu_scratch, joint_bytes, why_unfused
+from thalweg.plan.memory import aligned, gpu_scratch, joint_bytes, why_unfused
 from thalweg.programs.budget import entry_bytes
 from thalweg.programs.evaluate import order_for
 from thalweg.programs.footprint import footprint, middle_peak
 from thalweg.programs.graph import Value
 from thalweg.rules import Kron, WholeRule
 from thalweg.rules.entries import Entry, Factor, PerSlice
-from thalweg.rules.whole import SLOT, coded_bytes, is_worth_sending, no_loads, owners_of, slots_of
+from thalweg.rules.whole import SLOT, is_worth_sending, no_loads, owners_of, slots_of
 from thalweg.spaces.shapes import BYTES, ORDER
 from thalweg.storage import Kept, arithmetic
 
@@ -196,7 +194,7 @@ def choose_owners(items: Sequence[Item], place: Place, rank: int) -> list[Item]:
 
 def is_divided(item: Item, place: Place) -> bool:
     """Whether replicas divide the work on a tensor, as a run does unless it is told otherwise."""
-    if place.replicas == 1 or place.engine == "fused" or place.offload_state:
+    if place.replicas == 1 or place.engine == "fused":
         return False
     on_gpu = place.device == "cuda" and place.engine == "auto" and not item.is_sharded
     if on_gpu and kernels.would_lose_kernels(item.setting, item.shape, item.tensor.dtype):
@@ -281,7 +279,7 @@ def traffic_of(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -
     sent, received, size = 0, 0, word(items)
     for item in items:
         rule, rows, factors = whole_rule(item), rows_of_factors(item), sum(counts(item, Factor).values())
-        here, whole = numbers_sent(item, size)
+        here, whole = item.tensor.elements, math.prod(item.shape)
         # for every rank alike
         figures = len(rule.FIGURES) * math.prod(rule.figure_shape(item.shape)) * (2 if size == 2 else 1)
         shown, all_shown = rule.whole_tensors() * here, rule.whole_tensors() * whole
@@ -302,43 +300,6 @@ def traffic_of(items: Sequence[Item], world: int, rank: int, *, refresh: bool) -
         else:
             received += here + figures
     return Traffic(sent * size, received * size)
-
-
-def numbers_sent(item: Item, size: int) -> tuple[int, int]:
-    """How many numbers of a message this rank's part of a tensor takes, and the parts of all ranks."""
-    if item.codes is None:
-        return item.tensor.elements, math.prod(item.shape)
-    sizes = part_sizes(item.shape, tuple((cut.axis, cut.ranks) for cut in item.cuts))
-    return coded_numbers(item.tensor.elements, size), sum(coded_numbers(n, size) * many for n, many in sizes.items())
-
-
-def coded_numbers(elements: int, size: int) -> int:
-    return -(-coded_bytes(elements) // size)
-
-
-@functools.lru_cache(maxsize=4096)
-def part_sizes(shape: Shape, cuts: tuple[tuple[int, int], ...]) -> Counter[int]:
-    """The elements of the parts of all ranks, and how many ranks have as many."""
-    found = Counter({1: 1})
-    for axis, length in enumerate(shape):
-        pieces = Counter({length: 1})
-        for ranks in (ranks for at, ranks in cuts if at == axis):
-            divided: Counter[int] = Counter()
-            for size, many in pieces.items():
-                full, rest = divmod(size, max(1, -(-size // ranks)))
-                divided[shard(size, ranks, 0)] += full * many
-                divided[rest] += many * (rest > 0)
-                divided[0] += (ranks - full - (rest > 0)) * many
-            pieces = divided
-        both = ((a * b, i * j) for a, i in found.items() for b, j in pieces.items())
-        found = Counter()
-        for size, many in both:
-            found[size] += many
-    return found
-
-
-#: Bytes that an element takes while its code is found.
-CODING = 24
 
 
 class Stages(NamedTuple):
@@ -416,11 +377,7 @@ def stages_of(items: Sequence[Item], world: int, rank: int) -> Stages:
     copied = [item for item in items if item.replicas > 1 and is_owned_here(item, world, rank)]
     pieces = ((item.replicas + 1) * (item.tensor.elements + rows_of_factors(item)) for item in copied)
     telling = given + rows + size * sum(pieces)
-    coded: Counter[Hashable] = Counter()  # one batch after the other
-    for item in items if items[0].codes else ():
-        coded[item.owner, item.shape] += CODING * item.tensor.elements
-    coding = max(coded.values(), default=0)
-    return Stages(2 * going + came + coding, working, returning + coding, telling + coding, given + rows)
+    return Stages(2 * going + came, working, returning, telling, given + rows)
 
 
 def is_made_anew(item: Item) -> bool:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.arrays import Shape
-from thalweg.kernels.staging import SLOTS, staged, together
 from thalweg.plan import costs
-from thalweg.plan.items import Item, Place, cuts_of, item_of, local, sort_items
+from thalweg.plan.items import Item, Place, cuts_of, item_of, local
 from thalweg.plan.memory import Peak, measure_item, numpy_peak, torch_peak
 from thalweg.plan.models import Tensor
 from thalweg.plan.ranks import (
@@ -32,7 +31,6 @@ from thalweg.plan.ranks import (
 )
 from thalweg.programs.budget import entry_bytes
 from thalweg.settings import Setting
-from thalweg.storage import accumulated_bytes, keys_like_parameter
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,6 @@ class Share:
     rank: int
     parameter_bytes: int
     state_bytes: int
-    #: Of the state, what is in the host's memory.
-    host_bytes: int
     #: None where the compiler decides.
     peak_bytes: int | None
     #: Whether the peak is a bound: a step may need less.
@@ -69,9 +65,8 @@ class Share:
 
     @property
     def total_bytes(self) -> int:
-        """Parameters, gradients, frozen weights, state that is not on the host, and what a step needs besides."""
-        state = self.state_bytes - self.host_bytes
-        return 2 * self.parameter_bytes + self.frozen_bytes + state + (self.peak_bytes or 0)
+        """Parameters, gradients, frozen weights, state, and what a step needs besides."""
+        return 2 * self.parameter_bytes + self.frozen_bytes + self.state_bytes + (self.peak_bytes or 0)
 
 
 def unlike_shares(
@@ -115,10 +110,8 @@ def share_of(
     sums = messages(items) if world > 1 else {}
     peak = peak_of_parts(elementwise, whole, sums, place, rank) if whole or world > 1 else peak_of(items, place)
     state = costs.counter_bytes(place.front_end, len(items), items[0].setting)
-    state += sum(accumulated_bytes(item.setting.handling, item.tensor.shape, item.tensor.dtype) for item in items)
     state += sum(entry_bytes(entry) for item in items for entry in entries_held(item).values())
     state += sum(bytes_of_owner(item) for item in whole if item.owner == rank)
-    hosted = sizes_on_host(items) if place.offload_state and not whole else []
     not_trained = [local(tensor, place, rank) for tensor in frozen]
 
     by_dimension: Counter[str] = Counter()
@@ -144,8 +137,7 @@ def share_of(
         rank=rank,
         parameter_bytes=sum(costs.parameter_bytes(item.tensor) for item in items),
         state_bytes=state,
-        host_bytes=sum(hosted),
-        peak_bytes=None if peak.bytes is None else peak.bytes + room_for(hosted),
+        peak_bytes=peak.bytes,
         peak_is_bound=peak.is_bound,
         moved_bytes=moved(True),
         moved_bytes_without_refresh=moved(False),
@@ -190,26 +182,3 @@ def peak_of_parts(
 
 def engines_of(items: Iterable[Item]) -> set[str]:
     return {"fused" if item.by_kernels or item.parted else "foreach" for item in items}
-
-
-def sizes_on_host(items: Sequence[Item]) -> list[int]:
-    """Bytes of state in the host's memory, of parameters that are moved together."""
-    sizes = []
-    for bucket in sort_items(items, lambda item: item.kind):
-        for unit in together(bucket[0].rule, bucket[0].shape, [item.tensor.elements for item in bucket]):
-            sizes.append(sum(bytes_on_host(bucket[i]) for i in unit))
-    return sizes
-
-
-def bytes_on_host(item: Item) -> int:
-    """Of the state of a parameter, if what is as large as the parameter is in the host's memory."""
-    entries = item.entries
-    return sum(entry_bytes(entries[key]) for key in keys_like_parameter(item.rule, item.shape, entries))
-
-
-def room_for(sizes: Sequence[int]) -> int:
-    """What state of these bytes takes of the device while it passes."""
-    slots = [0] * SLOTS
-    for members, slot in staged(sizes):
-        slots[slot] = max(slots[slot], sum(sizes[i] for i in members))
-    return sum(slots)

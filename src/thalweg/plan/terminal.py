@@ -55,7 +55,6 @@ def table_of(found: Plan) -> Table:
     columns: dict[str, Callable[[Cost], str | Text]] = {
         "optimizer": lambda cost: Text(cost.optimizer, style=colour_of(cost.optimizer)),
         "state": lambda cost: human_bytes(cost.share.state_bytes),
-        **({"on host": lambda cost: human_bytes(cost.share.host_bytes)} if found.place.offload_state else {}),
         "peak": lambda cost: peak_of(cost.share),
         "all together": lambda cost: human_bytes(cost.share.total_bytes) + "+" * (cost.share.peak_bytes is None),
         **({"fits": lambda cost: fitting(found, cost)} if found.memory is not None else {}),
@@ -98,14 +97,8 @@ def notes(found: Plan) -> Iterator[str]:
     place = found.place
     bound = " ≤: it is a bound." if any(cost.share.peak_is_bound for cost in found.costs) else ""
     yield f"state: kept between steps. peak: needed in addition during a step, after the first.{bound}"
-    if place.offload_state:
-        yield (
-            "on host: of the state, what is in the host's memory. A step moves as much over the bus, each way, "
-            "which is not in the time. peak: with the room on the device that it passes."
-        )
     frozen = "frozen weights, " if found.model.frozen else ""
-    device = " on the device" if place.offload_state else ""
-    yield f"all together: parameters, gradients, {frozen}state{device} and peak. Activations are not counted."
+    yield f"all together: parameters, gradients, {frozen}state and peak. Activations are not counted."
     assumed = f" ({ASSUMED[place.device]})" if found.bandwidth == BANDWIDTHS[place.device] else ""
     time = f"time: how long that takes at {human_bytes(found.bandwidth)}/s{assumed}"
     products = f", and products at {human_flops(found.flops)}/s" if found.flops else ""
