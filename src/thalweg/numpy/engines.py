@@ -77,11 +77,10 @@ class Job(NamedTuple):
 
     def compute(self, grad_scale: float | None, noise: Callable[[], Arr] | None = None) -> Advance:
         """The parameter and its state after the step; nothing is written."""
-        arrays = self.weights, self.gradient, self.tracked.state
-        scales: Any = dict(lr=self.lr, lr_scale=self.lr_scale, grad_scale=grad_scale)
+        step: Any = dict(t=self.t, lr=self.lr, lr_scale=self.lr_scale, grad_scale=grad_scale, noise=noise)
         with np.errstate(all="ignore"):  # what is not finite is dealt with below, or wanted
-            step: Any = dict(t=self.t, tensor=tensor_id(self.name), noise=noise)
-            result = advance(xp, self.rule, self.handling, *arrays, **scales, **step)
+            p, g, state = self.weights, self.gradient, self.tracked.state
+            result = advance(xp, self.rule, self.handling, p, g, state, tensor=tensor_id(self.name), **step)
         if self.handling.on_nonfinite == "raise":
             self.check_finite(result.finite)
         return result

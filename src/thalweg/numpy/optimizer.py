@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,8 +19,8 @@ from thalweg.arrays import Shape
 from thalweg.boundary import Advance, seen
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.exchange import check_exchanged, pack_state, warn_converted
-from thalweg.explain import Explanation, explain_parameter
-from thalweg.given import Overrides, as_written, check_overrides, plain, unused_patterns
+from thalweg.explain import Explanation, Row, explain_parameter
+from thalweg.given import Overrides, Standard, as_written, check_overrides, plain
 from thalweg.numpy.arrays import (
     Arr,
     Name,
@@ -73,6 +73,12 @@ class Optimizer:
 
     #: What it steps by.
     rule: ClassVar[type[Rule]]
+    _tracked: dict[Name, Tracked]
+    #: What is kept of former norms for ``spikes``, and what the last step told of them.
+    _norms: Arr | None
+    _joint_figures: dict[str, Any]
+    #: Whether a state was loaded, and nothing was told of how it was kept.
+    _is_loaded: bool
 
     def __init__(
         self,
@@ -94,7 +100,8 @@ class Optimizer:
         self._native = Native()
         #: Whether averages are in the place of parameters.
         self._is_evaluated = False
-        #: Whether overrides that match no parameter have been told.
+        #: The places of overrides that match a parameter, and whether those that match none have been told.
+        self._used: set[int] = set()
         self._is_reported = False
         if not hasattr(self, "_tracked"):  # a copy whose options are changed goes on with its state
             self.clear_state()
@@ -175,7 +182,7 @@ class Optimizer:
         check_apart({job.name: job.place for job in jobs})
         if not self._is_reported and len(jobs) == len(params):
             self._is_reported = True
-            if unused := self._unused_overrides([(job.name, job.weights) for job in jobs]):
+            if unused := self._unused_overrides(self._used):
                 told = f"overrides that match no parameter: {', '.join(map(repr, unused))}"
                 warnings.warn(told, UnusedOverrideWarning, stacklevel=2)
         if jobs and self._settings.base.handling.needs_norm:
@@ -228,7 +235,7 @@ class Optimizer:
     def _resolve(self, name: Name, weights: Arr, tracked: Tracked, is_raw: bool) -> None:
         """Find what holds for a parameter that is new, or whose options have changed, and fit its state to that."""
         shape = (1, weights.size) if is_raw else None
-        setting, _ = self._settings.of(str(name), weights, shape=shape)
+        setting, matched = self._settings.of(str(name), weights, shape=shape)
         setting.rule.check_shape(name, weights.shape)
         check_update(setting.rule, weights.shape)
         with np.errstate(all="ignore"):  # some processors find a signalling NaN invalid
@@ -242,6 +249,7 @@ class Optimizer:
         if self._is_loaded and state.keys() != before.keys():
             self._is_loaded = False
             warn_converted(name, before, state)
+        self._used.update(matched)
         tracked.state, tracked.operand, tracked.unserved = state, None, None
         tracked.setting, tracked.shape, tracked.is_raw = setting, weights.shape, is_raw
 
@@ -357,19 +365,22 @@ class Optimizer:
 
         No state is made.
         """
-        rows, named = [], list(params.items() if isinstance(params, Mapping) else enumerate(params))
+        rows, used = list[Row](), set[int]()
+        named: Mapping[Any, Arr] = params if isinstance(params, Mapping) else dict(enumerate(params))
         lr = plain(self.lr(1)) if callable(self.lr) else self.lr
-        for name, weights in named:
+        for name, weights in named.items():
             check_array(f"parameter {checked_name(name)!r}", weights)
-            setting, _ = self._settings.of(str(name), weights)
+            setting, matched = self._settings.of(str(name), weights)
+            used.update(matched)
             setting = replace(setting, lr_scale=setting.lr_scale * self.lr_scale(name))
             facts = str(name), weights.shape, dtype_name(weights), setting
             rows.append(explain_parameter(*facts, lr=lr, rms=narrow_rms(weights), counter_bytes=0))
-        return Explanation(rows, self._unused_overrides(named))
+        return Explanation(rows, self._unused_overrides(used))
 
-    def _unused_overrides(self, named: Iterable[tuple[Name, Arr]]) -> list[Any]:
-        patterns = [pattern for pattern, _ in self._settings.overrides]
-        return unused_patterns(patterns, [(str(name), weights) for name, weights in named])
+    def _unused_overrides(self, used: Collection[int]) -> list[Any]:
+        """The patterns at all places but these; "standard" may match none."""
+        overrides = enumerate(self._settings.overrides)
+        return [p for place, (p, _) in overrides if place not in used and not isinstance(p, Standard)]
 
     def stats(self) -> dict[Name, dict[str, Any]]:
         """Statistics of the last step of each parameter: trust ratios, norms, clipping."""
@@ -401,14 +412,9 @@ class Optimizer:
 
     def clear_state(self) -> None:
         """Forget every parameter, and the count of iterations."""
-        self._tracked: dict[Name, Tracked] = {}
+        self._tracked, self._norms, self._joint_figures, self._is_loaded = {}, None, {}, False
         #: How many iterations have ended, counted under ``global_step=True`` alone.
         self.iteration = 0
-        #: What is kept of former norms for ``spikes``, and what the last step told of them.
-        self._norms: Arr | None = None
-        self._joint_figures: dict[str, Any] = {}
-        #: Whether a state was loaded, and nothing was told of how it was kept.
-        self._is_loaded = False
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain values and copies of arrays."""
@@ -449,7 +455,7 @@ class Optimizer:
     def __repr__(self) -> str:
         settings, overrides = self._settings, as_written(self._settings.overrides)
         beside = dict(overrides=overrides, global_step=self._global_step, engine=self._wanted_engine)
-        usual = dict(lr=None, variant=None, overrides=[], global_step=False, engine="auto")
+        usual: dict[str, Any] = dict(lr=None, variant=None, overrides=[], global_step=False, engine="auto")
         given = dict(lr=self.lr, variant=settings.variant, **settings.changed(), **beside)
         told = [
             f"{name}={readable(value)}" for name, value in given.items() if value != usual.get(name, NotImplemented)
