@@ -293,37 +293,34 @@ class Optimizer:
         if self._is_evaluated:
             raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
         with self._native.lock:
-            self._run_alone(jobs, scale)
-
-    def _run_alone(self, jobs: Sequence[Job], scale: float | None) -> None:
-        new = [job.name for job in jobs if job.name not in self._tracked]
-        aliased = len(jobs) > 1 and is_aliased([job.place for job in jobs], [job.gradient_place for job in jobs])
-        native, others = divide(jobs, self._wanted_engine, aliased)
-        self._engines_used = {name for name, used in (("fused", native), ("reference", others)) if used}
-        # numpy does products best, of noise by native code
-        whole, native = ([job for job in native if job.rule.needs_whole is wanted] for wanted in (True, False))
-        computed: Iterable[tuple[Job, Advance]] = itertools.chain(
-            ((job, job.compute(scale)) for job in others),
-            ((job, job.compute(scale, partial(normal_of, job))) for job in whole),
-        )
-        taken, write = self._native.measure(native, scale)
-        must_be_finite = self._settings.base.handling.on_nonfinite == "raise"
-        if must_be_finite:
-            for job, is_finite in zip(native, taken, strict=True):
-                job.check_finite(is_finite)
-        if aliased or must_be_finite:
-            # nothing is written before everything has been read, and is known to be finite
-            computed = list(computed)
-        for job, stats, is_taken in zip(native, write(), taken, strict=True):
-            self._commit(job, stats, is_taken)
-        for job, result in computed:
-            is_taken = result.finite is None or bool(result.finite)
-            if is_taken:
-                job.weights[...] = result.p
-                job.tracked.state, job.tracked.operand = result.state, None
-            self._commit(job, partial(dict, result.stats), is_taken)
-        for name in new:  # in the order in which they came, whichever engine has stepped them
-            self._tracked[name] = self._tracked.pop(name)
+            new = [job.name for job in jobs if job.name not in self._tracked]
+            aliased = len(jobs) > 1 and is_aliased([job.place for job in jobs], [job.gradient_place for job in jobs])
+            native, others = divide(jobs, self._wanted_engine, aliased)
+            self._engines_used = {name for name, used in (("fused", native), ("reference", others)) if used}
+            # numpy does products best, of noise by native code
+            whole, native = ([job for job in native if job.rule.needs_whole is wanted] for wanted in (True, False))
+            computed: Iterable[tuple[Job, Advance]] = itertools.chain(
+                ((job, job.compute(scale)) for job in others),
+                ((job, job.compute(scale, partial(normal_of, job))) for job in whole),
+            )
+            taken, write = self._native.measure(native, scale)
+            must_be_finite = self._settings.base.handling.on_nonfinite == "raise"
+            if must_be_finite:
+                for job, is_finite in zip(native, taken, strict=True):
+                    job.check_finite(is_finite)
+            if aliased or must_be_finite:
+                # nothing is written before everything has been read, and is known to be finite
+                computed = list(computed)
+            for job, stats, is_taken in zip(native, write(), taken, strict=True):
+                self._commit(job, stats, is_taken)
+            for job, result in computed:
+                is_taken = result.finite is None or bool(result.finite)
+                if is_taken:
+                    job.weights[...] = result.p
+                    job.tracked.state, job.tracked.operand = result.state, None
+                self._commit(job, partial(dict, result.stats), is_taken)
+            for name in new:  # in the order in which they came, whichever engine has stepped them
+                self._tracked[name] = self._tracked.pop(name)
 
     def _commit(self, job: Job, stats: Figures, is_taken: bool) -> None:
         tracked = self._tracked[job.name] = job.tracked
