@@ -19,7 +19,7 @@ from thalweg.race.task import Run
 torch = pytest.importorskip("torch")
 pytest.importorskip("rich")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 try:
     from benchmarks.training import contestants, corpus, draw, run
