@@ -457,7 +457,7 @@ def write_table(found: Mapping[str, Any], copied: float, dtype: str) -> str:
         moved, floor = found["bytes_moved"] / found["elements"], 1e3 * found["floor"]
         text += f", {moved:.1f} bytes each: floor {floor:.3f} ms at {copied / 1e9:.1f} GB/s"
     heads = "".join(f"{name + ', ms':>12}{'quartiles':>18}{'/ ours':>8}" for name in found["columns"])
-    text += f"\n{'':44}{heads}{'floor is':>10}{'extra, MB':>11}\n"
+    text += f"\n{'':44}{heads}{'of floor':>10}{'extra, MB':>11}\n"
     ours = next(iter(found["rows"].values()))
     for name, row in found["rows"].items():
         engine = f" ({row['engine']})" if row["engine"] else ""
@@ -468,7 +468,7 @@ def write_table(found: Mapping[str, Any], copied: float, dtype: str) -> str:
             quartiles = f"{1e3 * first:.3f}-{1e3 * third:.3f}"
             text += f"{1e3 * median:12.3f}{quartiles:>18}{median / ours[column]['median']:8.2f}"
         share, extra = row["share_of_floor"], row["extra_bytes"]
-        text += f"{'' if share is None else f'{share:.0%}':>10}{'' if extra is None else f'{extra / 1e6:.1f}':>11}\n"
+        text += f"{'-' if share is None else f'{share:.0%}':>10}{'-' if extra is None else f'{extra / 1e6:.1f}':>11}\n"
     return text + "".join(f"left out: {name}: {reason}\n" for name, reason in found["left_out"].items())
 
 
