@@ -10,12 +10,11 @@ Each table compares one rule: ours, those of its peers that are installed, and t
 begins with the floor: the bytes that the passes of our rule move, at the speed of a copy measured in the same run.
 Rules that multiply matrices have none; tensors that fit into caches can be stepped faster.
 
-In turns     In every round each contestant has its turn, the median of several steps. Shown are the median of the
-             rounds, their quartiles, and "/ ours": the median divided by that of the first row.
+In turns     In every round each contestant has its turn, the median of 20 steps (3 of models with more than 16
+             million numbers). Shown are the median of the rounds, their quartiles, and "/ ours": median by median.
 Gradients    are allocated anew before every step, at addresses that no earlier step of this contestant has seen as a
              set. In JAX they are new arrays, and stay the same within a loop.
-step, host   until step() returns, on a GPU begun with an empty queue. In JAX: step until parameters are there, host
-             until the call returns.
+step, host   until step() returns, on a GPU begun with an empty queue. In JAX step is until parameters are there.
 device       on GPUs: between two events around a step, in a queue that is held until the host has queued all of it.
 loop         in JAX: a compiled program of 20 steps, divided by 20; on GPUs this is the column device.
 extra        on GPUs: the most memory that torch allocates during a step, beyond what was in use before it.
@@ -29,7 +28,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import datetime
 import functools
 import gc
 import importlib.metadata
@@ -41,7 +39,6 @@ import os
 import pkgutil
 import platform
 import random
-import shlex
 import statistics
 import subprocess
 import sys
@@ -84,14 +81,12 @@ PEERS: Sequence[tuple[str, str, dict[str, Any]]] = [
     ("AdamW", "optax.adamw", dict(learning_rate=1e-3, weight_decay=0.01)),
     ("LAMB", "timm.optim.lamb.Lamb", dict(lr=1e-3, weight_decay=0.01, max_grad_norm=None)),
     ("LAMB", "pytorch_optimizer.Lamb", dict(lr=1e-3, weight_decay=0.01, weight_decouple=False, foreach=True)),
-    ("LAMB", "apex.optimizers.FusedLAMB", dict(lr=1e-3, weight_decay=0.01, max_grad_norm=math.inf)),
     ("LAMB", "optax.lamb", dict(learning_rate=1e-3, weight_decay=0.01)),
     ("LARS", "timm.optim.lars.Lars", dict(lr=10.0, weight_decay=1e-4, momentum=0.9)),
     ("LARS", "pytorch_optimizer.LARS", dict(lr=10.0, weight_decay=1e-4, foreach=True)),
     ("LARS", "optax.lars", dict(learning_rate=10.0, weight_decay=1e-4)),
     ("Adafactor", "torch.optim.Adafactor", dict(lr=1e-3, foreach=True)),
     ("Adafactor", "timm.optim.adafactor.Adafactor", dict(lr=1e-3)),
-    ("Adafactor", "transformers.optimization.Adafactor", dict(lr=1e-3, relative_step=False, scale_parameter=True)),
     ("Adafactor", "optax.adafactor", dict(learning_rate=1e-3)),
     ("Lion", "timm.optim.lion.Lion", dict(lr=1e-4, foreach=True)),
     ("Lion", "optax.lion", dict(learning_rate=1e-4, weight_decay=0.0)),
@@ -105,15 +100,13 @@ PEERS: Sequence[tuple[str, str, dict[str, Any]]] = [
     ("Kron", "timm.optim.kron.Kron", dict(preconditioner_update_probability=1.0, max_size_triangular=8192)),
     ("SOAP", "pytorch_optimizer.SOAP", dict(lr=3e-3)),
 ]
-#: In every table of a front end: what everybody knows.
-CONTROL = {"torch": PEERS[2], "jax": PEERS[3]}
-PACKAGES = ("torch", "triton", "jax", "optax", "timm", "transformers", "kron-torch", "pytorch_optimizer", "apex")
-SMALL = 16_000_000  # models of fewer numbers are stepped 20 times in a turn, others 3 times
+CONTROL = {"torch": PEERS[2], "jax": PEERS[3]}  # in every table: what everybody knows
 COPIED = 2**29  # bytes of an array that is copied
 LOOP = 20  # steps of a compiled loop in JAX
 
 Shapes = Mapping[str, tuple[int, ...]]
 Entered = tuple[str, Callable[[], Any]]  # a name, and what makes the contestant
+Samples = dict[str, dict[str, list[float]]]  # seconds by contestant and column
 
 
 # ---- what is stepped
@@ -164,8 +157,7 @@ class TorchContestant:
     def __init__(self, optimizer: Any, params: list[Any], gradients: list[Any], clip: float | None) -> None:
         self.optimizer, self.params, self.gradients, self.clip = optimizer, params, gradients, clip
         self.is_on_gpu = params[0].is_cuda
-        #: Addresses that gradients have had.
-        self.seen: set[tuple[int, ...]] = set()
+        self.seen: set[tuple[int, ...]] = set()  # addresses that gradients have had
         self.extra: int | None = None
 
     def give_gradients(self) -> None:
@@ -194,7 +186,8 @@ class TorchContestant:
         host = [self.time_host() for _ in range(calls)]
         if not self.is_on_gpu:
             return {"step": host}
-        return {"host": host, "device": [self.time_device(hold=2 * max(host) + 1e-3) for _ in range(calls)]}
+        hold = min(2 * max(host) + 1e-3, 0.5)  # first steps compile
+        return {"host": host, "device": [self.time_device(hold) for _ in range(calls)]}
 
     def time_host(self) -> float:
         self.give_gradients()
@@ -264,15 +257,15 @@ def make_parameters(shapes: Shapes, given: argparse.Namespace) -> list[Any]:
 def enter_torch(rule: Any, options: Mapping[str, Any], shapes: Shapes, given: argparse.Namespace) -> Iterator[Entered]:
     """Ours, then the peers."""
 
-    def make(find: Callable[[], Any], clip: float | None, settings: Mapping[str, Any]) -> TorchContestant:
+    def make(build: Callable[[list[Any]], Any], clip: float | None) -> TorchContestant:
         params = make_parameters(shapes, given)
-        return TorchContestant(find()(params, **settings), params, gradients, clip)
+        return TorchContestant(build(params), params, gradients, clip)
 
     gradients = [0.01 * torch.randn_like(p.detach()) for p in make_parameters(shapes, given)]
-    find_ours = functools.partial(thalweg.torch.optimizer, rule)
-    yield f"thalweg {rule.__name__}", functools.partial(make, find_ours, None, {**options, "engine": given.engine})
-    for name, find, settings in list_peers(rule, "torch"):
-        yield name, functools.partial(make, find, given.clip, settings)
+    ours = functools.partial(thalweg.torch.optimizer(rule), engine=given.engine, **options)
+    yield f"thalweg {rule.__name__}", functools.partial(make, ours, None)
+    for name, build in list_peers(rule, "torch"):
+        yield name, functools.partial(make, build, given.clip)
 
 
 # ---- JAX
@@ -341,28 +334,25 @@ def enter_jax(rule: Any, options: Mapping[str, Any], shapes: Shapes, given: argp
             named["layout"] = "torch"
         return kind(**named, engine=given.engine)
 
-    def make_peer(find: Callable[[], Any], settings: Mapping[str, Any]) -> Any:
-        clip = [] if given.clip is None else [optax.clip_by_global_norm(given.clip)]
-        return optax.chain(*clip, find()(**settings))
-
     gradients = draw(1, 0.01)
+    clip = [] if given.clip is None else [optax.clip_by_global_norm(given.clip)]
     yield f"thalweg {rule.__name__}, make_step", lambda: make(make_ours)
     yield f"thalweg {rule.__name__}, update", lambda: make(lambda: optax.chain(make_ours()))
-    for name, find, settings in list_peers(rule, "jax"):
-        yield name, functools.partial(make, functools.partial(make_peer, find, settings))
+    for name, build in list_peers(rule, "jax"):
+        yield name, functools.partial(make, lambda build=build: optax.chain(*clip, build()))
 
 
 # ---- peers
 
 
-def list_peers(rule: Any, front_end: str) -> Iterator[tuple[str, Callable[[], Any], dict[str, Any]]]:
-    """The peers of a rule in this front end and the control: name, what imports it, options."""
+def list_peers(rule: Any, front_end: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The peers of a rule in this front end and the control: names, and what imports and builds them."""
     is_jax = front_end == "jax"
     peers = [peer for peer in PEERS if peer[0] == rule.__name__ and peer[1].startswith("optax.") == is_jax]
     for _, path, settings in peers if CONTROL[front_end] in peers else [*peers, CONTROL[front_end]]:
         ways = [f"{way}={settings[way]}" for way in ("fused", "foreach") if way in settings]
         name = " ".join([path.partition(".")[0], path.rpartition(".")[2], *ways])
-        yield name, functools.partial(pkgutil.resolve_name, path), settings
+        yield name, lambda *params, path=path, settings=settings: pkgutil.resolve_name(path)(*params, **settings)
 
 
 # ---- rounds
@@ -377,7 +367,9 @@ def compare(rule: Any, given: argparse.Namespace, copied: float) -> dict[str, An
         moved = None if given.ranks else sum(bytes_moved(setting, shape, given.dtype) for shape in shapes.values())
     floor = None if moved is None else moved / copied
     period = getattr(setting.rule, "precondition_frequency", 1)
-    calls, average = (period, statistics.fmean) if period > 1 else (20 if elements < SMALL else 3, statistics.median)
+    calls, average = (
+        (period, statistics.fmean) if period > 1 else (20 if elements < 16_000_000 else 3, statistics.median)
+    )
     enter = enter_jax if given.front_end == "jax" else enter_torch
     left_out: dict[str, str] = {}
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -419,11 +411,9 @@ def warm_up(entered: Iterator[Entered], left_out: dict[str, str], steps: int) ->
             yield name, contestant
 
 
-def take_turns(
-    contestants: Mapping[str, Any], rounds: int, calls: int, average: Callable[[list[float]], float]
-) -> dict[str, dict[str, list[float]]]:
+def take_turns(contestants: Mapping[str, Any], rounds: int, calls: int, average: Callable[..., float]) -> Samples:
     """Samples by contestant and column, one a round: the average of several calls."""
-    samples: dict[str, dict[str, list[float]]] = {name: {} for name in contestants}
+    samples: Samples = {name: {} for name in contestants}
     gc.collect()
     gc.disable()
     try:
@@ -439,9 +429,8 @@ def take_turns(
 def summarize(contestant: Any, samples: dict[str, list[float]], floor: float | None) -> dict[str, Any]:
     """The slowest rank's samples, and what they say."""
     row = {"engine": getattr(contestant.optimizer, "engine", ""), "extra_bytes": contestant.extra}
-    ranks = gather(samples)
     for column in samples:
-        times = [max(of_ranks) for of_ranks in zip(*(rank[column] for rank in ranks), strict=True)]
+        times = [max(of_ranks) for of_ranks in zip(*gather(samples[column]), strict=True)]
         first, median, third = statistics.quantiles(times, n=4, method="inclusive")
         row[column] = {"median": median, "quartiles": [first, third], "samples": times}
         row["share_of_floor"] = None if floor is None else floor / median  # of the last one: device or loop, if any
@@ -460,8 +449,7 @@ def write_table(found: Mapping[str, Any], copied: float, dtype: str) -> str:
     text += f"\n{'':44}{heads}{'of floor':>10}{'extra, MB':>11}\n"
     ours = next(iter(found["rows"].values()))
     for name, row in found["rows"].items():
-        engine = f" ({row['engine']})" if row["engine"] else ""
-        text += f"{name + engine:44}"
+        text += f"{name + (' by ' + row['engine'] if row['engine'] else ''):44}"
         for column in found["columns"]:
             first, third = row[column]["quartiles"]
             median = row[column]["median"]
@@ -479,18 +467,18 @@ def state_facts(given: argparse.Namespace, arguments: Sequence[str]) -> dict[str
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     versions = {"thalweg": thalweg.__version__, "python": platform.python_version()}
-    for package in PACKAGES:
+    for package in ("torch", "triton", "jax", "optax", "timm", "kron-torch", "pytorch_optimizer"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     with contextlib.suppress(OSError):
         versions["commit"] = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "benchmarks/step.py", *arguments]),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": " ".join(["python benchmarks/step.py", *arguments]),
         "device": torch.cuda.get_device_name() if given.device == "cuda" else cpu,
         "cpu": cpu,
-        "threads": torch.get_num_threads(),
+        "threads": given.threads or torch.get_num_threads(),
         "versions": versions,
     }
 
@@ -544,6 +532,8 @@ def check(given: argparse.Namespace, rules: Sequence[Any]) -> None:
     """Refuse what cannot be, before anything is measured."""
     if given.rounds < 2:
         raise CommandError(f"--rounds must be at least 2, got {given.rounds}")
+    if given.threads is not None and given.threads < 1:
+        raise CommandError(f"--threads must be at least 1, got {given.threads}")
     if given.device == "cuda" and not torch.cuda.is_available():
         raise CommandError("PyTorch can use no GPU here: take --device cpu")
     if given.front_end == "jax" and given.ranks:
@@ -555,8 +545,17 @@ def check(given: argparse.Namespace, rules: Sequence[Any]) -> None:
         set_options(rule, choose_options(rule, given))
 
 
+def limit_threads(threads: int, rank: int = 0) -> None:
+    """Keep this process to some cores, no other rank's; JAX and ours go by them."""
+    torch.set_num_threads(threads)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[rank * threads :][:threads] or cores)
+
+
 def run_rank(rank: int, given: argparse.Namespace, folder: str) -> None:
     """One of the processes of --ranks; the first one writes what was found."""
+    if given.threads is not None:
+        limit_threads(given.threads, rank)
     has_own_gpu = given.device == "cuda" and torch.cuda.device_count() >= given.ranks
     if has_own_gpu:
         torch.cuda.set_device(rank)
@@ -583,9 +582,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         rules = find_rules(given)
         check(given, rules)
-        if given.threads is not None:
-            torch.set_num_threads(given.threads)
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.threads])  # others go by it
+        if given.threads is not None and not given.ranks:
+            limit_threads(given.threads)
         facts, copied, tables = state_facts(given, arguments), measure_copy(given.device), []
         sys.stdout.write(f"{facts['device']}, {facts['threads']} threads, {facts['date']}\n{facts['command']}\n\n")
         for found in run_ranks(given) if given.ranks else (compare(rule, given, copied) for rule in rules):
