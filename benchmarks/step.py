@@ -367,9 +367,8 @@ def compare(rule: Any, given: argparse.Namespace, copied: float) -> dict[str, An
         moved = None if given.ranks else sum(bytes_moved(setting, shape, given.dtype) for shape in shapes.values())
     floor = None if moved is None else moved / copied
     period = getattr(setting.rule, "precondition_frequency", 1)
-    calls, average = (
-        (period, statistics.fmean) if period > 1 else (20 if elements < 16_000_000 else 3, statistics.median)
-    )
+    steps = 20 if elements < 16_000_000 else 3
+    calls, average = (period, statistics.fmean) if period > 1 else (steps, statistics.median)
     enter = enter_jax if given.front_end == "jax" else enter_torch
     left_out: dict[str, str] = {}
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -451,8 +450,7 @@ def write_table(found: Mapping[str, Any], copied: float, dtype: str) -> str:
     for name, row in found["rows"].items():
         text += f"{name + (' by ' + row['engine'] if row['engine'] else ''):44}"
         for column in found["columns"]:
-            first, third = row[column]["quartiles"]
-            median = row[column]["median"]
+            median, (first, third) = row[column]["median"], row[column]["quartiles"]
             quartiles = f"{1e3 * first:.3f}-{1e3 * third:.3f}"
             text += f"{1e3 * median:12.3f}{quartiles:>18}{median / ours[column]['median']:8.2f}"
         share, extra = row["share_of_floor"], row["extra_bytes"]
