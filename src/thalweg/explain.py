@@ -79,6 +79,8 @@ class Explanation:
     unused_entries: Sequence[Any] = ()
     #: The program of each treatment, where it was asked for: Python that computes a step with numpy alone.
     programs: Mapping[str, str] = field(default_factory=dict)
+    #: What a step needs in memory beside parameters, gradients and state, at most; None: the front end cannot tell.
+    temporary_bytes: int | None = None
 
     @property
     def state_bytes(self) -> int:
@@ -133,6 +135,8 @@ class Explanation:
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         ]
+        if self.temporary_bytes is not None:
+            lines.append(f"temporaries at most: {self.temporary_bytes:,} bytes")
         groups = [f"group {index}{group}" for index, group in enumerate(self.groups)]
         code = [f"\n{title}\n\n{source}" for title, source in (*self.programs.items(), *self.code.items())]
         told = [f"warning: {warning}" for warning in self.warnings] + [f"hint: {hint}" for hint in self.hints]

@@ -43,6 +43,7 @@ def explain(
     host: HostState,
     reason_undivided: Callable[..., str | None],
     *,
+    temporary_bytes: int,
     code: bool,
     program: bool,
 ) -> Explanation:
@@ -50,7 +51,7 @@ def explain(
 
     shown_only: of each group, whether its lr is written by a scheduler for people to read, and not read by a step.
     unused: patterns of overrides, and of entries, that match no parameter. reason_undivided: why replicas do not divide
-    the work on a parameter, "" if they do, None if there are none.
+    the work on a parameter, "" if they do, None if there are none. temporary_bytes: what a step needs.
     """
     rows, sources, written = [], dict[str, str](), []
     beside: list[dict[str, None]] = [{} for _ in groups]  # why state stays beside parameters, in order
@@ -81,7 +82,8 @@ def explain(
         explain_group(group, notes_on(group, is_shown, reasons, work), rule=group["rule"] if several else "")
         for group, is_shown, reasons, work in zip(groups, shown_only, beside, undivided, strict=True)
     ]
-    return Explanation(rows, unused[0], shown, sources, unused[1], write_programs(written if program else ()))
+    programs = write_programs(written if program else ())
+    return Explanation(rows, unused[0], shown, sources, unused[1], programs, temporary_bytes)
 
 
 def explain_group(group: Mapping[str, Any], notes: Iterator[str], *, rule: str) -> GroupRow:
