@@ -16,7 +16,8 @@ from thalweg.programs.graph import Value
 from thalweg.programs.host import options_of
 from thalweg.programs.operations import OPERATIONS, REDUCTIONS
 from thalweg.programs.schedule import Schedule
-from thalweg.programs.trace import PARAMETER, stand_in
+from thalweg.programs.trace import PARAMETER
+from thalweg.rules.rule import stand_in
 from thalweg.settings import Setting
 
 #: Numbers of a step that are not options.
