@@ -121,11 +121,11 @@ def try_update(rule: Rule, shape: Shape) -> None:
     state = {key: xp.array(entry.shape(shape, rule.stacked_axes)) for key, entry in entries.items()}
     symbolic = stand_in(rule)
     symbolic = replace(symbolic, **replaced_numbers(symbolic, lambda _: xp.array(())))
+    goes_in_parts = isinstance(rule, WholeRule) and parts_of(type(rule))[0].update is WholeRule.update
     try:
-        step = step_in_parts if isinstance(rule, WholeRule) and not has_own_update(type(rule)) else type(rule).update
-        answer = step(
-            symbolic, xp, g, Unchanged(xp, state), p, t=t, lr=lr, lr_scale=lr_scale, noise=lambda: xp.array(shape)
-        )
+        step: Any = step_in_parts if goes_in_parts else type(rule).update
+        s = Unchanged(xp, state)
+        answer = step(symbolic, xp, g, s, p, t=t, lr=lr, lr_scale=lr_scale, noise=lambda: xp.array(shape))
     except OptimError:
         raise
     except Exception as error:
@@ -135,12 +135,7 @@ def try_update(rule: Rule, shape: Shape) -> None:
             said = f"update calls a function of {called}: {FUNCTIONS}"
         hint = f"; the state has {', '.join(state) or 'no keys'}" if isinstance(error, KeyError) else ""
         raise RuleError(f"{name}, {place or 'update'}: {said}{hint}") from error
-    last = "update" if step is type(rule).update else "apply"
-    check_answer(answer, shape, state, rule.stacked_axes, where(rule, last))
-
-
-def has_own_update(rule: type[Rule]) -> bool:
-    return parts_of(rule)[0].update is not WholeRule.update
+    check_answer(answer, shape, state, rule.stacked_axes, where(rule, "apply" if goes_in_parts else "update"))
 
 
 def step_in_parts(

@@ -146,8 +146,13 @@ def assert_same(found: Any, wanted: Any, where: str, path: str = "") -> None:
             raise Failed(f"{at} differs by up to {(found.double() - wanted.double()).abs().max().item():.3g}")
     elif type(found) is not type(wanted):
         raise Failed(f"{at} is {describe(found)}, not {describe(wanted)}")
-    elif type(found).__eq__ is not object.__eq__ and found != wanted and not (found != found and wanted != wanted):
+    elif has_equality(found) and found != wanted and not (found != found and wanted != wanted):  # NaN is not itself
         raise Failed(f"{at} is {found!r}, not {wanted!r}")
+
+
+def has_equality(value: Any) -> bool:
+    """Whether values of its class are compared, and not objects."""
+    return getattr(type(value), "__eq__", None) is not object.__eq__
 
 
 def assert_close(
