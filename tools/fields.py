@@ -123,9 +123,9 @@ def listed(names: list[str]) -> list[str]:
 FILES: dict[str, Callable[[], str]] = {
     "numpy/optimizers.pyi": lambda: classes(
         "numpy",
-        "from thalweg.numpy.base import Optimizer",
-        "from thalweg.numpy.checks import Rate",
-        "from thalweg.numpy.stepping import Engine",
+        "from thalweg.numpy.arrays import Rate",
+        "from thalweg.numpy.engines import Engine",
+        "from thalweg.numpy.optimizer import Optimizer",
     ),
     "torch/optimizers.pyi": lambda: classes(
         "torch",

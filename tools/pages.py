@@ -31,7 +31,7 @@ SECTIONS = {
     "JAX": ["jax.md"],
     "numpy": ["numpy.md", "engines.md"],
     "Less memory": ["lean_state.md", "plan.md"],
-    "Compare and measure": ["race.md", "bench.md", "check.md"],
+    "Compare and measure": ["race.md", "check.md"],
     "Your own rule": ["own_rule.md", "compose.md"],
     "The rules": [*(f"{name.lower()}.md" for name in RULES), "options.md"],
     "Reference": ["api/thalweg.md", "api/thalweg.[ton]*.md", "api/*.md"],
@@ -58,7 +58,6 @@ MODULES = {
     "thalweg.numpy": "Optimizers for numpy arrays",
     "thalweg.plan": "What a step will cost",
     "thalweg.race": "Optimizers side by side on a task",
-    "thalweg.bench": "How long a step takes",
     "thalweg.check": "Whether an optimizer keeps its promises",
 }
 #: Lines of a console example up to the next empty one, or to the end.
