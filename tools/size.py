@@ -25,7 +25,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "show and integrations": (1100, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2700, ("src/thalweg/",)),
     "tests": (37000, ("tests/",)),
-    "tools": (800, ("tools/",)),
+    "tools": (870, ("tools/",)),
     "words of the docs": (60000, ("docs/", "README.md")),
 }
 

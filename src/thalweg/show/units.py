@@ -16,7 +16,7 @@ def parse_size(text: str, *, option: str) -> int:
     parts = re.fullmatch(r"(\d+(?:\.\d*)?)\s*(?:([KMGT])(I?)B?|B)", text.strip().upper())
     if parts is None or float(parts[1]) == 0:
         raise CommandError(f"{option} {text} must be a number with a unit, such as 80GB, 16GiB or, a second, 3.35TB/s")
-    return round(float(parts[1]) * (1024 if parts[3] else 1000) ** " KMGT".index(parts[2] or " "))
+    return round(float(parts[1]) * (1024.0 if parts[3] else 1000.0) ** " KMGT".index(parts[2] or " "))
 
 
 def parse_rate(text: str, *, option: str) -> int:
