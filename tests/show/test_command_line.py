@@ -31,7 +31,7 @@ def test_a_mistyped_verb_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -
         (
             ["race", "--help"],
             0,
-            ["thalweg race valley", "mymodule:task", "--redraw", "torch.optim.Adam,mymodule:Sharp"],
+            ["thalweg race mymodule:task", "torch.optim.Adam,mymodule:Sharp"],
         ),
         (["plan", "--help"], 0, ["thalweg plan llama-8b --dtype bf16 --memory 80GB", "activations are"]),
     ],
