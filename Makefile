@@ -94,7 +94,7 @@ clean:
 .venv/ready-to-test: .venv/bin/python pyproject.toml constraints.txt tests/peers.txt tests/peers-need.txt $(NATIVE)
 	THALWEG_OWN_LEVEL=1 $(EDITABLE) . --no-deps & core=$$!; \
 	$(PIP) $(UNCOMPILED) torch && \
-	$(PIP) $(UNCOMPILED) jax mypy plotly playwright --requirement tests/peers-need.txt && \
+	$(PIP) $(UNCOMPILED) jax mypy plotly --requirement tests/peers-need.txt && \
 	$(PIP) $(UNCOMPILED) --no-deps --requirement tests/peers.txt; others=$$?; \
 	wait $$core && exit $$others
 	$(PIP) $(UNCOMPILED) "thalweg[dev]"
