@@ -74,6 +74,8 @@ class Explanation:
     code: Mapping[str, str] = field(default_factory=dict)
     #: Patterns of a mixture that are the first to match no parameter.
     unused_entries: Sequence[Any] = ()
+    #: What a step needs in memory beside parameters, gradients and state, at most; None: the front end cannot tell.
+    temporary_bytes: int | None = None
 
     @property
     def state_bytes(self) -> int:
@@ -121,6 +123,8 @@ class Explanation:
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         ]
+        if self.temporary_bytes is not None:
+            lines.append(f"temporaries at most: {self.temporary_bytes:,} bytes")
         groups = [f"group {index}{group}" for index, group in enumerate(self.groups)]
         code = [f"\n{title}\n\n{source}" for title, source in self.code.items()]
         told = [f"warning: {warning}" for warning in self.warnings] + [f"hint: {hint}" for hint in self.hints]

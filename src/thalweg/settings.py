@@ -193,7 +193,7 @@ class Settings:
     base: Setting = field(init=False)
     #: For which answers to "is lr None?" options are known to have an effect.
     checked_for: set[bool] = field(init=False, default_factory=set, repr=False, compare=False)
-    #: What was found for parameters, by the entries of ``overrides`` that match them and the axes that they have.
+    #: What was found for parameters, by their shapes and the entries of ``overrides`` that match them.
     found: dict[tuple[Any, ...], Setting] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -281,7 +281,7 @@ class Settings:
         shape = tuple(parameter.shape) if shape is None else shape
         if base is not None:
             return self.overridden(base, name, shape, matched), matched
-        key = len(shape), *matched
+        key = shape, *matched
         if key not in self.found:
             made = self.overridden(self.base, name, shape, matched)
             # equal settings are one object, so that their parameters are stepped together

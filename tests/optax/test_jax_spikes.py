@@ -69,8 +69,11 @@ def test_steps_are_those_of_numpy(kind: str, how: str) -> None:
 
 @pytest.mark.parametrize(("kind", "how"), [("skip", "update"), night("skip", "step"), night("clip", "step")])
 def test_a_mixture_has_one_norm(kind: str, how: str) -> None:
-    entries = [("a", thalweg.numpy.SGD.options(lr=0.1)), ("b", thalweg.numpy.AdamW.options(lr=0.1, weight_decay=0.0))]
-    wanted = train_numpy(thalweg.numpy.Mixture(entries, spikes=KINDS[kind]))
+    wanted = draw(0)
+    apart = {"a": thalweg.numpy.SGD(lr=0.1), "b": thalweg.numpy.AdamW(lr=0.1, weight_decay=0.0)}
+    for t, factor in enumerate(factors_by_hand(KINDS[kind]), 1):
+        for name, optimizer in apart.items() if factor is not None else ():
+            optimizer.step({name: wanted[name]}, {name: draw(t)[name] * factor})
     theirs = [("a", ours.sgd(0.1)), ("b", ours.adamw(0.1, weight_decay=0.0))]
     params, state = train(ours.mixture(theirs, spikes=KINDS[kind]), how)
     assert all(np.max(np.abs(params[name] - p)) < FLOAT64 for name, p in wanted.items())

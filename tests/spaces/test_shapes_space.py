@@ -1,22 +1,20 @@
-"""Arrays without numbers: the shapes and dtypes that arrays with numbers have, and how long they live."""
+"""Arrays without numbers: the shapes and dtypes that arrays with numbers have."""
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import numpy as np
 import pytest
 from cases import EVERY
-from lanes import by_turns, one_in
+from lanes import by_turns
 
-from thalweg.arrays import Squares
 from thalweg.boundary import advance
 from thalweg.rules import RULES
 from thalweg.settings import Settings
 from thalweg.spaces import numpy as with_numbers
 from thalweg.spaces import shapes
-from thalweg.spaces.shapes import Meter, Reduction
+from thalweg.spaces.shapes import Meter
 from thalweg.storage import first_state
 
 SHAPES = [(), (1,), (7,), (0,), (3, 0), (5, 4), (130, 140), (3, 4, 5, 2), (2, 130, 140)]
@@ -46,75 +44,18 @@ def outcome(space: Any, rule: str, options: dict[str, Any], p: Any, g: Any) -> d
 
 @pytest.mark.slow
 @by_turns()
-@pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("rule", "options"), OPTIONS)
 def test_a_step_has_the_shapes_and_dtypes_that_it_has_with_numbers(
-    rule: str, options: dict[str, Any], dtype: str, library: Any
+    rule: str, options: dict[str, Any], dtype: str
 ) -> None:
     for shape in SHAPES:
-        meter = Meter(library)
+        meter = Meter()
         found = outcome(shapes, rule, options, meter.array(shape, dtype), meter.array(shape, dtype))
         random = np.random.default_rng(0)
         p, g = (np.asarray(random.standard_normal(shape), dtype) for _ in range(2))
         with np.errstate(all="ignore"):
             assert found == outcome(with_numbers, rule, options, p, g), shape
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rule", "options"), one_in(36, OPTIONS))
-def test_nothing_outlives_a_step(rule: str, options: dict[str, Any]) -> None:
-    meter = Meter("numpy")
-    p, g = meter.array((130, 140), "float32"), meter.array((130, 140), "float32")
-    meter.begin()
-    outcome(shapes, rule, options, p, g)
-    gc.collect()
-    assert meter.live == meter.start
-    assert meter.extra > 0
-
-
-def test_views_share_memory_and_copies_do_not() -> None:
-    meter = Meter("torch")
-    x = meter.array((32, 48), "float32")
-    meter.begin()
-    views = [
-        shapes.reshape(x, (16, 2, 48)),
-        shapes.swapaxes(x, 0, 1),
-        shapes.reshape(shapes.swapaxes(x, 0, 1), (48, 32)),
-    ]
-    views.append(shapes.reshape(shapes.swapaxes(shapes.reshape(x, (1, 32, 48)), 0, 1), (32, 48)))
-    assert meter.extra == 0
-    copied = shapes.reshape(shapes.swapaxes(x, 0, 1), (32 * 48,))
-    assert meter.extra == copied.nbytes == x.nbytes
-    del x, views
-    assert meter.live == copied.nbytes
-
-
-def test_products_are_counted() -> None:
-    meter = Meter("torch")
-    x, y = meter.array((2, 5, 7), "float32"), meter.array((2, 7, 3), "float32")
-    assert shapes.matmul(x, y).shape == (2, 5, 3)
-    assert meter.flops == 2 * 2 * 5 * 7 * 3
-    assert meter.product_bytes == 4 * 2 * (35 + 21 + 15)
-
-
-def test_memory_is_counted_in_blocks_and_at_its_most() -> None:
-    meter = Meter()
-    x = meter.array((100,), "float32")
-    assert meter.live == 512
-    meter.begin()
-    y = x + 1.0
-    del y
-    assert (meter.live, meter.extra) == (512, 512)
-
-
-def test_reductions_are_noted() -> None:
-    x = Meter().array((5, 7), "float32")
-    shapes.sums((x, None), Squares(x, (0,)))
-    shapes.amax(x, (1,))
-    sums, largest = x.meter.reductions
-    assert sums == [Reduction("sum", (5, 7), "float32", None), Reduction("sum", (5, 7), "float32", (0,))]
-    assert largest == [Reduction("max", (5, 7), "float32", (1,))]
 
 
 def test_there_is_no_truth_in_it() -> None:

@@ -5,9 +5,9 @@ from typing import Any, Literal
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.numpy.base import Optimizer
-from thalweg.numpy.checks import Rate
-from thalweg.numpy.stepping import Engine
+from thalweg.numpy.arrays import Rate
+from thalweg.numpy.engines import Engine
+from thalweg.numpy.optimizer import Optimizer
 from thalweg.rules import Annealed, Rule, Spikes
 from thalweg.signatures import Pair, Schedulable, Triple
 

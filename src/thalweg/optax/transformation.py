@@ -359,4 +359,4 @@ class Transformation(Stepping):
                 base = combined(base, choice.options[known])
             self.known[tuple(decided)] = base
         own, matched = self.settings.of(name, p, base)
-        return self.known.setdefault((tuple(decided), tuple(matched), p.ndim), own), matched
+        return self.known.setdefault((tuple(decided), tuple(matched), tuple(p.shape)), own), matched

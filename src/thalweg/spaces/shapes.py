@@ -1,22 +1,16 @@
-"""The space of shapes: arrays without numbers, to learn what a rule would do, keep and allocate, without doing it.
-
-A meter knows how many bytes such arrays take together, now and at most. They come and go as Python's references to
-them do, just as those of numpy and torch. Operations are counted as if each wrote a new array, so that what a meter
-found at most is a bound: numpy writes some sums over an operand that nothing else refers to.
-"""
+"""The space of shapes: arrays without numbers, to learn what a rule would do and keep, without doing it."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from thalweg.arrays import (
     Axes,
     Scalar,
     Shape,
-    Squares,
     Term,
     Truth,
     Value,
@@ -28,82 +22,25 @@ from thalweg.arrays import (
 from thalweg.dtypes import NARROW
 
 R = TypeVar("R")
-Library: TypeAlias = Literal["numpy", "torch"]
 
-BYTES = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "int32": 4,
-    "int64": 8,
-    "bfloat16": 2,
-    "float16": 2,
-    "float32": 4,
-    "float64": 8,
-}
 #: Of two dtypes in one operation, the later one is the result's.
-ORDER = tuple(BYTES)
-#: Memory comes in blocks, on GPUs of this many bytes.
-BLOCK = 512
-
-
-class Reduction(NamedTuple):
-    """A sum or a maximum that was asked for."""
-
-    kind: str
-    #: Of what was reduced, and along which axes.
-    shape: Shape
-    dtype: str
-    axes: Axes
+ORDER = ("bool", "uint8", "int8", "int32", "int64", "bfloat16", "float16", "float32", "float64")
 
 
 class Meter:
-    """What some arrays take together, and the products and reductions that they went through."""
-
-    def __init__(
-        self, library: Library = "torch", *, selects: bool = False, branch: bool = True, widens: bool = False
-    ) -> None:
-        #: Whose operations are counted.
-        self.library = library
-        #: Whether products of 16 bits are made in float32, as on CPUs.
-        self.widens = widens
-        #: Whether both sides of a branch are computed, because the host does not know which is asked for.
-        self.selects = selects
-        #: Which side is taken otherwise.
-        self.branch = branch
-        #: Bytes that are alive now, were when counting began, and have been at most since then.
-        self.live = self.start = self.most = 0
-        #: Floating point operations of matrix products, and bytes of their operands and results.
-        self.flops = self.product_bytes = 0
-        #: What was reduced, together where it was asked for together.
-        self.reductions: list[list[Reduction]] = []
-
-    def begin(self) -> None:
-        """Take what is alive now for what was there before."""
-        self.start = self.most = self.live
-
-    @property
-    def extra(self) -> int:
-        """The most that has been alive at once, beyond what was there at the beginning."""
-        return self.most - self.start
+    """Where arrays without numbers are made."""
 
     def array(self, shape: Shape, dtype: str) -> ShapeOnly:
-        size = math.prod(shape) * BYTES[dtype]
-        return ShapeOnly(shape, dtype, Memory(self, -(-size // BLOCK) * BLOCK))
+        return ShapeOnly(shape, dtype, Memory(self, 0))
 
 
 class Memory:
-    """What an array and the views of it take. It is freed with the last of them."""
+    """What an array and the views of it share."""
 
-    __slots__ = ("meter", "size")
+    __slots__ = ("meter",)
 
     def __init__(self, meter: Meter, size: int) -> None:
-        self.meter, self.size = meter, size
-        meter.live += size
-        meter.most = max(meter.most, meter.live)
-
-    def __del__(self) -> None:
-        self.meter.live -= self.size
+        self.meter = meter
 
 
 def _operator(dtype: str | None = None) -> Callable[..., Any]:
@@ -117,12 +54,10 @@ def _operator(dtype: str | None = None) -> Callable[..., Any]:
 class ShapeOnly:
     """An array without numbers."""
 
-    __slots__ = ("dtype", "is_turned", "memory", "shape")
+    __slots__ = ("dtype", "memory", "shape")
 
-    def __init__(self, shape: Shape, dtype: str, memory: Memory, *, is_turned: bool = False) -> None:
+    def __init__(self, shape: Shape, dtype: str, memory: Memory) -> None:
         self.shape, self.dtype, self.memory = shape, dtype, memory
-        #: Whether it is a view of an array that has its elements in another order.
-        self.is_turned = is_turned
 
     @property
     def meter(self) -> Meter:
@@ -132,18 +67,14 @@ class ShapeOnly:
     def ndim(self) -> int:
         return len(self.shape)
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * BYTES[self.dtype]
-
     def new(self, shape: Shape | None = None, dtype: str | None = None) -> ShapeOnly:
         return self.meter.array(self.shape if shape is None else shape, dtype or self.dtype)
 
-    def view(self, shape: Shape, *, is_turned: bool = False, dtype: str | None = None) -> ShapeOnly:
-        return ShapeOnly(shape, dtype or self.dtype, self.memory, is_turned=is_turned)
+    def view(self, shape: Shape, *, dtype: str | None = None) -> ShapeOnly:
+        return ShapeOnly(shape, dtype or self.dtype, self.memory)
 
     def __getitem__(self, index: int) -> ShapeOnly:
-        return self.view(self.shape[1:], is_turned=self.is_turned)
+        return self.view(self.shape[1:])
 
     def __bool__(self) -> bool:
         raise TypeError("an array without numbers has no truth value")
@@ -238,55 +169,29 @@ def where(condition: Truth, x: Value, y: Value) -> Value:
     if isinstance(condition, bool):
         return x if condition else y
     kinds = [value.dtype for value in (x, y) if isinstance(value, ShapeOnly)]
-    of_numbers = "float64" if condition.meter.library == "numpy" else "float32"
-    return apply(condition, x, y, dtype=kinds[0] if kinds else of_numbers)
+    return apply(condition, x, y, dtype=kinds[0] if kinds else "float32")
 
 
 def sums(*terms: Term) -> tuple[Scalar, ...]:
-    note("sum", *terms)
-    return tuple(astype(total(term), term[0].dtype) for term in terms)
+    return tuple(total(term) for term in terms)
 
 
 def means(*terms: Term) -> tuple[Scalar, ...]:
-    note("sum", *terms)
-    return tuple(astype(total(term) / count(term[0].shape, term[1]), term[0].dtype) for term in terms)
-
-
-def note(kind: str, *terms: Any) -> None:
-    """Tell the meter of reductions that are asked for together."""
-    if terms:
-        found = [Reduction(kind, own.shape, own.dtype, axes) for own, axes in terms]
-        terms[0][0].meter.reductions.append(found)
+    return tuple(total(term) / count(term[0].shape, term[1]) for term in terms)
 
 
 def total(term: Term) -> Any:
-    """numpy stores squares before it sums them, in float64; torch has norms."""
     x, axes = term
-    by_numpy = x.meter.library == "numpy"
-    values = x * x if isinstance(term, Squares) and (by_numpy or axes == ()) else x
-    shape = () if axes is None else reduced_shape(x.shape, axes)
-    return values.new(shape, "float64" if by_numpy and axes else None)
+    return x.new(() if axes is None else reduced_shape(x.shape, axes))
 
 
 def amax(x: ShapeOnly, axes: Axes) -> Scalar:
-    note("max", (x, axes))
     return x.new(() if axes is None else reduced_shape(x.shape, axes))
 
 
 def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
-    """The side that the meter says; both, and a choice between them, if it says that the host does not know."""
-    if isinstance(condition, bool):
-        return yes() if condition else no()
-    if condition.meter.selects:
-        chosen: R = select(condition, yes(), no())
-        return chosen
-    return yes() if condition.meter.branch else no()
-
-
-def select(condition: ShapeOnly, yes: Any, no: Any) -> Any:
-    if isinstance(yes, (tuple, list)):
-        return type(yes)(select(condition, a, b) for a, b in zip(yes, no, strict=True))
-    return where(condition, yes, no)
+    """One side: both give the same shapes."""
+    return no() if condition is False else yes()
 
 
 def folded(x: ShapeOnly, axis: int, size: int) -> ShapeOnly:
@@ -302,27 +207,17 @@ def reshape_like(x: ShapeOnly, like: ShapeOnly) -> ShapeOnly:
 
 
 def reshape(x: ShapeOnly, shape: Shape) -> ShapeOnly:
-    """A view, but for elements in another order: then only axes of size 1 may come and go."""
-    if x.is_turned and without_ones(shape) != without_ones(x.shape):
-        return x.new(shape)
-    return x.view(shape, is_turned=x.is_turned)
-
-
-def without_ones(shape: Shape) -> Shape:
-    return tuple(size for size in shape if size != 1)
+    return x.view(shape)
 
 
 def swapaxes(x: ShapeOnly, first: int, second: int) -> ShapeOnly:
-    """A view; elements keep their order where all but one axis from the first to the second have size 1."""
     sizes = list(x.shape)
     sizes[first], sizes[second] = sizes[second], sizes[first]
-    low, high = sorted((first % x.ndim, second % x.ndim))
-    return x.view(tuple(sizes), is_turned=x.is_turned or sum(size != 1 for size in sizes[low : high + 1]) > 1)
+    return x.view(tuple(sizes))
 
 
 def cut(x: ShapeOnly, axis: int, sizes: Shape) -> list[ShapeOnly]:
-    """Views, whose elements have gaps between them."""
-    return [x.view((*x.shape[:axis], size, *x.shape[axis + 1 :]), is_turned=True) for size in sizes]
+    return [x.view((*x.shape[:axis], size, *x.shape[axis + 1 :])) for size in sizes]
 
 
 def join(parts: Sequence[ShapeOnly], axis: int) -> ShapeOnly:
@@ -331,31 +226,12 @@ def join(parts: Sequence[ShapeOnly], axis: int) -> ShapeOnly:
 
 
 def matmul(x: ShapeOnly, y: ShapeOnly) -> ShapeOnly:
-    if x.dtype in NARROW and x.meter.widens:
-        return astype(matmul(astype(x, "float32"), astype(y, "float32")), x.dtype)
     batch = max(x.shape[:-2], y.shape[:-2], key=math.prod)
-    rows, inner, columns = *x.shape[-2:], y.shape[-1]
-    meter, several = x.meter, math.prod(batch)
-    # torch lays out what is broadcast over two axes of a batch
-    laid_out = [
-        operand.new((*batch, *operand.shape[-2:]))
-        for operand in (x, y)
-        if meter.library == "torch" and batch[:1] not in ((), (1,)) and math.prod(operand.shape[:-2]) < several
-    ]
-    result = x.new((*batch, rows, columns))
-    del laid_out
-    meter.flops += 2 * several * rows * inner * columns
-    meter.product_bytes += x.nbytes + y.nbytes + result.nbytes
-    return result
+    return x.new((*batch, x.shape[-2], y.shape[-1]))
 
 
 def matmul_add(x: ShapeOnly, y: ShapeOnly, z: ShapeOnly, product: float, plus: float) -> ShapeOnly:
-    """In one call by torch for a batch; else there are the product, its multiple and that of z beside one another."""
-    if x.dtype in NARROW and x.meter.widens:
-        wide = [astype(own, "float32") for own in (x, y, z)]
-        return astype(matmul_add(wide[0], wide[1], wide[2], product, plus), x.dtype)
-    made = matmul(x, y)
-    return made if made.meter.library == "torch" and x.ndim == 3 else apply(product * made, plus * z)
+    return apply(product * matmul(x, y), plus * z)
 
 
 matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
@@ -370,18 +246,12 @@ def add_identity(x: ShapeOnly, a: float) -> ShapeOnly:
 
 
 def rounded(x: ShapeOnly, dtype: str) -> ShapeOnly:
-    """numpy keeps the dtype: it makes distances between neighbours, and rounds multiples of them."""
-    if x.meter.library == "torch":
-        return astype(x, dtype)
-    if dtype == "float32":
-        return astype(astype(x, "float32"), x.dtype)
-    distance = spacing(x, 8, 0)
-    return apply(apply(x / distance), distance)
+    return x.new()
 
 
 def matrix_norm(x: ShapeOnly) -> ShapeOnly:
-    (squares,) = sums(Squares(x, (-2, -1)))
-    return apply(astype(squares, "float32") if x.dtype in NARROW else squares)
+    squares = x.new((*x.shape[:-2], 1, 1))
+    return astype(squares, "float32") if x.dtype in NARROW else squares
 
 
 def divided(x: ShapeOnly, by: ShapeOnly, dtype: str | None) -> ShapeOnly:
@@ -394,40 +264,20 @@ def upper(x: ShapeOnly) -> ShapeOnly:
 
 
 def solve(matrix: ShapeOnly, right: ShapeOnly) -> ShapeOnly:
-    rows, columns = right.shape[-2:]
-    matrix.meter.flops += math.prod(right.shape[:-2]) * rows * rows * columns
-    wide = [astype(x, "float64") for x in (matrix, right)] if right.meter.library == "numpy" else [matrix, right]
-    result = wide[1].new()
-    del wide
-    result = astype(result, right.dtype)
-    matrix.meter.product_bytes += matrix.nbytes + right.nbytes + result.nbytes
-    return result
+    return right.new()
 
 
 def eigenvectors(x: ShapeOnly) -> ShapeOnly:
-    """Beside the result there is a copy of x, and work that is as large."""
-    work = x.new(), x.new()
-    del work
     return x.new()
 
 
 def orthonormal(x: ShapeOnly) -> ShapeOnly:
-    """R and Householder's vectors are there too."""
-    n = x.shape[-1]
-    x.meter.flops += 8 * math.prod(x.shape) * n // 3
-    work = x.new(), x.new()
-    del work
     return x.new()
 
 
 def arrange(x: ShapeOnly, by: ShapeOnly, axis: int) -> ShapeOnly:
-    by.new(dtype="int64")
     return x.new()
 
 
 def largest_column(x: ShapeOnly) -> ShapeOnly:
-    squares = x * x
-    norms = squares.new((*x.shape[:-2], 1, x.shape[-1]))
-    del squares
-    index = norms.new((*x.shape[:-2], 1, 1), "int64")
-    return apply(index, x.new((*x.shape[:-1], 1)), dtype=x.dtype)
+    return x.new((*x.shape[:-1], 1))

@@ -27,6 +27,7 @@ from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.native import Native
 from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistics
+from thalweg.torch.engines.temporaries import count_temporaries, stepped_of
 from thalweg.torch.engines.triton import Triton
 from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if_made_otherwise
 from thalweg.torch.params.checks import Idleness, warn_if_used_up
@@ -439,8 +440,11 @@ class Optimizer(torch.optim.Optimizer):
         """
         groups = self.param_groups
         shown_only, unused = list(map(self._is_shown_only, groups)), self._groups.find_unused(groups)
-        given = list(self._treatments()), groups, shown_only, unused, self._sorter.reason_undivided
-        return explain(*given, code=code)
+        treatments = list(self._treatments())
+        stepped = (stepped_of(each.p, each.setting) for each in treatments)
+        needed = count_temporaries(stepped, self._wanted_engine)
+        given = treatments, groups, shown_only, unused, self._sorter.reason_undivided
+        return explain(*given, temporary_bytes=needed, code=code)
 
     # ---- state
 

@@ -41,13 +41,14 @@ def explain(
     unused: tuple[Sequence[Any], Sequence[Any]],
     reason_undivided: Callable[..., str | None],
     *,
+    temporary_bytes: int,
     code: bool,
 ) -> Explanation:
     """How parameters will be treated. A learning rate that is a tensor is not read: that would wait for it.
 
     shown_only: of each group, whether its lr is written by a scheduler for people to read, and not read by a step.
     unused: patterns of overrides, and of entries, that match no parameter. reason_undivided: why replicas do not divide
-    the work on a parameter, "" if they do, None if there are none.
+    the work on a parameter, "" if they do, None if there are none. temporary_bytes: what a step needs.
     """
     rows, sources = [], dict[str, str]()
     undivided: list[Counter[str | None]] = [Counter() for _ in groups]
@@ -72,7 +73,7 @@ def explain(
         explain_group(group, notes_on(group, is_shown, work), rule=group["rule"] if several else "")
         for group, is_shown, work in zip(groups, shown_only, undivided, strict=True)
     ]
-    return Explanation(rows, unused[0], shown, sources, unused[1])
+    return Explanation(rows, unused[0], shown, sources, unused[1], temporary_bytes)
 
 
 def explain_group(group: Mapping[str, Any], notes: Iterator[str], *, rule: str) -> GroupRow:

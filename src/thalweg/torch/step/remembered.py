@@ -69,7 +69,7 @@ class RememberedStep:
             found: dict[Any, tuple[str, Tensor]] = {}
             for name in bucket.names:
                 _, matched = settings[bucket.group].of(name, named[name])
-                found.setdefault((named[name].ndim, *matched), (name, named[name]))
+                found.setdefault((named[name].shape, *matched), (name, named[name]))
             self.examples.append(list(found.values()))
 
     def recall(
