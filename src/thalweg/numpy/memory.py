@@ -144,7 +144,7 @@ class Memory:
 
     def _check_maker(self, state_dict: Any) -> Mapping[Name, type[Rule]]:
         """Refuse a state of other rules; by name, which rules have made it where there are several."""
-        check_exchanged(state_dict, self.rule, self._settings.options)
+        check_exchanged(state_dict, self.rule, options=self._settings.options)
         return {}
 
     def _restore_rate(self, lr: Any) -> None:

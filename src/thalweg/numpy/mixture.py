@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
-from thalweg.exchange import check_mixture
+from thalweg.exchange import check_exchanged
 from thalweg.given import Overrides, Pattern, check_known, check_overrides, matches
 from thalweg.numpy.arrays import Name
 from thalweg.numpy.base import Optimizer, readable
@@ -115,7 +115,7 @@ class Mixture(Optimizer):
         return made_by, [None if callable(rate) else rate for rate in self._rates]
 
     def _check_maker(self, state_dict: Any) -> Mapping[Name, type[Rule]]:
-        rules = check_mixture(state_dict, [own.rule for _, own in self._entries], self._rule_by_name)
+        rules = check_exchanged(state_dict, [own.rule for _, own in self._entries], self._rule_by_name)
         return {name: rules[str(name)] for name in state_dict["state"]}
 
     def _rule_by_name(self, name: str) -> type[Rule] | None:

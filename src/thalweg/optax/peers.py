@@ -12,11 +12,11 @@ import optax
 import optax.contrib
 
 from thalweg.errors import StateError, read_as
-from thalweg.exchange import Rename, Report, check_same_names, refused_option, rename_parameter
 from thalweg.given import differ
 from thalweg.optax.exchange import entries_by_name, import_part, is_own, own_parts, place_like
 from thalweg.optax.explain import transformations
 from thalweg.optax.trees import Named, Tree, named
+from thalweg.peers import Rename, Report, check_same_names, refused_option, rename_parameter
 from thalweg.rules import LAMB, LARS, SGD, Adafactor, AdamW, Muon, Rule
 from thalweg.rules.lion import Lion
 from thalweg.rules.options import number_options

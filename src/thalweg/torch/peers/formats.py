@@ -12,8 +12,9 @@ from torch import Tensor
 
 from thalweg.arrays import Shape
 from thalweg.errors import OptionError, StateError
-from thalweg.exchange import list_names, unlike
+from thalweg.exchange import list_names
 from thalweg.given import differ
+from thalweg.peers import unlike
 from thalweg.rules import RULES, SOAP, Adafactor, Kron, Muon, Rule
 from thalweg.settings import Handling, Setting, Settings, option_names
 from thalweg.torch.params.groups import Group

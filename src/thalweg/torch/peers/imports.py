@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import ResumeWarning, StateError, read_as
-from thalweg.exchange import Rename, Report, check_same_names, list_names, refused_option, rename_parameter
+from thalweg.exchange import list_names
+from thalweg.peers import Rename, Report, check_same_names, refused_option, rename_parameter
 from thalweg.rules.around import keys_around, parts_of
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.checkpoints import check_sizes, read_settings, strip_wrappers
