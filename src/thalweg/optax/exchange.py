@@ -106,18 +106,18 @@ def import_part(part: Any, params: Tree, exported: Mapping[str, Any]) -> Any:
     for name, entries in entries_by_name(part, params).items():
         if name not in exported:
             raise StateError(f"this state has no entry for parameter {name!r}")
-        theirs = {key: jnp.asarray(x) for key, x in exported[name].items() if key not in ("step", SPIKES)}
-        check_codes(space, name, theirs)
-        recoded = recode(theirs, entries) if theirs.keys() != entries.keys() else theirs
-        if recoded.keys() == entries.keys() != theirs.keys():
-            converted = converted or (name, theirs, recoded)
-        found, shapes = ({key: x.shape for key, x in kept.items()} for kept in (recoded, entries))
+        theirs = {key: x for key, x in exported[name].items() if key not in ("step", SPIKES)}
+        if theirs.keys() != entries.keys():
+            before, theirs = theirs, recode(name, on_device(theirs), entries)
+            converted = converted or ((name, before, theirs) if theirs.keys() == entries.keys() else ())
+        found, shapes = ({key: tuple(x.shape) for key, x in kept.items()} for kept in (theirs, entries))
         if found != shapes:
             raise StateError(
                 f"the state of {name!r} does not fit: the exported entries are {found}, and its options need {shapes}"
             )
-        check_eight_bits(space, name, recoded, {key: space.dtype(entry) for key, entry in entries.items()})
-        given[name] = recoded
+        given[name] = on_device(theirs)
+        check_codes(space, name, given[name])
+        check_eight_bits(space, name, given[name], {key: space.dtype(entry) for key, entry in entries.items()})
         steps.add(int(exported[name]["step"]))
     if len(steps) > 1:
         raise StateError(
@@ -139,8 +139,13 @@ def import_part(part: Any, params: Tree, exported: Mapping[str, Any]) -> Any:
     return part._replace(count=place_like(steps.pop(), part.count) if steps else part.count, **trees)
 
 
-def recode(found: Entries, like: Entries) -> Entries:
+def on_device(entries: Mapping[str, Any]) -> Entries:
+    return {key: jnp.asarray(entry) for key, entry in entries.items()}
+
+
+def recode(name: str, found: Entries, like: Entries) -> Entries:
     """State as another is kept: in codes or not, with a record or not. Scales tell how codes are grouped."""
+    check_codes(space, name, found)
     state = declared(space, found)
     for key in coded_keys(space, found):
         scales = found[scale_key(key)]
