@@ -104,6 +104,12 @@ def recognize(table: Sequence[Source], groups: Sequence[Mapping[str, Any]], name
     return like[0]
 
 
+def check_rule(source: Any, rule: type[Rule]) -> None:
+    """Refuse to continue with another rule than the one that equals the source."""
+    if rule is not source.rule:
+        raise StateError(f"{rule.__name__} cannot continue a run of {source.name}: {source.rule.__name__} can")
+
+
 def rename_parameter(name: str, rename: Rename | None) -> str:
     """The name that a parameter of the source has here."""
     if rename is None:

@@ -16,7 +16,7 @@ from thalweg.given import differ
 from thalweg.optax.exchange import entries_by_name, import_part, is_own, own_parts, place_like
 from thalweg.optax.explain import transformations
 from thalweg.optax.trees import Tree, named
-from thalweg.peers import Rename, Report, rename_parameter
+from thalweg.peers import Rename, Report, check_rule, rename_parameter
 from thalweg.rules import LAMB, SGD, Adafactor, AdamW, Rule
 from thalweg.rules.options import number_options
 
@@ -89,8 +89,7 @@ def import_peer(
     with read_as("this state"):
         chain = [*walk(peer_state)]
         peer = recognize(chain, source)
-        if peer.rule is not rule:
-            raise StateError(f"{rule.__name__} cannot continue a run of {peer.name}: {peer.rule.__name__} can")
+        check_rule(peer, rule)
         entries, steps = read_entries(chain, rename), count_steps(chain, step)
         expected = entries_by_name(part, params)
         check_names([*entries], [*expected])
@@ -100,8 +99,7 @@ def import_peer(
             given[name] = {"step": steps, **fit_entries(theirs, expected[name])}
         renewed = import_part(part, params, given)._replace(count=place_like(steps, part.count))
     state = jax.tree.map(lambda inner: renewed if is_own(inner) else inner, start, is_leaf=is_own)
-    untold = untold_options(next(iter(rules.values())))
-    return state, Report(peer.name, rule.__name__, len(rules), steps, untold)
+    return state, Report(peer.name, rule.__name__, len(rules), steps, untold_options(next(iter(rules.values()))))
 
 
 def untold_options(rule: Rule) -> dict[str, Any]:

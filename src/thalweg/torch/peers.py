@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg.errors import ResumeWarning, StateError, read_as
 from thalweg.given import differ
-from thalweg.peers import Rename, Report, Source, names, recognize, rename_parameter
+from thalweg.peers import Rename, Report, Source, check_rule, names, recognize, rename_parameter
 from thalweg.rules import LAMB, LARS, SGD, Adafactor, AdamW, Muon
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.checkpoints import check_form, check_sizes, order_groups, read_settings
@@ -109,10 +109,7 @@ def import_peer(
     with read_as("this state"):
         saved = read_state_dict(state_dict)
         peer = recognize(TABLE, saved["param_groups"], source)
-        if optimizer.rule is not peer.rule:
-            raise StateError(
-                f"{optimizer.rule.__name__} cannot continue a run of {peer.name}: {peer.rule.__name__} can"
-            )
+        check_rule(peer, optimizer.rule)
         theirs = order_groups([rename_group(group, rename) for group in saved["param_groups"]], optimizer.param_groups)
         check_sizes(theirs, optimizer.param_groups)
         ours = optimizer.state_dict()["param_groups"]
@@ -190,9 +187,7 @@ def describe_changes(before: Sequence[Group], after: Sequence[Group]) -> str:
     return ", ".join(sorted(changes))
 
 
-def convert_entries(
-    peer: Source, name: str, entries: Mapping[str, Any], like: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def convert_entries(peer: Source, name: str, entries: Group, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The entries of a parameter's state as they are kept here. like: those that are expected."""
     peer.check_entries(f"the state of {name!r}", entries)
     found = {ours: entries[theirs].detach() for theirs, ours in peer.keys.items() if entries.get(theirs) is not None}
