@@ -29,8 +29,7 @@ ELSEWHERE = {
     "kernels/triton/kron_owners.py",
     # the states of other libraries' optimizers
     "optax/peers.py",
-    "torch/peers/formats.py",
-    "torch/peers/sources.py",
+    "torch/peers.py",
 }
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.exchange import by_known_name, check_exchanged, check_mixture, pack_state
+from thalweg.errors import StateError
+from thalweg.exchange import EXPORTED_WHOLE, check_exchanged, entries_of, pack_state
 from thalweg.rules import Rule
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.states import convert_count
@@ -35,14 +36,12 @@ def export_state(optimizer: Optimizer) -> dict[str, Any]:
 def import_state(optimizer: Optimizer, exported: Mapping[str, Any]) -> None:
     """Continue from what another front end exported. On any error nothing is changed."""
     rule, by_name = getattr(optimizer, "rule", None), rules_by_name(optimizer)
-    if rule is None:
-        check_mixture(exported, by_name.values(), by_name.get)
-    else:
-        check_exchanged(exported, rule, optimizer.defaults)
-    names = list(by_name)
-    given = by_known_name(exported, names)
-    places = {name: place for place, name in enumerate(names)}
-    state = {places[name]: {key: to_tensor(entry) for key, entry in entries.items()} for name, entries in given.items()}
+    check_exchanged(exported, rule or by_name.values(), by_name.get, None if rule is None else optimizer.defaults)
+    places = {name: place for place, name in enumerate(by_name)}
+    state = {
+        places[name]: {key: to_tensor(entry) for key, entry in entries.items()}
+        for name, entries in entries_of(exported, list(by_name)).items()
+    }
     optimizer._load({"state": state, "param_groups": optimizer.state_dict()["param_groups"]}, imported=True)
 
 
