@@ -103,5 +103,5 @@ def command(
     screen.print(make_cost_table(found))
     screen.print()
     screen.print("\n".join(describe_figures(found)), markup=False)
-    for cost in found.costs if explain else ():
+    for cost in found.optimizers if explain else ():
         click.echo(f"\n{cost.optimizer}\n{cost.explanation}")

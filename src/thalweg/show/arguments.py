@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from thalweg.dtypes import ALIASES, DTYPES, spelt_dtype
 from thalweg.errors import CommandError
+from thalweg.given import GONE
 
 #: How other languages write what Python writes otherwise.
 WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -87,7 +88,8 @@ def check_options(options: Iterable[Given], known: Mapping[str, Iterable[str]]) 
             told = f"the option {option.spelt} is for {owner}, which is not among the optimizers"
             raise CommandError(f"{told}: {', '.join(known)}")
         if not owner and name not in names:
-            raise CommandError(f"no optimizer here has an option {name!r}: {suggest(name, names)}")
+            hint = f"it is gone since 0.3: {GONE[name]}" if name in GONE else suggest(name, names)
+            raise CommandError(f"no optimizer here has an option {name!r}: {hint}")
 
 
 def parse_option(text: str) -> Given:
