@@ -29,7 +29,7 @@ def loaded_by(code: str) -> set[str]:
         ("import thalweg.integrations", set()),
         ("import thalweg.numpy", {"numpy"}),
         ("from thalweg.numpy import Kron; Kron(lr=0.1)", {"numpy"}),
-        ("import thalweg.race, thalweg.plan, thalweg.bench, thalweg.check", set()),
+        ("import thalweg.race, thalweg.plan, thalweg.check", set()),
         ("import thalweg.optax", {"jax", "jaxlib", "optax", "numpy", "ml_dtypes"}),
     ],
 )

@@ -14,10 +14,10 @@ from thalweg.errors import CommandError, OptimError, StateError
 from thalweg.plan.sources import resolve
 
 NAMES = ["state.npz", "model.safetensors", "model.safetensors.index.json", "shapes.json", "config.json", "runs.jsonl"]
-NAMES += ["race.json", "state.safetensors", "gemma3.json", "images-idx3.gz", "compiled", "option"]
+NAMES += ["race.json", "gemma3.json", "images-idx3.gz", "compiled", "option"]
 STATES = ["adamw.torch.json", "kron.torch.json", "optimizer.pt", "own.torch.json", "own.numpy.json", "adamw.optax.json"]
 #: What reading a kind needs, by how its name ends.
-NEEDED = {"idx1": ["torch"], "idx3.gz": ["torch"], "state.safetensors": ["safetensors"]}
+NEEDED = {"idx1": ["torch"], "idx3.gz": ["torch"]}
 NEEDED |= {"config.json": ["torch"], "gemma3.json": ["torch"], "model.safetensors": ["safetensors"]}
 NEEDED |= {"model.safetensors.index.json": ["safetensors"]}
 NEEDED |= {name: ["torch", "optax"] for name in STATES}

@@ -25,7 +25,7 @@ ENVIRONMENTS = {
     "cli": (
         ["cli"],
         ["torch", "jax", "ml_dtypes"],
-        ["tests/race", "tests/plan", "tests/bench", "tests/show"],
+        ["tests/race", "tests/plan", "tests/show"],
     ),
 }
 

@@ -80,9 +80,9 @@ def written(default: Any) -> str:
     return f" = {default!r}".replace("'", '"') if plain else " = ..."
 
 
-def classes(front_end: str, imports: list[str]) -> str:
-    """The stub of ``optimizers.py`` of a front end with classes."""
-    base = __import__(f"thalweg.{front_end}.base", fromlist=["Optimizer"]).Optimizer
+def classes(module: str, imports: list[str]) -> str:
+    """The stub of ``optimizers.py`` of a front end with classes. module: where their base stands."""
+    base = __import__(module, fromlist=["Optimizer"]).Optimizer
     arguments = list(inspect.signature(base.__init__).parameters.values())[1:]
     lines = [MADE, "", "from typing import Any, Literal", "", *imports, "", *listed(["optimizer", *RULES]), ""]
     lines += ["def optimizer(rule: type[Rule]) -> type[Optimizer]: ...", ""]
@@ -179,18 +179,18 @@ SCHEDULES = ["from thalweg.signatures import Pair, Schedulable, Triple"]
 FILES: dict[str, Callable[[], str]] = {
     "options.pyi": typed_dicts,
     "numpy/optimizers.pyi": lambda: classes(
-        "numpy",
+        "thalweg.numpy.optimizer",
         [
             *COMMON[:3],
-            "from thalweg.numpy.base import Optimizer",
-            "from thalweg.numpy.checks import Rate",
-            "from thalweg.numpy.stepping import Engine",
+            "from thalweg.numpy.arrays import Rate",
+            "from thalweg.numpy.engines import Engine",
+            "from thalweg.numpy.optimizer import Optimizer",
             *COMMON[3:],
             *SCHEDULES,
         ],
     ),
     "torch/optimizers.pyi": lambda: classes(
-        "torch",
+        "thalweg.torch.base",
         [
             *COMMON,
             *SCHEDULES,

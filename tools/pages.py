@@ -29,14 +29,14 @@ RULE_PAGES = [f"{name.lower()}.md" for name in RULES_IN_ORDER]
 #: Sections in their order, by patterns of pages; a pattern without a page is left out. The first section that
 #: matches has the page, and the last has what no other asked for.
 SECTIONS = {
-    "Start": ["index.md", "tutorial.md", "choosing.md", "compared.md", "gallery.md"],
+    "Start": ["index.md", "tutorial.md", "choosing.md", "compared.md"],
     "PyTorch": ["torch.md", "mixtures.md", "gpu.md"],
     "Trainers": ["recipes/index.md", "recipes/*.md"],
     "Many devices": ["sharding.md", "checkpoints.md"],
     "JAX": ["jax.md"],
     "numpy": ["numpy.md", "engines.md"],
     "Less memory": ["lean_state.md", "plan.md"],
-    "Compare and measure": ["race.md", "bench.md", "check.md"],
+    "Compare and measure": ["race.md", "check.md"],
     "Your own rule": ["own_rule.md", "compose.md"],
     "The rules": [*RULE_PAGES, "options.md"],
     "Reference": ["api/rules.md", "api/thalweg.md", "api/thalweg.[ton]*.md", "api/*.md"],
@@ -63,7 +63,6 @@ MODULES = {
     "thalweg.numpy": "Optimizers for numpy arrays",
     "thalweg.plan": "What a step will cost",
     "thalweg.race": "Optimizers side by side on a task",
-    "thalweg.bench": "How long a step takes",
     "thalweg.check": "Whether an optimizer keeps its promises",
 }
 #: Lines of a console example up to the next empty one, or to the end.

@@ -20,7 +20,6 @@ from thalweg.errors import ResumeWarning, StateError
 from thalweg.given import differ
 from thalweg.rules import Rule
 from thalweg.settings import in_words
-from thalweg.storage import ACCUMULATED
 
 #: The layout that this version writes. Newer layouts are refused by older versions.
 LAYOUT = 1
@@ -31,8 +30,6 @@ VERSION = "version"
 MIXTURE, MIXED = "Mixture", "rules"
 #: Said of a state_dict() of torch, and of tensors in one.
 FROM_TORCH = "thalweg.torch.export_state(optimizer) returns a state that all front ends load"
-#: Said of gradients that are accumulated, which stay in the front end that has them.
-EXPORTED_WHOLE = "export it when the last of the steps that accumulate counts has been taken"
 
 
 def pack_state(
@@ -134,8 +131,6 @@ def check_layout(layout: Any) -> None:
 
 def by_known_name(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
     """The states of parameters that are all known by their names, checked."""
-    if saved.get(ACCUMULATED):
-        raise StateError(f"gradients of {saved[ACCUMULATED]} steps wait in this state: {EXPORTED_WHOLE}")
     given = {str(name): entries for name, entries in saved["state"].items()}
     for name, entries in given.items():
         if name not in names:

@@ -34,7 +34,6 @@ class CommonOptions(TypedDict, total=False):
     stacked_axes: int
     graft: Rule | None
     cautious: bool | Literal["decay", "both"]
-    tensor_spikes: bool | Spikes
     schedule_free: float | bool
     schedule_free_warmup: int | None
     averaged: Literal["mean"] | Schedulable | None
@@ -50,7 +49,6 @@ class CommonOptions(TypedDict, total=False):
     state_rounding: Literal["nearest", "stochastic"]
     seed: int
     spikes: bool | Spikes
-    accumulate: int | None
 
 
 class SGDOptions(CommonOptions, total=False):
@@ -135,7 +133,7 @@ class MuonOptions(CommonOptions, total=False):
     split_axis: Literal[0, 1]
     transposed: bool
     ns_steps: int
-    ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...] | Literal["polar_express", "quintic", "cans", "cubic"]
+    ns_coefficients: tuple[float, float, float] | tuple[tuple[float, float, float], ...] | Literal["polar_express", "quintic", "cubic"]
     ns_method: Literal["plain", "gram", "auto"]
     ns_preconditioning: Literal["frobenius", "aol"]
     ns_dtype: Literal["bfloat16", "float32"] | None

@@ -56,7 +56,7 @@ def test_stacks_are_bounded_in_torch(shapes: list[tuple[int, ...]], options: dic
 @once(1)
 @needs_core
 @each_model
-def test_stacks_are_bounded_in_numpy(shapes: list[tuple[int, ...]], options: dict[str, Any]) -> None:
+def test_numpy_steps_one_tensor_at_a_time(shapes: list[tuple[int, ...]], options: dict[str, Any]) -> None:
     random = np.random.default_rng(0)
     params, grads = (
         {f"p{i}": random.standard_normal(shape).astype("float32") for i, shape in enumerate(shapes)} for _ in range(2)
@@ -98,7 +98,7 @@ def test_the_size_of_stacks_changes_nothing(limit: int) -> None:
     options: dict[str, Any] = dict(lr=KRON.lr, precond_update_probability=0.7)
     reference, fused = (Kron(engine=engine, **options) for engine in ("reference", "fused"))
     in_torch = thalweg.torch.Kron(list(tensors.items()), engine="fused", **options)
-    fused._most_stacked = in_torch._engines["lists"].most = limit
+    in_torch._engines["lists"].most = limit
     for step in grads:
         reference.step(expected, step)
         fused.step(found, step)

@@ -37,7 +37,6 @@ def test_a_mistyped_verb_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -
             ["thalweg race valley", "mymodule:task", "--redraw", "torch.optim.Adam,mymodule:Sharp"],
         ),
         (["plan", "--help"], 0, ["thalweg plan llama-8b --dtype bf16 --memory 80GB", "activations are not"]),
-        (["bench", "--help"], 0, ["thalweg bench gpt2,resnet50 --device cuda", "[MODEL]", "--gradients", "--budget"]),
     ],
 )
 def test_help_teaches_by_examples(

@@ -6,19 +6,47 @@ import importlib.util
 import platform
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from bench_cases import FakeCuda, made_up
 
-from thalweg.bench import memory
-from thalweg.bench.contestants import Ready
 from thalweg.errors import CommandError
 from thalweg.show import devices
 from thalweg.show.devices import Device, machine, prepare_process
+
+
+class FakeCuda:
+    """A GPU that takes notes."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.allocated, self.peak = 1000, 1000
+
+    def is_available(self) -> bool:
+        return True
+
+    def get_device_name(self, device: str = "") -> str:
+        return "Imaginary 9000"
+
+    def synchronize(self, device: str = "") -> None:
+        self.log.append("wait")
+
+    def mem_get_info(self, device: str = "") -> tuple[int, int]:
+        return 70, 80
+
+    def empty_cache(self) -> None:
+        self.log.append("empty_cache")
+
+    def reset_peak_memory_stats(self, device: str = "") -> None:
+        self.peak = self.allocated
+
+    def memory_allocated(self, device: str = "") -> int:
+        return self.allocated
+
+    def max_memory_allocated(self, device: str = "") -> int:
+        return self.peak
 
 
 @pytest.fixture
@@ -45,35 +73,6 @@ def test_a_gpu_is_waited_for_before_and_after(cuda: FakeCuda) -> None:
     assert (device.describe(), device.count_free_bytes()) == ("Imaginary 9000", 70)
     device.release_memory()
     assert cuda.log[-1] == "empty_cache"
-
-
-def test_the_host_s_time_ends_before_the_gpu_is_waited_for(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_clock() -> float:
-        cuda.log.append("clock")
-        return float(len(cuda.log))
-
-    monkeypatch.setattr(devices.time, "perf_counter", read_clock)
-    assert Device("cuda").time_host(lambda: cuda.log.append("step")) == 2
-    assert cuda.log == ["wait", "clock", "step", "clock", "wait"]
-
-
-def test_a_held_queue_is_timed_by_events(cuda: FakeCuda) -> None:
-    assert Device("cuda").time_queue(lambda: cuda.log.append("step"), hold=0.5) == cuda.ELAPSED / 1e3
-    assert cuda.log == ["wait", "sleep", "event", "step", "event", "wait"]
-    assert cuda.slept == 0.5 * devices.CYCLES
-
-
-def test_the_peak_on_a_gpu_is_counted_from_what_was_there(cuda: FakeCuda) -> None:
-    cuda.peak = 9999  # of something earlier
-
-    def step() -> None:
-        cuda.peak = cuda.allocated + 250
-
-    found = memory.measure_on_gpu(made_up("one", []), Ready(step, probe=lambda: [0.0]))
-    assert (found.extra, found.how) == (250, "torch.cuda.max_memory_allocated")
-    compiled = Ready(lambda: None, probe=lambda: [0.0], compiled={"temporary_bytes": 321.0})
-    in_jax = replace(made_up("two", []), front_end="optax")
-    assert memory.measure_on_gpu(in_jax, compiled).extra == 321, "of jax the compiler tells"
 
 
 def test_memory_of_a_race_is_counted_from_the_start_of_a_training(monkeypatch: pytest.MonkeyPatch) -> None:

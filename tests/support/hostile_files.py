@@ -115,30 +115,6 @@ def as_json(says: Any) -> bytes:
     return json.dumps(says).encode()
 
 
-def saved_safetensors(says: Any) -> bytes:
-    """A state of thalweg.numpy: the text that tells of it is in the header."""
-    header, about = (says.get("header"), says.get("about")) if isinstance(says, dict) else (says, "")
-    if isinstance(header, dict):
-        text = about if isinstance(about, str) else json.dumps(about)
-        header = {**header, "__metadata__": {"about": text}}
-    return safetensors(header, bytes(SAFETENSORS_BYTES))
-
-
-#: Of the arrays of a state, and of what fills its file.
-SAFETENSORS_BYTES = 20_000
-
-
-def safetensors_says(about: Any, arrays: dict[str, Any]) -> Any:
-    header, end = {}, 0
-    for key, array in arrays.items():
-        begin, end = end, end + array.nbytes
-        dtype = {"float64": "F64", "float32": "F32", "int64": "I64", "int8": "I8", "uint8": "U8"}[array.dtype.name]
-        header[key] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, end]}
-    room = SAFETENSORS_BYTES
-    header["filling"] = {"dtype": "U8", "shape": [room - end], "data_offsets": [end, room]}
-    return {"header": header, "about": about}
-
-
 def idx(says: Any) -> bytes:
     """The bytes of an array of labels or pictures; numbers that do not fit are cut."""
     told = says if isinstance(says, dict) else {}
@@ -191,9 +167,6 @@ def kinds(folder: Path) -> dict[str, Kind]:
     whole = {"run": RUN, "result": RESULT, "where": {}}
     found = [
         Kind("state.npz", about, lambda says: npz(says, arrays), lambda path: optimizer().load(path)),
-        Kind(
-            "state.safetensors", safetensors_says(about, arrays), saved_safetensors, lambda path: optimizer().load(path)
-        ),
         Kind("model.safetensors", HEADER, safetensors, lambda path: resolve(str(path))),
         Kind("model.safetensors.index.json", index, as_json, lambda path: resolve(str(path))),
         Kind("shapes.json", shapes, as_json, lambda path: resolve(str(path))),
@@ -266,7 +239,6 @@ def bombs() -> dict[str, bytes]:
     huge = {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 0]}
     layers = {**LLAMA, "num_hidden_layers": 10**9}
     return {
-        "unpacks/state.npz": zipped("(2500000,)", bytes(20_000_000)),
         "shape/state.npz": zipped("(1000000000000,)", bytes(8)),
         "axes/state.npz": zipped("(" + "4294967296," * 30 + ")", bytes(8)),
         "header/state.npz": overlong(),

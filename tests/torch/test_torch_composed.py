@@ -23,7 +23,7 @@ from thalweg.rules import around
 
 ENGINES = ("reference", "foreach", "auto")
 #: In the day, each rule with something, by one engine after the other; at night all of them.
-DAY = [("AdamW", "averaged"), ("AdamW", "spikes"), ("Kron", "spikes"), ("LAMB", "cautious")]
+DAY = [("AdamW", "averaged"), ("AdamW", "both"), ("Kron", "mean"), ("LAMB", "cautious")]
 DAY += [("Adafactor", "schedule-free"), ("SGD", "grafted")]
 DAY += [(name, what) for name in ("Muon", "Kron", "SOAP") for what in ("cautious", "averaged", "grafted")]
 CASES = by_day(

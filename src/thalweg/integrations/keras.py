@@ -61,7 +61,6 @@ OF_KERAS = tuple(
 ELSEWHERE = {
     "max_grad_norm": "use global_clipnorm",
     "spikes": "use global_clipnorm, whose limit you choose yourself",
-    "accumulate": "use gradient_accumulation_steps",
     "on_nonfinite": "use keras.optimizers.LossScaleOptimizer, which skips such steps",
 }
 #: What keras.optimizers.Muon and other front ends call the arguments of MuonAdamW.
@@ -359,7 +358,6 @@ UNEVALUATED = {
     "averaged": "it would not be evaluated; use_ema=True keeps Keras's own average",
     "schedule_free": "its average would not be evaluated; use_ema=True keeps Keras's own average",
     "graft": "no file could hold a rule",
-    "tensor_spikes": "no file could hold what it is made of; use clipnorm, whose limit you choose yourself",
 }
 
 

@@ -46,7 +46,6 @@ def sgd(
     weight_decay: Any = 0.0,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -59,7 +58,6 @@ def sgd(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -82,7 +80,6 @@ def adamw(
     decoupled: bool = True,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -95,7 +92,6 @@ def adamw(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -123,7 +119,6 @@ def lars(
     zero_ratio: Any = 1.0,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -137,7 +132,6 @@ def lars(
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -166,7 +160,6 @@ def lamb(
     weight_decay_mode: Literal["in_update", "decoupled", "l2"] = "in_update",
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -180,7 +173,6 @@ def lamb(
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -213,7 +205,6 @@ def adafactor(
     only_2d: bool = False,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -226,7 +217,6 @@ def adafactor(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -263,7 +253,6 @@ def muon(
     vectors: Literal["refuse", "row"] = "refuse",
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -276,7 +265,6 @@ def muon(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -312,7 +300,6 @@ def kron(
     lipschitz_beta: Any = 0.9,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -327,7 +314,6 @@ def kron(
     precond_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
     b1: Any = None,
     mu_dtype: Any = None,
@@ -361,7 +347,6 @@ def soap(
     precondition_1d: bool = False,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -376,7 +361,6 @@ def soap(
     precond_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -400,7 +384,6 @@ def ademamix(
     beta3_warmup: Any = None,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -413,7 +396,6 @@ def ademamix(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -431,7 +413,6 @@ def lion(
     engine: Literal["auto", "xla", "native"] = "auto",
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -444,7 +425,6 @@ def lion(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -468,7 +448,6 @@ def mars(
     gamma: Any = 0.025,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -482,6 +461,5 @@ def mars(
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...

@@ -186,15 +186,6 @@ def slots_of(tensors: Sequence[tuple[Hashable, int]], most: int = SLOT) -> list[
     return slots
 
 
-#: Elements of a message that share a scale where they are codes of eight bits.
-CODED_GROUP = 2048
-
-
-def coded_bytes(elements: int) -> int:
-    """What a tensor takes of a message in codes: a byte for each element, and four for the scale of each group."""
-    return elements + 4 * -(-elements // CODED_GROUP)
-
-
 #: How many multiplications a rank makes while a byte arrives, about: 300 TFLOPS at 75 GB/s, or 100 GFLOPS at 1 GB/s.
 MEANWHILE = {"cuda": 2000, "cpu": 50}
 

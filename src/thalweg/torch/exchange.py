@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.errors import StateError
-from thalweg.exchange import EXPORTED_WHOLE, by_known_name, check_exchanged, check_mixture, pack_state
+from thalweg.exchange import by_known_name, check_exchanged, check_mixture, pack_state
 from thalweg.rules import Rule
-from thalweg.storage import ACCUMULATED
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.states import convert_count
 from thalweg.torch.sharding.shards import whole
-from thalweg.torch.step.accumulation import count_accumulated
 
 
 def export_state(optimizer: Optimizer) -> dict[str, Any]:
@@ -24,11 +21,9 @@ def export_state(optimizer: Optimizer) -> dict[str, Any]:
     ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.optax.import_state`` take it. What is sharded is
     brought together: every rank has to call it.
     """
-    if count := count_accumulated(optimizer.param_groups):
-        raise StateError(f"gradients of {count} steps wait for others: {EXPORTED_WHOLE}")
     found = {
         name: {"step": to_numpy(convert_count(name, state.get("step"))).astype("int64")}
-        | {key: to_numpy(entry) for key, entry in state.items() if key not in ("step", ACCUMULATED)}
+        | {key: to_numpy(entry) for key, entry in state.items() if key != "step"}
         for name, p, _ in optimizer._homes()
         if (state := optimizer.state.get(p))
     }

@@ -21,7 +21,7 @@ from thalweg.torch.peers.imports import SCHEDULED, check_is_ours
 from thalweg.torch.peers.sources import PEERS
 
 #: Options around a rule that no optimizer of torch has.
-OURS_ALONE = ("max_grad_norm", "on_nonfinite", "spikes", "accumulate", "rounding", "state_rounding")
+OURS_ALONE = ("max_grad_norm", "on_nonfinite", "spikes", "rounding", "state_rounding")
 
 
 def export_peer(optimizer: Optimizer, target: str) -> dict[str, Any]:
