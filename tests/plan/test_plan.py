@@ -18,6 +18,7 @@ import thalweg.torch  # noqa: E402
 from thalweg.cli import run  # noqa: E402
 from thalweg.errors import CommandError  # noqa: E402
 from thalweg.plan import Plan, plan  # noqa: E402
+from thalweg.plan.cost import Part  # noqa: E402
 from thalweg.plan.models import arrange_parameters, build_module, shapes_of  # noqa: E402
 from thalweg.plan.optimizers import USUAL  # noqa: E402
 from thalweg.rules import RULES  # noqa: E402
@@ -84,7 +85,7 @@ def test_a_rule_keeps_what_its_plan_says(name: str, options: dict[str, Any], sha
     step(optimizer, module)
     assert cost.state_bytes == bytes_of(optimizer)
     assert [row.state_bytes for row in cost.explanation.rows] == [row.state_bytes for row in told.rows]
-    assert cost.rules == {name: (len(shapes), sum(map(math.prod, shapes)))}
+    assert cost.rules == {name: Part(len(shapes), sum(map(math.prod, shapes)))}
 
 
 @pytest.mark.parametrize("name", ["muon_adamw", "kron_adamw"])
@@ -101,7 +102,8 @@ def test_a_mixture_keeps_what_its_plan_says(name: str) -> None:
     assert found.frozen_bytes == module.embed.weight.nbytes
     assert cost.total_bytes == 2 * found.parameter_bytes + found.frozen_bytes + cost.state_bytes + cost.temporary_bytes
     assert cost.fits is (cost.total_bytes <= 10**6)
-    hidden, rest = ((1, 16 * 64), (len(trained) - 1, sum(p.numel() for p in trained) - 16 * 64))
+    hidden = Part(1, 16 * 64)
+    rest = Part(len(trained) - 1, sum(p.numel() for p in trained) - 16 * 64)
     assert cost.rules == {"Muon" if name == "muon_adamw" else "Kron": hidden, "AdamW": rest}
 
 
@@ -168,7 +170,7 @@ def test_the_temporaries_are_those_that_the_optimizer_tells() -> None:
 def test_what_is_built_in_is_told_apart_by_names(model: str, parameters: int, hidden: int) -> None:
     found = plan(model, optimizers=["muon_adamw"])
     assert found.parameters == parameters
-    assert found.optimizers[0].rules["Muon"][0] == hidden
+    assert found.optimizers[0].rules["Muon"].tensors == hidden
     module = build_module(model)
     assert {name: tuple(p.shape) for name, p in module.named_parameters()} == shapes_of(model)
 

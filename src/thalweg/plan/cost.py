@@ -34,12 +34,19 @@ COUNTER_BYTES = 4
 
 
 @dataclass(frozen=True)
+class Part:
+    """What one rule of an optimizer steps."""
+
+    tensors: int
+    parameters: int
+
+
+@dataclass(frozen=True)
 class Cost:
     """What one optimizer costs, in bytes; of several ranks, what the one with most costs."""
 
     optimizer: str
-    #: By rule, how many tensors and how many numbers it steps.
-    rules: Mapping[str, tuple[int, int]]
+    rules: Mapping[str, Part]
     #: What is kept between steps, and what a step needs beside that, at most.
     state_bytes: int
     temporary_bytes: int
@@ -181,7 +188,7 @@ def count_cost(name: str, optimizer: Optimizer, weights: int, world: int, bandwi
     from thalweg.torch.engines.temporaries import Stepped, count_temporaries
 
     explanation = optimizer.explain()
-    rules, stepped = dict[str, tuple[int, int]](), list[Stepped]()
+    rules, stepped = dict[str, Part](), list[Stepped]()
     state = moved = norms = 0
     for row, treatment in zip(explanation.rows, optimizer._treatments(), strict=True):
         setting, held = treatment.setting, cut_shape(row.shape, world)
@@ -190,8 +197,8 @@ def count_cost(name: str, optimizer: Optimizer, weights: int, world: int, bandwi
         if setting.handling.guard is not None:  # one record of norms, for all parameters
             norms = 8 * math.prod(setting.handling.guard.kept_shape)
         stepped.append(Stepped(row.shape if setting.rule.needs_whole else held, row.dtype, setting))
-        tensors, numbers = rules.get(row.rule, (0, 0))
-        rules[row.rule] = tensors + 1, numbers + math.prod(row.shape)
+        part = rules.get(row.rule, Part(0, 0))
+        rules[row.rule] = Part(part.tensors + 1, part.parameters + math.prod(row.shape))
     temporaries = count_temporaries(stepped, optimizer._wanted_engine)
     total = weights + state + norms + temporaries
     return Cost(

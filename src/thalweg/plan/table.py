@@ -67,8 +67,8 @@ def describe_figures(found: Plan) -> Iterator[str]:
     for cost in found.optimizers:
         if is_mixture(cost.optimizer):
             parts = (
-                f"{rule} steps {parameters:,} parameters in {count_words(tensors, 'tensor')}"
-                for rule, (tensors, parameters) in cost.rules.items()
+                f"{rule} steps {part.parameters:,} parameters in {count_words(part.tensors, 'tensor')}"
+                for rule, part in cost.rules.items()
             )
             yield f"{cost.optimizer}: {'; '.join(parts)}."
     for name, reason in found.refused.items():
