@@ -56,7 +56,7 @@ import torch.distributed as dist
 import thalweg.torch
 from thalweg.errors import CommandError, OptimError, RuleError
 from thalweg.given import TABLE
-from thalweg.plan.models import BUILTIN, builtin
+from thalweg.plan.models import BUILT_IN, shapes_of
 from thalweg.programs.budget import bytes_moved
 from thalweg.rules import RULES
 from thalweg.settings import Settings, option_names
@@ -110,10 +110,6 @@ Samples = dict[str, dict[str, list[float]]]  # seconds by contestant and column
 
 
 # ---- what is stepped
-
-
-def shapes_of(model: str) -> Shapes:
-    return {tensor.name: tensor.shape for tensor in builtin(model).tensors}
 
 
 def choose_shapes(given: argparse.Namespace, rule: str) -> Shapes:
@@ -485,7 +481,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     about, _, more = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser("step.py", None, about, more, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda message: parser.exit(2, f"step.py: {message}\n")  # type: ignore
-    parser.add_argument("--model", choices=BUILTIN, default="gpt2", help="default: %(default)s")
+    parser.add_argument("--model", choices=list(BUILT_IN), default="gpt2", help="default: %(default)s")
     parser.add_argument("--optimizers", default="lamb,lars,adafactor", help="rules, or all (default: %(default)s)")
     parser.add_argument("--front-end", choices=["torch", "jax"], default="torch")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
