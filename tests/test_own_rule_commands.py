@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from lanes import by_turns
 from own_rules import Signed, every
+from thalweg.show.palette import COLOURS, RIVALS, colour_of
 
 from thalweg import Rule
 from thalweg.errors import CommandError
 from thalweg.plan import plan
 from thalweg.race import ArrayTask, ModelTask, race
-from thalweg.show.palette import COLOURS, RIVALS, colour_of
 from thalweg.show.registered import name_rule
 
 #: A model of a matrix and a vector.

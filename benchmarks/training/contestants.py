@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from thalweg.show.published import prepare_timm
 from torch import nn
 from torch.optim import Optimizer
 
@@ -20,7 +21,6 @@ import thalweg.torch as ours
 from benchmarks.training.tasks import SuiteTask
 from thalweg.race.contestants import Contestant
 from thalweg.rules import AdamW
-from thalweg.show.published import prepare_timm
 from thalweg.torch.routing import HIDDEN, roles_of
 
 Make = Callable[..., Optimizer]

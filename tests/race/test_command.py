@@ -17,9 +17,10 @@ import pytest
 pytest.importorskip("click")
 pytest.importorskip("rich")
 
+from thalweg.show.palette import RIVALS
+
 from thalweg.cli import run
 from thalweg.rules import RULES
-from thalweg.show.palette import RIVALS
 
 QUICK = ["--optimizers", "sgd,lamb", "--lr", "0.02", "--lr", "sgd=0.1,0.2", "--steps", "3", "--seeds", "2"]
 

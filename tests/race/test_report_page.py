@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from browser import chromium
 from race_summary import CONTESTANTS, LAYERS, race_summary
+from thalweg.show.page import embed
 
 from thalweg.race.page import write
 from thalweg.race.verdict import verdict
 from thalweg.show.extras import MissingExtra
-from thalweg.show.page import embed
 
 HOSTILE = "</script><b>x</b> \u2028 \"'&amp; é漢 %{x} $1 ${title}"
 NAMES = [contestant["name"] for contestant in CONTESTANTS]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lanes import by_turns
+from thalweg.show.palette import COLOURS, RIVALS
 from tolerances import FLOAT32, FLOAT64
 
 from thalweg.errors import CommandError
@@ -22,7 +23,6 @@ from thalweg.race.array_task import ArrayTask
 from thalweg.race.contest import load_race, race
 from thalweg.race.rivals import name_references
 from thalweg.show.extras import MissingExtra
-from thalweg.show.palette import COLOURS, RIVALS
 
 TARGET = np.arange(6.0).reshape(2, 3) / 5
 
