@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from thalweg.errors import CommandError
-from thalweg.race.adapters import make_for_arrays, put_averages
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Array, Measure, Run, Task, Training, read_measure, relative
+from thalweg.race.optimizers import make_for_arrays
+from thalweg.race.task import Array, Measure, Run, Task, Training, put_averages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class ArrayTask(Task):
 
     def start(self, contestant: Contestant, run: Run) -> Training:
         if run.device != "cpu":
-            raise CommandError(f"task {self.name!r} is plain numpy and runs only on the cpu, not on {run.device!r}")
+            raise self.error(f"it is plain numpy and runs only on the cpu, not on {run.device!r}")
         params = self.call("init", self.init, run.seed)
         if not isinstance(params, Mapping):
             raise self.error(f"init must return arrays by name, got {type(params).__name__}")
@@ -47,8 +46,7 @@ class ArrayTask(Task):
             if not isinstance(p, np.ndarray):
                 raise self.error(f"init must return arrays by name, and {name!r} is a {type(p).__name__}")
         params = {name: np.array(p) for name, p in params.items()}
-        optimizer = make_for_arrays(contestant, params, self.schedule(run), run.engine, self.name)
-        return ArrayTraining(self, params, optimizer, run)
+        return ArrayTraining(self, params, make_for_arrays(contestant, params, self, run), run)
 
 
 class ArrayTraining(Training):
@@ -65,18 +63,10 @@ class ArrayTraining(Training):
 
     def measure(self) -> Measure:
         with np.errstate(all="ignore"), put_averages(self.optimizer, self.params):
-            return read_measure(self.task, self.task.call("evaluate", self.task.evaluate, self.params))
+            return self.task.read_measure(self.task.call("evaluate", self.task.evaluate, self.params))
 
-    def parameters(self) -> dict[str, Array]:
-        return {name: p.copy() for name, p in self.params.items()}
-
-    def changes(self, before: Mapping[str, Array]) -> dict[str, float]:
-        with np.errstate(all="ignore"):
-            return {name: relative(rms(p - before[name]), rms(before[name])) for name, p in self.params.items()}
-
-
-def rms(x: Array) -> float:
-    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) if x.size else 0.0
+    def count_parameters(self) -> int:
+        return sum(p.size for p in self.params.values())
 
 
 def shuffle_batches(count: int, seed: int, batch_size: int) -> Iterator[Array]:

@@ -1,63 +1,87 @@
-"""Who races: rules, mixtures and optimizers of other libraries, with the options that the user gives them."""
+"""Who races: rules, mixtures, and optimizers from elsewhere by import path, with the options that the user gives them.
+
+Everyone gets the same treatment: a grid of learning rates around a typical one, no weight decay, and momentum of 0.9
+where there would be none.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from thalweg.arrays import is_number
-from thalweg.errors import CommandError, OptionError
+from thalweg.errors import CommandError, OptionError, RuleError
 from thalweg.given import check_known
-from thalweg.rules import RULES
+from thalweg.rules import RULES, AdamW, Rule
 from thalweg.settings import Settings, defaults, option_names
-from thalweg.show.arguments import Given, check_options, check_word, suggest
-from thalweg.show.modules import digest_source
-from thalweg.show.registered import MIXTURES as PACKAGED_MIXTURES
-from thalweg.show.registered import OWN, OWN_MIXTURES, RATE_NAMES, ByRule, name_rule, rule_of
+from thalweg.show.arguments import suggest
+from thalweg.show.extras import need
+from thalweg.show.modules import digest, digest_source, import_attribute
+from thalweg.trial import check_rule
+
+#: A grid of rates around a typical one: half a decade apart.
+GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
+#: Where to begin with a rule that tells no rate at all.
+ANY_RATE = 0.01
+RATE_NAMES = ("lr", "learning_rate")
+#: What a rule needs beside its defaults on models as small as those of a race.
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    # small layers are factored too, which by default are not worth it
+    "Adafactor": {"min_dim_size_to_factor": 0},
+    # biases go along as matrices of one row, and models are too small for bfloat16 to save time
+    "Muon": {"vectors": "row", "ns_dtype": None},
+}
+WANTED = (
+    "it must be a rule, a function (model, lr=...) or (params, lr=...) that returns an optimizer of torch, or a class "
+    "derived from torch.optim.Optimizer"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """An optimizer that takes part.
-
-    A mixture steps a model's hidden matrices by a rule and all else by AdamW. Any function that is called as
-    ``function(model, lr=..., **options)`` and returns an optimizer of torch is one.
-    """
+    """An optimizer that takes part: a rule, or what ``make(model, lr=..., **options)`` returns, in torch."""
 
     name: str
-    #: The rule, the function that makes a mixture, or what an optimizer of another library is imported by.
-    rule: str
-    kind: Literal["rule", "mixture", "torch", "optax"] = "rule"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    #: What the user asked for, which wins over what a task asks for.
-    given: Mapping[str, Any] = field(default_factory=dict)
-    #: Makes the optimizer, unless thalweg has it.
+    #: How it is written in front of its options: a rule's name, or an import path.
+    path: str = ""
+    rule: type[Rule] | None = field(default=None, repr=False)
     make: Callable[..., Any] | None = field(default=None, repr=False)
-    #: Options of what is not a rule, and whether it takes no others.
+    #: What ``make`` gets: the model, or a list of its parameters.
+    takes: Literal["model", "params"] = "model"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    #: What the user asked for beside.
+    given: Mapping[str, Any] = field(default_factory=dict)
+    #: The options of what is no rule, and whether it takes no others.
     known: Sequence[str] = ()
     closed: bool = True
-    #: Learning rates to try, instead of the task's for it or for the thalweg optimizer that it is like.
+    #: Whether it comes from another library.
+    is_foreign: bool = False
+    typical_lr: float = ANY_RATE
+    #: Learning rates to try, instead of a grid around the typical one.
     rates: Sequence[float] = ()
-    like: str = ""
     #: Changes when the optimizer does, beside the version of thalweg.
     fingerprint: str = field(default="", repr=False)
 
     @property
-    def is_rival(self) -> bool:
-        """Whether it comes from another library."""
-        return self.kind in ("torch", "optax")
+    def option_names(self) -> Sequence[str]:
+        return self.known if self.rule is None else (*option_names(self.rule), "variant")
 
     @property
-    def option_names(self) -> Sequence[str]:
-        return (*option_names(rule_of(self.rule)), "variant") if self.kind == "rule" else self.known
+    def all_options(self) -> dict[str, Any]:
+        return {**self.options, **self.given}
 
-    def with_options(self, options: Mapping[str, Any]) -> Contestant:
-        return replace(self, options={**self.options, **options})
+    @property
+    def grid(self) -> list[float]:
+        return [float(lr) for lr in self.rates] or [float(f"{self.typical_lr * share:.2g}") for share in GRID]
 
     def __str__(self) -> str:
-        return f"{self.rule}({write_options(self.options)})"
+        return f"{self.path or self.name}({write_options(self.all_options)})"
 
 
 def write_options(options: Mapping[str, Any]) -> str:
@@ -65,217 +89,223 @@ def write_options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
 
 
-def enter_rule(name: str) -> Contestant:
-    """A rule with its own defaults; one of the user's is another when its source changes."""
-    fingerprint = "" if name in RULES else digest_source(inspect.getmodule(rule_of(name)))
-    return Contestant(name=name, rule=name, fingerprint=fingerprint)
+def typical_lr(rule: type[Rule]) -> float:
+    return rule.typical_lr or rule.default_lr or ANY_RATE
 
 
-#: By name, those who race when they are asked for: only tasks in torch have a model that tells matrices apart. Both
-#: parts of a mixture have the learning rate that is tried, unless AdamW's is given.
-MIXTURES: dict[str, Contestant] = {
+def equal_terms(usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that put everyone on equal terms, where they differ from the defaults."""
+    decay, momentum = usual.get("weight_decay"), usual.get("momentum")
+    options: dict[str, Any] = {"weight_decay": 0.0} if is_number(decay) and decay != 0 else {}
+    return options | ({"momentum": 0.9} if is_number(momentum) and momentum == 0 else {})
+
+
+# ---- by name, or by import path
+
+
+def make_mixture(
+    name: str, model: Any, *, lr: float, engine: str, adamw_lr: float | None = None, **options: Any
+) -> Any:
+    """A mixture of the package, both of whose rules have the rate that is tried, unless AdamW's is given."""
+    make = getattr(importlib.import_module("thalweg.torch"), name)
+    return make(model, lr, adamw_lr=lr if adamw_lr is None else adamw_lr, engine=engine, **options)
+
+
+#: Muon is scaled so that a step is as long as AdamW's, since both have one rate.
+MIXTURES = {
     name: Contestant(
         name=name,
-        rule=name,
-        kind="mixture",
-        options=dict(weight_decay=0.0, **options),
+        make=partial(make_mixture, name),
+        options={"weight_decay": 0.0, **options},
         known=("adamw_lr", "weight_decay", "max_grad_norm"),
-        like="AdamW",
+        typical_lr=typical_lr(AdamW),
     )
-    # Muon is scaled so that a step is as long as AdamW's, since both have one rate
-    for name, options in (("kron_adamw", {}), ("muon_adamw", dict(muon=dict(scaling="match_rms_adamw"))))
+    for name, options in (("muon_adamw", {"muon": {"scaling": "match_rms_adamw"}}), ("kron_adamw", {}))
 }
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "SGD": dict(momentum=0.9),
-    # users who want weight decay compared pass --option weight_decay=0.01
-    "AdamW": dict(weight_decay=0.0),
-    "LARS": dict(momentum=0.9),
-    "LAMB": {},
-    # layers of small models are factored too, which by default are too small to be worth it
-    "Adafactor": dict(min_dim_size_to_factor=0),
-    # biases go along as matrices of one row, and models are too small for bfloat16 to save time
-    "Muon": dict(vectors="row", ns_dtype=None),
-    "Kron": {},
-    "SOAP": dict(weight_decay=0.0),
-}
-#: Everyone: with these options, or with its own where a rule has none here.
-CONTESTANTS: Mapping[str, Contestant] = ByRule(
-    {name: Contestant(name=name, rule=name, options=options) for name, options in OPTIONS.items()},
-    enter_rule,
-    beside=MIXTURES,
-)
-
-#: Where a task does not know better: five rates, half a decade apart.
-RATES: Mapping[str, Sequence[float]] = ByRule(
-    {
-        **dict.fromkeys(("SGD", "Adafactor", "Muon"), (0.003, 0.01, 0.03, 0.1, 0.3)),
-        **dict.fromkeys(("AdamW", "AdEMAMix", "MARS", "LAMB", "SOAP"), (0.001, 0.003, 0.01, 0.03, 0.1)),
-        "LARS": (0.3, 1.0, 3.0, 10.0, 30.0),
-    },
-    lambda rule: (3e-4, 0.001, 0.003, 0.01, 0.03),
-)
-
-#: For models of millions of parameters: five rates, a factor of 3 apart.
-LARGE_RATES: Mapping[str, Sequence[float]] = {
-    rule: tuple(float(f"{middle * 3.0**power:.2g}") for power in range(-2, 3))
-    for rule, middle in {
-        **{"SGD": 0.1, "AdamW": 0.002, "AdEMAMix": 0.002, "MARS": 0.006, "LARS": 3.0, "LAMB": 0.02},
-        **{"Adafactor": 0.03, "Muon": 0.01, "Lion": 3e-4, "Kron": 1e-3, "SOAP": 0.003},
-    }.items()
-}
-
-#: What a word after "+" stands for, in runs as short as a race.
-AROUND: Mapping[str, Mapping[str, Any]] = {
-    "cautious": {"cautious": True},
-    "averaged": {"averaged": 0.999, "averaged_warmup": True},
-    "schedule_free": {"schedule_free": True},
-    "spikes": {"spikes": True},
-}
+PACKAGED = (*RULES, *MIXTURES)
 
 
-def enter_around(reference: str) -> str:
-    """The name under which a rule races with something around it, given as ``adamw+cautious+averaged``."""
-    first, *words = (word.strip() for word in reference.split("+"))
-    known = {name.lower(): name for name in (*RULES, *OWN)}
-    rule = known.get(str(name_rule(first)).lower())
-    if rule is None:
-        raise CommandError(f"{reference}: there is no rule {first!r}: {suggest(first, list(known.values()))}")
-    options = dict(CONTESTANTS[rule].options)
-    for word in words:
-        if word not in AROUND:
-            raise CommandError(f"{reference}: {word!r} does not go around a rule: {suggest(word, list(AROUND))}")
-        options |= AROUND[word]
-    if "schedule_free" in words:  # which takes the place of momentum
-        default: Any = rule_of(rule)()
-        options |= {"betas": (0.0, *default.betas[1:])} if hasattr(default, "betas") else {}
-        options |= {"momentum": 0.0} if hasattr(default, "momentum") else {}
-    name = "+".join([rule, *words])
-    MIXTURES[name] = replace(CONTESTANTS[rule], name=name, options=options, like=rule)
-    return name
+def default_contestants() -> list[str]:
+    """Every rule, and muon_adamw where torch is installed, which it needs."""
+    return [*RULES, *(["muon_adamw"] if importlib.util.find_spec("torch") else [])]
 
 
-def enter(reference: Any) -> Any:
-    """The name under which an optimizer races: a rule or a mixture by name, ``module:MyRule``, ``module:function``.
-
-    Names of what goes around a rule may follow it, each after a "+".
-    """
-    if isinstance(reference, str) and "+" in reference:
-        return enter_around(reference)
-    name = name_rule(reference)
-    if name in OWN_MIXTURES:
-        make = OWN_MIXTURES[name]
-        parameters = inspect.signature(make).parameters.values()
-        named_ones = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-        MIXTURES[name] = Contestant(
-            name=name,
-            rule=name,
-            kind="mixture",
-            make=make,
-            known=[option for option in named_ones[1:] if option not in ("lr", "engine")],
-            closed=not any(p.kind is p.VAR_KEYWORD for p in parameters),
-            like="AdamW",
-            fingerprint=digest_source(inspect.getmodule(make)),
-        )
-    return name
+def enter_all(references: Sequence[Any]) -> list[Contestant]:
+    """Everyone once, in this order; by the last part of an import path where nobody else is called so."""
+    entered = {contestant.path or contestant.name: contestant for contestant in map(enter, references)}
+    counts = Counter(contestant.name.lower() for contestant in entered.values())
+    taken = {name.lower() for name in PACKAGED}
+    return [
+        replace(contestant, name=path)
+        if path != contestant.name and (counts[contestant.name.lower()] > 1 or contestant.name.lower() in taken)
+        else contestant
+        for path, contestant in entered.items()
+    ]
 
 
-def is_packaged(contestant: Contestant) -> bool:
-    """Whether every installation of thalweg has it."""
-    return contestant.name in RULES or contestant.name in PACKAGED_MIXTURES
+def enter(reference: Any) -> Contestant:
+    """A contestant: a rule or mixture by name, ``module:MyRule``, ``module:function``, ``torch.optim.Adam``."""
+    if isinstance(reference, Contestant):
+        return reference
+    if isinstance(reference, str):
+        by_key = {name.lower(): name for name in PACKAGED}
+        name = by_key.get(reference.strip().lower())
+        if name is not None:
+            return MIXTURES[name] if name in MIXTURES else enter_rule(RULES[name])
+        if ":" not in reference and "." not in reference:
+            raise CommandError(
+                f"there is no optimizer {reference!r} (others go by import path, such as "
+                f"torch.optim.Adam): {suggest(reference, PACKAGED)}"
+            )
+        return import_contestant(reference.strip())
+    if inspect.isclass(reference) and issubclass(reference, Rule):
+        return enter_rule(reference)
+    raise CommandError(f"{reference!r} is no optimizer: {WANTED}")
+
+
+def enter_rule(rule: type[Rule]) -> Contestant:
+    """A rule, with a fingerprint of its source if it is the user's."""
+    try:
+        check_rule(rule)
+    except RuleError as error:
+        raise CommandError(f"{rule.__name__}: {error}") from None
+    is_packaged = RULES.get(rule.__name__) is rule
+    return Contestant(
+        name=rule.__name__,
+        path=rule.__name__ if is_packaged else f"{rule.__module__}.{rule.__qualname__}",
+        rule=rule,
+        options={**equal_terms(defaults(rule)), **(SETTINGS.get(rule.__name__, {}) if is_packaged else {})},
+        typical_lr=typical_lr(rule),
+        fingerprint="" if is_packaged else digest_source(inspect.getmodule(rule)),
+    )
+
+
+def import_contestant(reference: str) -> Contestant:
+    """What ``module:name`` or ``module.name`` is, and how it is made."""
+    module_name, _, attribute = reference.partition(":") if ":" in reference else reference.rpartition(".")
+    if module_name.partition(".")[0] == "torch":
+        need("torch", "torch")
+    try:
+        make, module = import_attribute(f"{module_name}:{attribute}", "optimizer", "torch.optim:Adam", callable)
+    except CommandError as error:
+        raise CommandError(f"{reference}: {error}") from error
+    if inspect.isclass(make) and issubclass(make, Rule):
+        return enter_rule(make)
+    if not callable(make):
+        raise CommandError(f"{reference} is a {type(make).__name__}, not an optimizer: {WANTED}")
+    need("torch", "torch")
+    torch: Any = importlib.import_module("torch")
+    if inspect.isclass(make) and not issubclass(make, torch.optim.Optimizer):
+        raise CommandError(f"{reference} is a class, but not an optimizer: {WANTED}")
+    try:
+        parameters = list(inspect.signature(make).parameters.values())
+    except (ValueError, TypeError):  # written in C
+        parameters = [inspect.Parameter("params", inspect.Parameter.VAR_KEYWORD)]
+    closed = not any(p.kind is p.VAR_KEYWORD for p in parameters)
+    usual = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if closed and "lr" not in usual:
+        raise CommandError(f"{reference} takes no lr: {WANTED}")
+    of_params = inspect.isclass(make) or bool(parameters and parameters[0].name == "params")
+    namesake = {name.lower(): rule for name, rule in RULES.items()}.get(attribute.lower(), AdamW)
+    return Contestant(
+        name=attribute,
+        path=f"{module_name}.{attribute}",
+        make=make,
+        takes="params" if of_params else "model",
+        options=equal_terms(usual) if inspect.isclass(make) else {},
+        known=[
+            name for name in (usual if of_params else list(usual)[1:]) if name not in (*RATE_NAMES, "params", "engine")
+        ],
+        closed=closed,
+        is_foreign=inspect.isclass(make),
+        typical_lr=typical_lr(namesake),
+        fingerprint=digest(version_of(module).encode(), digest_source(module).encode()),
+    )
+
+
+def version_of(module: Any) -> str:
+    package = importlib.import_module(module.__name__.partition(".")[0])
+    return str(getattr(package, "__version__", ""))
 
 
 # ---- options that the user asks for
 
 
-def split_rates(
-    asked: Mapping[str, Mapping[str, Any]], rates: Mapping[str, Sequence[float]]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Sequence[float]]]:
-    """The options without learning rates, which are tried one after another; and the rates with them.
-
-    asked, rates: by contestant; under "" those for all that have them.
-    """
-    options: dict[str, dict[str, Any]] = {}
-    all_rates = dict(rates)
-    for owner, given in asked.items():
-        if not isinstance(given, Mapping):
-            raise CommandError(f"options of {owner or 'all optimizers'} must be a dict, got {given!r}")
-        options[owner] = {name: value for name, value in given.items() if name not in RATE_NAMES}
-        for name in given.keys() & RATE_NAMES:
-            if owner in all_rates:
-                raise CommandError(
-                    f"the learning rate of {owner or 'all optimizers'} is given twice, as a rate and as an option"
-                )
-            all_rates[owner] = given[name] if isinstance(given[name], (list, tuple)) else [given[name]]
-    return options, all_rates
+def find_contestant(word: str, contestants: Sequence[Contestant]) -> Contestant:
+    """The one of that name, however it is spelt, or of that import path."""
+    for contestant in contestants:
+        if word.strip().lower().replace(":", ".") in (contestant.name.lower(), contestant.path.lower()):
+            return contestant
+    names = [contestant.name for contestant in contestants]
+    raise CommandError(f"no optimizer {word!r} takes part: {suggest(word, names)}")
 
 
 def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[str, Any]]) -> list[Contestant]:
-    """Everyone with the options that the user asks for, validated by their rules. asked: as for ``split_rates``."""
-    options = [Given(owner, *pair) for owner, own in asked.items() for pair in own.items()]
-    check_owners([option for option in options if option.owner], contestants)
-    check_options(options, {contestant.name: contestant.option_names for contestant in contestants})
-    everywhere = asked.get("", {})
+    """Everyone with the options that the user asks for. asked: by contestant; under "" those for all that have them."""
+    own: dict[str, dict[str, Any]] = {contestant.name: {} for contestant in contestants}
+    for owner, options in asked.items():
+        if not isinstance(options, Mapping):
+            raise CommandError(f"options of {owner or 'all optimizers'} must be a dict, got {options!r}")
+        if any(name in RATE_NAMES for name in options):
+            raise CommandError("the learning rate is not an option: say which rates to try, by rates= or --lr")
+        if owner:
+            own[find_contestant(owner, contestants).name].update(options)
+    everywhere = dict(asked.get("", {}))
     entrants = []
     for contestant in contestants:
-        for_all = {name: value for name, value in everywhere.items() if has(contestant, name, value)}
-        given = validate_options(contestant, for_all, asked.get(contestant.name, {}))
-        entrants.append(replace(contestant, given=given))
+        for_all = {name: value for name, value in everywhere.items() if concerns(contestant, name, value)}
+        entrants.append(replace(contestant, given=validate_options(contestant, for_all, own[contestant.name])))
     for name, value in everywhere.items():
-        if any(name in each.given or name in asked.get(each.name, {}) for each in entrants):
-            continue
-        for contestant in contestants:
-            if differs_in_count(contestant, name, value):
-                validate_options(contestant, {name: value}, {})  # which says how many it takes
-        raise CommandError(f"the option {name}={value!r} has no effect on any optimizer here")
+        if not any(name in entrant.given for entrant in entrants):
+            refuse_for_all(contestants, name, value)
     return entrants
 
 
-def check_owners(options: Sequence[Given], contestants: Sequence[Contestant]) -> None:
-    """Refuse options and rates that are for an optimizer which does not race."""
-    names = [contestant.name for contestant in contestants]
-    for option in options:
-        if option.owner not in CONTESTANTS:
-            check_word("optimizer", option.owner, names)
-    check_options(options, dict.fromkeys(names, ()))
-
-
-def has(contestant: Contestant, name: str, value: Any) -> bool:
-    """Whether an option for all concerns this one."""
-    if contestant.kind == "rule" and name == "variant":
-        return value in rule_of(contestant.rule).VARIANTS
+def concerns(contestant: Contestant, name: str, value: Any) -> bool:
+    """Whether an option for all is for this one."""
+    if contestant.rule is not None and name == "variant":
+        return value in contestant.rule.VARIANTS
     return name in contestant.option_names and not differs_in_count(contestant, name, value)
 
 
 def differs_in_count(contestant: Contestant, name: str, value: Any) -> bool:
     """Whether an option is of several numbers here, and not of as many: betas are two, or three."""
-    own = defaults(rule_of(contestant.rule)).get(name) if contestant.kind == "rule" else None
-    if not isinstance(own, tuple) or not isinstance(value, tuple):
+    usual = None if contestant.rule is None else defaults(contestant.rule).get(name)
+    if not isinstance(usual, tuple) or not isinstance(value, tuple):
         return False
-    return len(own) != len(value) and all(map(is_number, (*own, *value)))
+    return len(usual) != len(value) and all(map(is_number, (*usual, *value)))
+
+
+def refuse_for_all(contestants: Sequence[Contestant], name: str, value: Any) -> None:
+    """Say why an option that is for all has reached nobody."""
+    names = sorted({known for contestant in contestants for known in contestant.option_names})
+    if name not in names:
+        raise CommandError(f"no optimizer here has an option {name!r}: {suggest(name, names)}")
+    for contestant in contestants:
+        if differs_in_count(contestant, name, value):
+            validate_options(contestant, {}, {name: value})  # which says how many it takes
+    raise CommandError(f"the option {name}={value!r} has no effect on any optimizer here")
 
 
 def validate_options(contestant: Contestant, for_all: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """The options of one: an option of its own must have an effect, one for all is left out where it has none."""
     given = {**for_all, **own}
     try:
-        if contestant.kind != "rule":
+        if contestant.rule is None:
             if contestant.closed:
                 check_known(contestant.name, given, contestant.known)
             return given
-        check_known(rule_of(contestant.rule), given, contestant.option_names)
-        idle = make_settings(contestant, given).base.rule.idle(1.0)
+        check_known(contestant.rule, given, contestant.option_names)
+        idle = make_settings(contestant.rule, {**contestant.options, **given}).base.rule.idle(1.0)
         given = {name: value for name, value in given.items() if name in own or name not in idle}
-        make_settings(contestant, given).validate_lr(1.0, unasked=contestant.options.keys() - given.keys())
+        settings = make_settings(contestant.rule, {**contestant.options, **given})
+        settings.validate_lr(1.0, unasked=contestant.options.keys() - given.keys())
     except OptionError as error:
-        message = str(error)
-        raise CommandError(
-            message if message.startswith(contestant.name) else f"{contestant.name}: {message}"
-        ) from None
+        words = str(error)
+        raise CommandError(words if words.startswith(contestant.name) else f"{contestant.name}: {words}") from None
     return given
 
 
-def make_settings(contestant: Contestant, given: Mapping[str, Any]) -> Settings:
-    options = {**contestant.options, **given}
+def make_settings(rule: type[Rule], options: dict[str, Any]) -> Settings:
     variant = options.pop("variant", None)
-    return Settings(rule_of(contestant.rule), options, variant)
+    return Settings(rule, options, variant)
