@@ -14,10 +14,10 @@ from thalweg.errors import CommandError, OptimError, StateError
 from thalweg.plan.sources import resolve
 
 NAMES = ["state.npz", "model.safetensors", "model.safetensors.index.json", "shapes.json", "config.json", "runs.jsonl"]
-NAMES += ["race.json", "state.safetensors", "gemma3.json", "images-idx3.gz", "compiled", "option"]
+NAMES += ["state.safetensors", "gemma3.json", "compiled", "option"]
 STATES = ["adamw.torch.json", "kron.torch.json", "optimizer.pt", "own.torch.json", "own.numpy.json", "adamw.optax.json"]
 #: What reading a kind needs, by how its name ends.
-NEEDED = {"idx1": ["torch"], "idx3.gz": ["torch"], "state.safetensors": ["safetensors"]}
+NEEDED = {"state.safetensors": ["safetensors"]}
 NEEDED |= {"config.json": ["torch"], "gemma3.json": ["torch"], "model.safetensors": ["safetensors"]}
 NEEDED |= {"model.safetensors.index.json": ["safetensors"]}
 NEEDED |= {name: ["torch", "optax"] for name in STATES}
@@ -88,7 +88,7 @@ def test_what_is_whole_is_read_and_no_lie_gets_an_exception_of_another_kind(name
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
-@pytest.mark.parametrize("name", ["state.npz", "model.safetensors", "optimizer.pt", "runs.jsonl", "race.json"])
+@pytest.mark.parametrize("name", ["state.npz", "model.safetensors", "optimizer.pt", "runs.jsonl"])
 def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
     kind = kind_of(name, tmp_path)
     os.mkfifo(tmp_path / name)

@@ -8,6 +8,7 @@ backward pass as one graph.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -21,12 +22,9 @@ from torch.nn import functional as F
 
 from benchmarks.training import corpus
 from thalweg.errors import CommandError
-from thalweg.race.adapters import put_averages
 from thalweg.race.array_task import shuffle_batches
-from thalweg.race.contestants import LARGE_RATES
 from thalweg.race.model_task import ModelTask, ModelTraining
-from thalweg.race.task import Measure
-from thalweg.race.tasks import fashion
+from thalweg.race.task import Measure, put_averages
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 TEXTS = ("text", "text-plain", "text-124m")
@@ -83,11 +81,16 @@ class SuiteTraining(ModelTraining):
         """Validation, of which a part chooses nothing and is enough on the way; test data only at the end."""
         is_over = self.steps == self.last
         self.model.eval()
-        with torch.no_grad(), self.device.mixed_precision(), put_averages(self.optimizer):
+        with torch.no_grad(), mixed_precision(self.device.kind), put_averages(self.optimizer):
             validation = self.task.score(self.model, "validation", not is_over)
             test = self.task.score(self.model, "test", False) if is_over else math.nan
         self.model.train()
         return Measure(validation if self.task.best_score == "least" else 1 - validation, test)
+
+
+def mixed_precision(kind: str) -> torch.autocast:
+    """Products in bfloat16 on a GPU."""
+    return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda", cache_enabled=False)
 
 
 class Graph:
@@ -119,7 +122,7 @@ class Graph:
 
     def run_backward(self, loss: Loss) -> None:
         self.model.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        with mixed_precision("cuda"):
             value = loss(self.model, self.batch)
         value.backward()
 
@@ -219,7 +222,6 @@ def text(kind: str = "", *, tiny: bool = False) -> SuiteTask:
         data=data,
         max_grad_norm=1.0,
         decay=0.1,
-        rates=LARGE_RATES,
         fingerprint=digest + (" tiny" if tiny else ""),
     )
 
@@ -228,7 +230,20 @@ def text(kind: str = "", *, tiny: bool = False) -> SuiteTask:
 
 
 def convnet() -> nn.Module:
-    return fashion.large_network((28, 28))
+    def convolution(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    return nn.Sequential(
+        *convolution(1, 32),
+        nn.MaxPool2d(2),
+        *convolution(32, 64),
+        *convolution(64, 128),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128 * 7 * 7, 256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    )
 
 
 class ViT(nn.Module):
@@ -249,9 +264,18 @@ class ViT(nn.Module):
         return logits
 
 
+def load_images(folder: Path) -> dict[str, Tensor]:
+    """Fashion-MNIST as torchvision keeps it in a folder, fetched into it where it is not there."""
+    from torchvision.datasets import FashionMNIST
+
+    sets = {"train": FashionMNIST(folder, download=True), "test": FashionMNIST(folder, train=False, download=True)}
+    images = {f"{part}_images": each.data for part, each in sets.items()}
+    return images | {f"{part}_labels": each.targets for part, each in sets.items()}
+
+
 def images(folder: Path, name: str, batch_size: int, *, tiny: bool = False) -> SuiteTask:
     """Eight epochs of the convnet at any batch size, or sixteen of the transformer."""
-    read = {part: torch.from_numpy(found.copy()) for part, found in fashion.load(folder).items()}
+    read = load_images(folder)
     shuffled = torch.randperm(len(read["train_labels"]), generator=torch.Generator().manual_seed(0))
     numbers = {"train": shuffled[VALIDATION:], "validation": shuffled[:VALIDATION]}
     pixels = {part: read["train_images"][own] for part, own in numbers.items()} | {"test": read["test_images"]}
@@ -293,7 +317,6 @@ def images(folder: Path, name: str, batch_size: int, *, tiny: bool = False) -> S
         data=data,
         max_grad_norm=None if name == "fashion" else 1.0,
         decay=0.05,
-        rates=LARGE_RATES,
         fingerprint=hashlib.sha256(read["train_images"].numpy().tobytes()).hexdigest()[:12] + (" tiny" if tiny else ""),
     )
 
@@ -309,9 +332,9 @@ def check_task(name: str, data: Path | None) -> None:
             "fashion-512"
         )
     if data is None:
-        raise CommandError(f"{name} needs --data, the folder of the four files of Fashion-MNIST")
-    for file, _ in fashion.FILES.values():
-        fashion.find(data, file)
+        raise CommandError(f"{name} needs --data, a folder for Fashion-MNIST")
+    if importlib.util.find_spec("torchvision") is None:
+        raise CommandError(f"{name} needs torchvision, which reads Fashion-MNIST: pip install torchvision")
 
 
 def make_task(name: str, data: Path | None, *, tiny: bool = False) -> SuiteTask:

@@ -76,27 +76,6 @@ def test_the_peak_on_a_gpu_is_counted_from_what_was_there(cuda: FakeCuda) -> Non
     assert memory.measure_on_gpu(in_jax, compiled).extra == 321, "of jax the compiler tells"
 
 
-def test_memory_of_a_race_is_counted_from_the_start_of_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    from thalweg.race import ModelTask, race
-    from thalweg.race.contestants import CONTESTANTS
-    from thalweg.race.model_task import ModelTraining
-
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    task = ModelTask(name="line", model=lambda seed: model, batches=lambda *_: iter([]), loss=max, evaluate=max)
-    run = race(task, optimizers=["SGD"]).wanted[0]
-    cuda = FakeCuda()
-    monkeypatch.setattr(torch, "cuda", cuda)
-    device = Device("cuda")
-    training = ModelTraining(task, model, CONTESTANTS["SGD"], optimizer, run, device, device.count_bytes_in_use())
-    cuda.allocated += 70
-    training.device.forget_peak()
-    assert training.peak_bytes() == 70
-    cuda.peak += 230
-    assert training.peak_bytes() == 300
-
-
 def test_batches_are_moved_whatever_holds_them() -> None:
     torch = pytest.importorskip("torch")
 

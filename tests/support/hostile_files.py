@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import hashlib
 import io
 import json
 import os
-import struct
 import time
 import tracemalloc
 import warnings
@@ -29,8 +27,7 @@ import thalweg.numpy
 from thalweg.errors import CommandError, OptimError
 from thalweg.kernels.cpu.compiler import SUFFIX, find_kept
 from thalweg.plan.sources import resolve
-from thalweg.race.programme import Programme
-from thalweg.race.records import Book, compute_checksum
+from thalweg.race.run import read_records
 from thalweg.show.arguments import parse_option
 
 #: Of processor time and of memory: so many times the file, and what any reading takes.
@@ -65,18 +62,14 @@ def safetensors(header: Any, data: bytes = b"\0" * 64) -> bytes:
 
 
 def record(content: Any) -> bytes:
-    """A line of a race, with the checksum of what it says."""
-    return (
-        json.dumps({**content, "checksum": compute_checksum(content)} if isinstance(content, dict) else content) + "\n"
-    ).encode()
+    """A line of a race."""
+    return (json.dumps(content) + "\n").encode()
 
 
 RUN = dict(task="t", fingerprint="f", contestant="c", optimizer="o", lr=0.1, seed=0, batch_size=None, steps=1)
 RUN |= dict(engine="auto", device="cpu", thalweg="0")
-RESULT: dict[str, Any] = dict(step=[0, 1], seconds=[0.0, 1.0], loss=[1.0, None], score=None, path=None, parameters=1)
-RESULT |= dict(layers=dict(names=["a"], step=[1], update=[[0.1]], trust=None), state_bytes=1, engine="auto")
-COURSE = dict(name="t", task="t", title="t", about="", batch_size=None, steps=1, loss_name="loss", score_name=None)
-COURSE |= dict(target=None, contours=None, runs=[RUN])
+RESULT: dict[str, Any] = dict(step=[0, 1], seconds=[0.0, 1.0], loss=[1.0, None], score=None, parameters=1)
+RESULT |= dict(state_bytes=1, engine="auto")
 HEADER = {"w": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]}}
 HEADER |= {"b": {"dtype": "BF16", "shape": [16], "data_offsets": [32, 64]}, "__metadata__": {"format": "pt"}}
 LLAMA = dict(model_type="llama", hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
@@ -139,27 +132,6 @@ def safetensors_says(about: Any, arrays: dict[str, Any]) -> Any:
     return {"header": header, "about": about}
 
 
-def idx(says: Any) -> bytes:
-    """The bytes of an array of labels or pictures; numbers that do not fit are cut."""
-    told = says if isinstance(says, dict) else {}
-    sizes = [size for size in told["sizes"] if isinstance(size, int)] if isinstance(told.get("sizes"), list) else []
-    count = told["bytes"] if isinstance(told.get("bytes"), int) else 0
-    return (
-        bytes((0, 0, 8, len(sizes) % 256))
-        + b"".join(struct.pack(">I", size % 2**32) for size in sizes)
-        + bytes(min(max(count, 0), 100_000))
-    )
-
-
-def read_idx_file(axes: int) -> Callable[[Path], Any]:
-    def read(path: Path) -> Any:
-        from thalweg.race.tasks.fashion import read_idx  # which needs torch
-
-        return read_idx(path, axes)
-
-    return read
-
-
 #: What the cache has under the key: native code, as far as its name says.
 CODE, KEY = b"\x7fELF" + bytes(range(256)), "0" * 24
 
@@ -184,9 +156,6 @@ def kinds(folder: Path) -> dict[str, Kind]:
     about, arrays = npz_parts(folder / "whole.npz")
     (folder / "part.safetensors").write_bytes(safetensors(HEADER))
     index = {"weight_map": {"w": "part.safetensors", "b": "part.safetensors"}}
-    race = dict(
-        title="t", command="c", contestants={"LAMB": "LAMB()"}, courses=[COURSE], rivals=[], own=["LAMB"], given={}
-    )
     shapes = {"w": [2, 3], "b": {"shape": [3], "dtype": "float16"}}
     whole = {"run": RUN, "result": RESULT, "where": {}}
     found = [
@@ -199,15 +168,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         Kind("shapes.json", shapes, as_json, lambda path: resolve(str(path))),
         Kind("config.json", LLAMA, as_json, lambda path: resolve(str(path))),
         *(Kind(f"{each['model_type']}.json", each, as_json, lambda path: resolve(str(path))) for each in OTHERS),
-        Kind("runs.jsonl", whole, record, Book),
-        Kind("race.json", race, as_json, Programme.load),
-        Kind("labels-idx1", {"sizes": [20], "bytes": 20}, idx, read_idx_file(1)),
-        Kind(
-            "images-idx3.gz",
-            {"sizes": [2, 9, 9], "bytes": 162},
-            lambda says: gzip.compress(idx(says)),
-            read_idx_file(3),
-        ),
+        Kind("runs.jsonl", whole, record, read_records),
         Kind("compiled", None, lambda says: CODE, read_cache),
         Kind("option", {"a": [1, None, "x"]}, as_json, read_option),
     ]
@@ -287,11 +248,8 @@ def bombs() -> dict[str, bytes]:
         "dtype/config.json": as_json({**LLAMA, "torch_dtype": ["a"]}),
         "layers/qwen3_moe.json": as_json({**OTHERS[1], "mlp_only_layers": 7}),
         "deep/config.json": b'{"model_type": "llama", "x": ' + deep,
-        "deep/race.json": deep,
         "deep/runs.jsonl": deep + b"\n",
         "within/runs.jsonl": b'{"run": ' + deep + b"\n",
-        "sizes/labels-idx1": idx({"sizes": [2**32 - 1], "bytes": 9}),
-        "unpacks/images-idx3.gz": gzip.compress(idx({"sizes": [10, 100, 100], "bytes": 100_000})),
         "unhashable/option": b"{[]: 1}",
         "deep/option": deep,
         "unhashable/runs.jsonl": record({"run": {**RUN, "task": ["a"]}, "result": RESULT, "where": {}}),

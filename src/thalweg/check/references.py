@@ -13,8 +13,7 @@ from typing import Any
 from thalweg.check.subject import Facts, Subject, keep_surroundings
 from thalweg.errors import CommandError
 from thalweg.rules import Rule
-from thalweg.show.modules import describe_error
-from thalweg.show.published import import_optimizer
+from thalweg.show.modules import describe_error, import_attribute
 
 #: Where an author declares facts: an attribute of the class or function.
 DECLARED = "check_facts"
@@ -140,4 +139,5 @@ def resolve(reference: str) -> Any:
     parts = reference.replace(":", ".", 1).split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise CommandError(f"{reference!r} is no optimizer: write module:Class, such as torch.optim:AdamW")
-    return import_optimizer(reference)[0]
+    module, _, attribute = reference.partition(":") if ":" in reference else reference.rpartition(".")
+    return import_attribute(f"{module}:{attribute}", "optimizer", "torch.optim:Adam", callable)[0]

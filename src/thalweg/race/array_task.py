@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,6 +12,10 @@ import numpy as np
 from thalweg.race.contestants import Contestant
 from thalweg.race.optimizers import make_for_arrays
 from thalweg.race.task import Array, Measure, Run, Task, Training, put_averages
+
+
+def no_batches(seed: int, batch_size: Any) -> Iterator[Any]:
+    return itertools.repeat(None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +36,8 @@ class ArrayTask(Task):
     gradients: Callable[[Any, Any], Mapping[str, Array]]
     #: The loss, or the loss and a score, of some parameters.
     evaluate: Callable[[Any], Any]
-    #: Batches, endlessly, for a seed and a batch size; None: there are none, and ``gradients`` gets None.
-    batches: Callable[[int, Any], Iterator[Any]] | None = None
+    #: Batches, endlessly, for a seed and a batch size; without them ``gradients`` gets None.
+    batches: Callable[[int, Any], Iterator[Any]] = no_batches
 
     functions: ClassVar[tuple[str, ...]] = ("init", "gradients", "evaluate", "batches")
 
@@ -52,13 +57,12 @@ class ArrayTask(Task):
 class ArrayTraining(Training):
     def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Any, run: Run) -> None:
         self.task, self.params, self.optimizer = task, params, optimizer
-        self.batches = None if task.batches is None else task.begin_batches(task.batches, run)
+        self.batches = task.begin_batches(task.batches, run)
 
     def step(self) -> None:
-        batch = None if self.batches is None else self.task.next_batch(self.batches)
         # a rate that is too large is part of any sweep: its overflows are recorded, not warned of
         with np.errstate(all="ignore"):
-            gradients = self.task.call("gradients", self.task.gradients, self.params, batch)
+            gradients = self.task.call("gradients", self.task.gradients, self.params, next(self.batches))
             self.task.call("step()", self.optimizer.step, self.params, gradients)
 
     def measure(self) -> Measure:

@@ -43,7 +43,13 @@ THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB
 @click.option("--steps", type=click.IntRange(1), help="Steps of each run.")
 @click.option("--seeds", type=click.IntRange(1), help="Repetitions at the best rates, from seeds 0, 1, ...")
 @click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or lamb,kron=0.003,0.01.")
-@click.option("--beyond", type=click.IntRange(0), help="Rates to add to everyone's while a best one is at an edge.")
+@click.option(
+    "--beyond",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="Rates to add to everyone's while a best one is at an edge.",
+)
 @click.option("--full", is_flag=True, help="Finish every run with every seed, also those that were stopped early.")
 @click.option(
     "--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="foreach is for tasks in torch."
@@ -69,16 +75,15 @@ def command(task: str, *, out: Path | None, as_json: bool, **asked: Any) -> None
     thalweg race mymodule:task                       your own problem
 
     Finished runs are kept in OUT/runs.jsonl: the same command continues a race that was stopped, and where all are
-    there it only draws them. OUT/index.html is the report, race.png and race.svg the curves.
+    there it only draws them. OUT/index.html is the report.
     """
     folder = out or (Path("report") if task == "digits" else Path("report", task.replace(":", ".")))
     if task in SMALL and "numpy" not in sys.modules:
         for library in THREADS:  # it has to be said before numpy is loaded
             os.environ.setdefault(library, "1")
-    need("cli", "rich", "matplotlib", "plotly")
+    need("cli", "rich", "plotly")
     from thalweg.race.contest import RECORDS, race
     from thalweg.race.page import write_report
-    from thalweg.race.pictures import draw_race
     from thalweg.race.terminal import results_table, show_progress
 
     named = {
@@ -103,17 +108,12 @@ def command(task: str, *, out: Path | None, as_json: bool, **asked: Any) -> None
         aside().print(f"Stopped. {kept}" if done else "Stopped before the first run was finished: nothing is kept.")
         raise
     page = write_report(summary, folder)
-    pictures = draw_race(summary, folder)
     if as_json:
         click.echo(json.dumps(summary))
         return
     printer = console()
     printer.print(results_table(summary))
-    printer.print(
-        f"\n{summary['verdict']}\n\nReport: {page}. Pictures: {', '.join(path.name for path in pictures)}.",
-        soft_wrap=True,
-        markup=False,
-    )
+    printer.print(f"\n{summary['verdict']}\n\nReport: {page}", soft_wrap=True, markup=False)
 
 
 def read_rates(texts: Sequence[str]) -> dict[str, list[float]]:

@@ -87,14 +87,11 @@ class Race:
                 )
 
     def rehearse(self) -> None:
-        """Take one step with everyone who may fail, or whose kernels are compiled then, before times are taken."""
-        seen = set()
-        for run in self.plan.waiting:
-            contestant = self.contestants[run.contestant]
-            is_doubtful = contestant.given or contestant.rule is None or (run.engine, run.device) != ("auto", "cpu")
-            if is_doubtful and run.contestant not in seen:
-                seen.add(run.contestant)
-                self.task.start(contestant, run).step()
+        """Take one step with everyone before times are taken: it may fail, and kernels are compiled then."""
+        first = {run.contestant: run for run in reversed(self.plan.waiting)}
+        for name in self.contestants:
+            if name in first:
+                self.task.start(self.contestants[name], first[name]).step()
 
 
 def describe_surroundings(device: str) -> dict[str, object]:
@@ -113,7 +110,7 @@ def race(
     steps: int | None = None,
     seeds: int | None = None,
     rates: Mapping[str, Sequence[float]] | None = None,
-    beyond: int | None = None,
+    beyond: int = 3,
     full: bool = False,
     engine: str = "auto",
     device: str = "cpu",
@@ -125,14 +122,15 @@ def race(
     optimizers: names, ``module:MyRule``, ``module:function``, import paths such as "torch.optim.Adam", rules or
     ``Contestant``; None takes every rule, and muon_adamw where torch is installed. against: import paths beside them.
     options: by contestant, or under "" for all that have them. rates: likewise, tried as they are instead of a grid.
-    beyond: how many more rates every contestant may try while the best of any is at an edge; None: as the task says.
+    beyond: how many more rates every contestant may try while the best of any is at an edge.
     full: finish every run, with every seed, also those that an earlier race stopped.
     folder: where runs are recorded and, if they are there already, taken from.
     """
     known = task if isinstance(task, Task) else find_task(task)
-    changes = {"steps": steps, "seeds": seeds, "widen": beyond, "halving": False if full else None}
-    known = replace(known, **{name: value for name, value in changes.items() if value is not None})
+    known = replace(known, steps=known.steps if steps is None else steps, seeds=known.seeds if seeds is None else seeds)
     known.check()
+    if not isinstance(beyond, int) or beyond < 0:
+        raise CommandError(f"beyond must be a whole number from 0 on, got {beyond!r}")
     contestants = enter_all([*(default_contestants() if optimizers is None else optimizers), *against])
     contestants = give_options(contestants, options or {})
     for owner, numbers in (rates or {}).items():
@@ -162,7 +160,7 @@ def race(
         for contestant in contestants
     }
     whose = [name for name, numbers in fixed.items() if numbers is not None]
-    search = Search(runs, grids, known.seeds, known.widen, not known.halving, whose)
+    search = Search(runs, grids, known.seeds, beyond, full, whose)
     return Race(known, contestants, search, None if folder is None else Path(folder), command)
 
 

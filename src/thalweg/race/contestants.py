@@ -12,7 +12,6 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 from thalweg.arrays import is_number
@@ -55,11 +54,8 @@ class Contestant:
     #: What ``make`` gets: the model, or a list of its parameters.
     takes: Literal["model", "params"] = "model"
     options: Mapping[str, Any] = field(default_factory=dict)
-    #: What the user asked for beside.
-    given: Mapping[str, Any] = field(default_factory=dict)
-    #: The options of what is no rule, and whether it takes no others.
-    known: Sequence[str] = ()
-    closed: bool = True
+    #: The options that it has; None: any.
+    known: Sequence[str] | None = None
     #: Whether it comes from another library.
     is_foreign: bool = False
     typical_lr: float = ANY_RATE
@@ -69,19 +65,11 @@ class Contestant:
     fingerprint: str = field(default="", repr=False)
 
     @property
-    def option_names(self) -> Sequence[str]:
-        return self.known if self.rule is None else (*option_names(self.rule), "variant")
-
-    @property
-    def all_options(self) -> dict[str, Any]:
-        return {**self.options, **self.given}
-
-    @property
     def grid(self) -> list[float]:
         return [float(lr) for lr in self.rates] or [float(f"{self.typical_lr * share:.2g}") for share in GRID]
 
     def __str__(self) -> str:
-        return f"{self.path or self.name}({write_options(self.all_options)})"
+        return f"{self.path or self.name}({write_options(self.options)})"
 
 
 def write_options(options: Mapping[str, Any]) -> str:
@@ -93,34 +81,19 @@ def typical_lr(rule: type[Rule]) -> float:
     return rule.typical_lr or rule.default_lr or ANY_RATE
 
 
-def equal_terms(usual: Mapping[str, Any]) -> dict[str, Any]:
+def equal_terms(defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The options that put everyone on equal terms, where they differ from the defaults."""
-    decay, momentum = usual.get("weight_decay"), usual.get("momentum")
+    decay, momentum = defaults.get("weight_decay"), defaults.get("momentum")
     options: dict[str, Any] = {"weight_decay": 0.0} if is_number(decay) and decay != 0 else {}
     return options | ({"momentum": 0.9} if is_number(momentum) and momentum == 0 else {})
 
 
 # ---- by name, or by import path
 
-
-def make_mixture(
-    name: str, model: Any, *, lr: float, engine: str, adamw_lr: float | None = None, **options: Any
-) -> Any:
-    """A mixture of the package, both of whose rules have the rate that is tried, unless AdamW's is given."""
-    make = getattr(importlib.import_module("thalweg.torch"), name)
-    return make(model, lr, adamw_lr=lr if adamw_lr is None else adamw_lr, engine=engine, **options)
-
-
-#: Muon is scaled so that a step is as long as AdamW's, since both have one rate.
-MIXTURES = {
-    name: Contestant(
-        name=name,
-        make=partial(make_mixture, name),
-        options={"weight_decay": 0.0, **options},
-        known=("adamw_lr", "weight_decay", "max_grad_norm"),
-        typical_lr=typical_lr(AdamW),
-    )
-    for name, options in (("muon_adamw", {"muon": {"scaling": "match_rms_adamw"}}), ("kron_adamw", {}))
+#: Mixtures of thalweg.torch, both of whose rules have the rate that is tried: Muon's steps are scaled to AdamW's.
+MIXTURES: Mapping[str, Mapping[str, Any]] = {
+    "muon_adamw": {"weight_decay": 0.0, "muon": {"scaling": "match_rms_adamw"}},
+    "kron_adamw": {"weight_decay": 0.0},
 }
 PACKAGED = (*RULES, *MIXTURES)
 
@@ -147,20 +120,21 @@ def enter(reference: Any) -> Contestant:
     """A contestant: a rule or mixture by name, ``module:MyRule``, ``module:function``, ``torch.optim.Adam``."""
     if isinstance(reference, Contestant):
         return reference
-    if isinstance(reference, str):
-        by_key = {name.lower(): name for name in PACKAGED}
-        name = by_key.get(reference.strip().lower())
-        if name is not None:
-            return MIXTURES[name] if name in MIXTURES else enter_rule(RULES[name])
-        if ":" not in reference and "." not in reference:
-            raise CommandError(
-                f"there is no optimizer {reference!r} (others go by import path, such as "
-                f"torch.optim.Adam): {suggest(reference, PACKAGED)}"
-            )
-        return import_contestant(reference.strip())
     if inspect.isclass(reference) and issubclass(reference, Rule):
         return enter_rule(reference)
-    raise CommandError(f"{reference!r} is no optimizer: {WANTED}")
+    if not isinstance(reference, str):
+        raise CommandError(f"{reference!r} is no optimizer: {WANTED}")
+    name = {name.lower(): name for name in PACKAGED}.get(reference.strip().lower())
+    if name is None and (":" in reference or "." in reference):
+        return import_contestant(reference.strip())
+    if name is None:
+        others = "others go by import path, such as torch.optim.Adam"
+        raise CommandError(f"there is no optimizer {reference!r} ({others}): {suggest(reference, PACKAGED)}")
+    if name in RULES:
+        return enter_rule(RULES[name])
+    mixture = import_contestant(f"thalweg.torch:{name}")
+    known = ("adamw_lr", "weight_decay", "max_grad_norm")
+    return replace(mixture, path=name, options=MIXTURES[name], known=known, fingerprint="")
 
 
 def enter_rule(rule: type[Rule]) -> Contestant:
@@ -175,6 +149,7 @@ def enter_rule(rule: type[Rule]) -> Contestant:
         path=rule.__name__ if is_packaged else f"{rule.__module__}.{rule.__qualname__}",
         rule=rule,
         options={**equal_terms(defaults(rule)), **(SETTINGS.get(rule.__name__, {}) if is_packaged else {})},
+        known=(*option_names(rule), "variant"),
         typical_lr=typical_lr(rule),
         fingerprint="" if is_packaged else digest_source(inspect.getmodule(rule)),
     )
@@ -189,35 +164,27 @@ def import_contestant(reference: str) -> Contestant:
         make, module = import_attribute(f"{module_name}:{attribute}", "optimizer", "torch.optim:Adam", callable)
     except CommandError as error:
         raise CommandError(f"{reference}: {error}") from error
-    if inspect.isclass(make) and issubclass(make, Rule):
+    is_class = inspect.isclass(make)
+    if is_class and issubclass(make, Rule):
         return enter_rule(make)
-    if not callable(make):
-        raise CommandError(f"{reference} is a {type(make).__name__}, not an optimizer: {WANTED}")
     need("torch", "torch")
-    torch: Any = importlib.import_module("torch")
-    if inspect.isclass(make) and not issubclass(make, torch.optim.Optimizer):
-        raise CommandError(f"{reference} is a class, but not an optimizer: {WANTED}")
-    try:
-        parameters = list(inspect.signature(make).parameters.values())
-    except (ValueError, TypeError):  # written in C
-        parameters = [inspect.Parameter("params", inspect.Parameter.VAR_KEYWORD)]
-    closed = not any(p.kind is p.VAR_KEYWORD for p in parameters)
+    optimizer = importlib.import_module("torch.optim").Optimizer
+    if not callable(make) or (is_class and not issubclass(make, optimizer)):
+        raise CommandError(f"{reference} is a {type(make).__name__}, and no optimizer: {WANTED}")
+    parameters = list(inspect.signature(make).parameters.values())
+    is_open = any(p.kind is p.VAR_KEYWORD for p in parameters)
     usual = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    if closed and "lr" not in usual:
+    if "lr" not in usual and not is_open:
         raise CommandError(f"{reference} takes no lr: {WANTED}")
-    of_params = inspect.isclass(make) or bool(parameters and parameters[0].name == "params")
     namesake = {name.lower(): rule for name, rule in RULES.items()}.get(attribute.lower(), AdamW)
     return Contestant(
         name=attribute,
         path=f"{module_name}.{attribute}",
         make=make,
-        takes="params" if of_params else "model",
-        options=equal_terms(usual) if inspect.isclass(make) else {},
-        known=[
-            name for name in (usual if of_params else list(usual)[1:]) if name not in (*RATE_NAMES, "params", "engine")
-        ],
-        closed=closed,
-        is_foreign=inspect.isclass(make),
+        takes="params" if is_class or next(iter(usual), "") == "params" else "model",
+        options=equal_terms(usual) if is_class else {},
+        known=None if is_open else [name for name in list(usual)[1:] if name not in RATE_NAMES],
+        is_foreign=is_class,
         typical_lr=typical_lr(namesake),
         fingerprint=digest(version_of(module).encode(), digest_source(module).encode()),
     )
@@ -250,56 +217,35 @@ def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[
             raise CommandError("the learning rate is not an option: say which rates to try, by rates= or --lr")
         if owner:
             own[find_contestant(owner, contestants).name].update(options)
-    everywhere = dict(asked.get("", {}))
-    entrants = []
-    for contestant in contestants:
-        for_all = {name: value for name, value in everywhere.items() if concerns(contestant, name, value)}
-        entrants.append(replace(contestant, given=validate_options(contestant, for_all, own[contestant.name])))
+    everywhere = asked.get("", {})
+    given = {each.name: validate_options(each, everywhere, own[each.name]) for each in contestants}
+    names = sorted({name for contestant in contestants for name in contestant.known or ()})
     for name, value in everywhere.items():
-        if not any(name in entrant.given for entrant in entrants):
-            refuse_for_all(contestants, name, value)
-    return entrants
-
-
-def concerns(contestant: Contestant, name: str, value: Any) -> bool:
-    """Whether an option for all is for this one."""
-    if contestant.rule is not None and name == "variant":
-        return value in contestant.rule.VARIANTS
-    return name in contestant.option_names and not differs_in_count(contestant, name, value)
-
-
-def differs_in_count(contestant: Contestant, name: str, value: Any) -> bool:
-    """Whether an option is of several numbers here, and not of as many: betas are two, or three."""
-    usual = None if contestant.rule is None else defaults(contestant.rule).get(name)
-    if not isinstance(usual, tuple) or not isinstance(value, tuple):
-        return False
-    return len(usual) != len(value) and all(map(is_number, (*usual, *value)))
-
-
-def refuse_for_all(contestants: Sequence[Contestant], name: str, value: Any) -> None:
-    """Say why an option that is for all has reached nobody."""
-    names = sorted({known for contestant in contestants for known in contestant.option_names})
-    if name not in names:
-        raise CommandError(f"no optimizer here has an option {name!r}: {suggest(name, names)}")
-    for contestant in contestants:
-        if differs_in_count(contestant, name, value):
-            validate_options(contestant, {}, {name: value})  # which says how many it takes
-    raise CommandError(f"the option {name}={value!r} has no effect on any optimizer here")
+        if name not in names:
+            raise CommandError(f"no optimizer here has an option {name!r}: {suggest(name, names)}")
+        if not any(name in options for options in given.values()):
+            raise CommandError(f"the option {name}={value!r} has no effect on any optimizer here")
+    return [replace(each, options={**each.options, **given[each.name]}) for each in contestants]
 
 
 def validate_options(contestant: Contestant, for_all: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """The options of one: an option of its own must have an effect, one for all is left out where it has none."""
+    rule, known = contestant.rule, contestant.known
+    variants = rule.VARIANTS if rule else {}
+    for_all = {
+        name: value
+        for name, value in for_all.items()
+        if (value in variants if name == "variant" else name in (known or ()))
+    }
     given = {**for_all, **own}
     try:
-        if contestant.rule is None:
-            if contestant.closed:
-                check_known(contestant.name, given, contestant.known)
-            return given
-        check_known(contestant.rule, given, contestant.option_names)
-        idle = make_settings(contestant.rule, {**contestant.options, **given}).base.rule.idle(1.0)
-        given = {name: value for name, value in given.items() if name in own or name not in idle}
-        settings = make_settings(contestant.rule, {**contestant.options, **given})
-        settings.validate_lr(1.0, unasked=contestant.options.keys() - given.keys())
+        if known is not None:
+            check_known(rule or contestant.name, given, known)
+        if rule is not None:
+            idle = make_settings(rule, {**contestant.options, **given}).base.rule.idle(1.0)
+            given = {name: value for name, value in given.items() if name in own or name not in idle}
+            settings = make_settings(rule, {**contestant.options, **given})
+            settings.validate_lr(1.0, unasked=contestant.options.keys() - given.keys())
     except OptionError as error:
         words = str(error)
         raise CommandError(words if words.startswith(contestant.name) else f"{contestant.name}: {words}") from None

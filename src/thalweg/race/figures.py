@@ -102,7 +102,7 @@ def draw_sweep(summary: Summary) -> Figure:
                 each, [lr for lr, _ in ended], [loss for _, loss in ended], "lines+markers",
                 line={"width": 2, "dash": each.dash},
                 marker={"size": [13 if ring else 6 for ring in chosen], "opacity": 1,
-                        "symbol": ["circle-dot" if ring else "circle" for ring in chosen]},
+                        "symbol": ["circle-open-dot" if ring else "circle" for ring in chosen]},
             )
         )  # fmt: skip
         early = [(lr, loss) for lr, loss, stopped in points if stopped is not None]

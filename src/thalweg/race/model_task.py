@@ -56,14 +56,14 @@ class ModelTraining(Training):
         self, task: ModelTask, model: Any, contestant: Contestant, optimizer: Any, run: Run, device: Device
     ) -> None:
         self.task, self.model, self.contestant, self.optimizer = task, model, contestant, optimizer
-        self.set_rate, self.last = follow_schedule(optimizer, task.schedule(run)), run.steps
+        self.set_rate, self.last = follow_schedule(optimizer, task, run), run.steps
         self.device, self.seed, self.steps = device, run.seed, 0
         self.batches, self.wait = task.begin_batches(task.batches, run), device.wait
 
     def step(self) -> None:
         self.steps += 1
         self.set_rate(self.steps)
-        batch = self.device.move(self.task.next_batch(self.batches))
+        batch = self.device.move(next(self.batches))
         with self.device.seed_torch(self.seed, self.steps):  # for dropout and the like
             self.compute_gradients(batch)
         self.step_optimizer()

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from thalweg.errors import CommandError
-from thalweg.race.contestants import Contestant, write_options
-from thalweg.race.task import Array, Run, Schedule, Task, blame
+from thalweg.race.contestants import Contestant
+from thalweg.race.task import Array, Run, Task, blame
+
+
+def name_in(task: Task, contestant: Contestant) -> str:
+    """A contestant and its task, as error messages name them."""
+    path = contestant.path or contestant.name
+    return f"task {task.name!r}, {contestant.name}{'' if contestant.name == path else f' ({path})'}"
 
 
 def make_for_model(contestant: Contestant, model: Any, task: Task, run: Run) -> Any:
     """An optimizer of torch for a model."""
     torch: Any = importlib.import_module("torch")
-    who, lr, options = name_in(task, contestant), run.lr, contestant.all_options
+    who, make, params = name_in(task, contestant), contestant.make, list(model.named_parameters())
+    engine = {} if run.engine == "auto" else {"engine": run.engine}
     if contestant.rule is not None:
-        with blame(who, "making it"):
-            make = importlib.import_module("thalweg.torch").optimizer(contestant.rule)
-            return make(model.named_parameters(), lr=lr, engine=run.engine, **options)
-    assert contestant.make is not None
-    call = f"{contestant.path or contestant.name}({contestant.takes}, lr={lr:g}, {write_options(options)})"
-    with blame(who, call.replace(", )", ")")):
-        is_of_model = contestant.takes == "model"
-        takes_engine = is_of_model and "engine" in inspect.signature(contestant.make).parameters
-        target = model if is_of_model else list(model.parameters())
-        made = contestant.make(target, lr=lr, **({"engine": run.engine} if takes_engine else {}), **options)
+        make, target = importlib.import_module("thalweg.torch").optimizer(contestant.rule), params
+    elif contestant.takes == "params":
+        target, engine = [p for _, p in params], {}
+    else:
+        target = model
+    assert make is not None
+    with blame(who, f"making it with lr={run.lr:g}"):
+        made = make(target, lr=run.lr, **engine, **contestant.options)
     if not isinstance(made, torch.optim.Optimizer):
         raise CommandError(f"{who}: it returned a {type(made).__name__}, and must return an optimizer of torch")
     if any("lr" not in group for group in made.param_groups):
@@ -42,23 +47,16 @@ def make_for_arrays(contestant: Contestant, params: Mapping[str, Array], task: T
         return ThroughTorch(contestant, params, task, run)
     with blame(name_in(task, contestant), "making it"):
         make = importlib.import_module("thalweg.numpy").optimizer(contestant.rule)
-        return make(lr=task.schedule(run), engine=run.engine, **contestant.all_options)
+        return make(lr=partial(task.rate_at, run), engine=run.engine, **contestant.options)
 
 
-def name_in(task: Task, contestant: Contestant) -> str:
-    """A contestant and its task, as error messages name them."""
-    path = contestant.path or contestant.name
-    who = contestant.name if contestant.name == path else f"{contestant.name} ({path})"
-    return f"task {task.name!r}, {who}"
-
-
-def follow_schedule(optimizer: Any, schedule: Schedule) -> Callable[[int], None]:
+def follow_schedule(optimizer: Any, task: Task, run: Run) -> Callable[[int], None]:
     """What sets the rates of an optimizer of torch for a step; groups with rates of their own keep their proportion."""
-    shares = [float(group["lr"]) / schedule.lr for group in optimizer.param_groups]
+    shares = [float(group["lr"]) / run.lr for group in optimizer.param_groups]
 
     def set_rate(step: int) -> None:
         for group, share in zip(optimizer.param_groups, shares, strict=True):
-            rate = schedule(step) * share
+            rate = task.rate_at(run, step) * share
             if hasattr(group["lr"], "fill_"):  # a tensor, which others may hold
                 group["lr"].fill_(rate)
             else:
@@ -73,12 +71,12 @@ class ThroughTorch:
     def __init__(self, contestant: Contestant, params: Mapping[str, Array], task: Task, run: Run) -> None:
         self.torch: Any = importlib.import_module("torch")
         self.who = name_in(task, contestant)
-        with blame(self.who, "a model of these arrays"):
-            self.model = self.make_model(params)
-        self.tensors = {name: self.model.get_parameter(name) for name in params}
-        self.optimizer = make_for_model(contestant, self.model, task, run)
-        self.set_rate, self.steps = follow_schedule(self.optimizer, task.schedule(run)), 0
-        self.engine = str(getattr(self.optimizer, "engine", "torch"))
+        with blame(self.who, "making a model of the arrays"):
+            model = self.make_model(params)
+        self.tensors = {name: model.get_parameter(str(name)) for name in params}
+        self.optimizer = make_for_model(contestant, model, task, run)
+        self.set_rate, self.steps = follow_schedule(self.optimizer, task, run), 0
+        self.engine = getattr(self.optimizer, "engine", "torch")
         if hasattr(self.optimizer, "averaged"):
             self.averaged = lambda params: self.optimizer.averaged()
 
@@ -100,13 +98,13 @@ class ThroughTorch:
     def step(self, params: Mapping[str, Array], gradients: Mapping[str, Array | None]) -> None:
         self.steps += 1
         self.set_rate(self.steps)
-        if unknown := [name for name in gradients if name not in self.tensors]:
-            raise CommandError(f"{self.who}: there is a gradient of {unknown[0]!r}, and no such parameter")
+        for name, gradient in gradients.items():
+            shape = tuple(self.tensors[name].shape) if name in self.tensors else None
+            if shape is None or (gradient is not None and gradient.shape != shape):
+                wanted = "there is no such parameter" if shape is None else f"the parameter has shape {shape}"
+                raise CommandError(f"{self.who}: the gradient of {name!r} does not fit: {wanted}")
         for name, p in self.tensors.items():
             gradient = gradients.get(name)
-            if gradient is not None and gradient.shape != params[name].shape:
-                shapes = f"{gradient.shape}, and the parameter {params[name].shape}"
-                raise CommandError(f"{self.who}: the gradient of {name!r} has shape {shapes}")
             p.grad = None if gradient is None else self.torch.as_tensor(gradient.copy(), dtype=p.dtype)
         with blame(self.who, "step()"):
             self.optimizer.step()

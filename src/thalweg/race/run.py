@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -141,24 +141,11 @@ def read_records(path: Path) -> tuple[dict[Run, Record], int]:
 def read_record(line: bytes) -> Record:
     """The record in a line; what else stands there is left out, and what is missing or no number raises."""
     content = json.loads(line)
-    result, where = content["result"], content["where"]
-
-    def numbers(values: Sequence[Any]) -> tuple[float | None, ...]:
-        return tuple(None if value is None else float(value) for value in values)
-
-    read = Result(
-        step=tuple(int(step) for step in result["step"]),
-        seconds=tuple(float(moment) for moment in result["seconds"]),
-        loss=numbers(result["loss"]),
-        score=None if result["score"] is None else numbers(result["score"]),
-        parameters=int(result["parameters"]),
-        state_bytes=int(result["state_bytes"]),
-        engine=str(result["engine"]),
-    )
-    lengths = {len(values) for values in (read.step, read.seconds, read.loss, read.score or read.loss)}
-    if lengths == {0} or len(lengths) > 1 or not isinstance(where, dict):
-        raise ValueError("its curves have no points, or not as many as its steps")
-    return Record(Run(**content["run"]), read, where)
+    values = {field.name: content["result"][field.name] for field in fields(Result)}
+    result = Result(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    for moment in zip(result.step, result.seconds, result.loss, result.score or result.loss, strict=True):
+        math.fsum(number for number in moment if number is not None)
+    return Record(Run(**content["run"]), result, dict(content["where"]))
 
 
 def append_record(path: Path, record: Record) -> None:

@@ -44,7 +44,6 @@ def summarize(race: Race) -> Summary:
             {"name": name, "foreign": contestant.is_foreign, "options": str(contestant)}
             for name, contestant in race.contestants.items()
         ],
-        "missing": len(plan.waiting) + plan.later,
         "search": describe_search(records, race.search.grids),
         "results": results,
     }

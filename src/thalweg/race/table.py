@@ -58,6 +58,6 @@ def write_cell(column: Column, result: Summary) -> str:
 def describe_conditions(summary: Summary) -> str:
     """What is the same for everyone, and how the search went."""
     return (
-        f"Each at the best of its learning rates, by final loss. {summary['search']} Nobody decays weights, and "
-        "momentum is 0.9 where a default is 0, unless an option says otherwise. Seconds: training alone, one run at a time."
+        f"Each at its best learning rate, by final loss. {summary['search']} Weights do not decay and momentum is "
+        "0.9 where a default is 0, unless an option says otherwise. Seconds: training alone, one run at a time."
     )

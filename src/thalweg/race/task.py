@@ -18,24 +18,6 @@ from thalweg.show.modules import describe_failure
 Array: TypeAlias = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """A learning rate by step, counted from 1: up to ``lr`` over a share of the steps, then down in a straight line.
-
-    It ends near 0, so that nobody is judged amid the noise of large steps.
-    """
-
-    lr: float
-    steps: int
-    warm_up: float = 0.0
-
-    def __call__(self, t: int) -> float:
-        rising = max(int(self.warm_up * self.steps), 1) if self.warm_up else 0
-        if t <= rising:
-            return self.lr * t / rising
-        return self.lr * (self.steps + 1 - t) / (self.steps + 1 - max(rising, 1))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """What makes a run this run and no other. Two runs that are equal have equal curves, seconds apart."""
@@ -105,10 +87,6 @@ class Task(ABC):
     best_score: Literal["most", "least"] = "most"
     #: The share of the steps over which the learning rate rises, before it falls in a straight line.
     warm_up: float = 0.0
-    #: Whether a learning rate that does badly may be stopped before its last step.
-    halving: bool = True
-    #: How many more rates every contestant may try while the best of any is at an edge.
-    widen: int = 3
     #: Changes when the task does, so that runs of another version are not taken for runs of this one.
     fingerprint: str = ""
     #: Fields that must be functions.
@@ -122,22 +100,17 @@ class Task(ABC):
         """Raise a CommandError for what cannot be right."""
         if not self.name or not isinstance(self.name, str):
             raise CommandError(f"a task needs a name, such as 'mine', got {self.name!r}")
-        for name, number in (("steps", self.steps), ("seeds", self.seeds), ("batch_size", self.batch_size or 1)):
-            if not isinstance(number, int) or number < 1:
-                raise self.error(f"{name} must be a whole number from 1 on, got {number!r}")
-        for name in self.functions:
-            may_miss = self.__dataclass_fields__[name].default is None
-            if not callable(getattr(self, name)) and not (may_miss and getattr(self, name) is None):
-                wanted = "a function or None" if may_miss else "a function"
-                raise self.error(f"{name} must be {wanted}, got {getattr(self, name)!r}")
-        if not isinstance(self.widen, int) or self.widen < 0:
-            raise self.error(f"widen must be a whole number from 0 on, got {self.widen!r}")
+        numbers = {"steps": self.steps, "seeds": self.seeds, "batch_size": self.batch_size or 1}
+        wanted = {name: "a whole number from 1 on" for name, n in numbers.items() if not isinstance(n, int) or n < 1}
+        wanted |= {name: "a function" for name in self.functions if not callable(getattr(self, name))}
         if not isinstance(self.warm_up, Real) or not 0 <= self.warm_up < 1:
-            raise self.error(f"warm_up must be a share of the steps below 1, got {self.warm_up!r}")
+            wanted["warm_up"] = "a share of the steps below 1"
         if self.best_score not in ("most", "least"):
-            raise self.error(f"best_score must be 'most' or 'least', got {self.best_score!r}")
+            wanted["best_score"] = "'most' or 'least'"
         if self.target is not None and not isinstance(self.target, Real):
-            raise self.error(f"target must be a number, a loss, got {self.target!r}")
+            wanted["target"] = "a number, a loss"
+        for name, words in wanted.items():
+            raise self.error(f"{name} must be {words}, got {getattr(self, name)!r}")
 
     def error(self, words: str) -> CommandError:
         return CommandError(f"task {self.name!r}: {words}")
@@ -147,24 +120,27 @@ class Task(ABC):
         with blame(f"task {self.name!r}", what):
             return function(*arguments)
 
-    def schedule(self, run: Run) -> Schedule:
-        return Schedule(run.lr, run.steps, self.warm_up)
+    def rate_at(self, run: Run, step: int) -> float:
+        """The learning rate of a step, counted from 1: up over a share of the steps, then down to almost 0.
+
+        So nobody is judged amid the noise of large steps.
+        """
+        rising = max(int(self.warm_up * run.steps), 1) if self.warm_up else 0
+        if step <= rising:
+            return run.lr * step / rising
+        return run.lr * (run.steps + 1 - step) / (run.steps + 1 - max(rising, 1))
 
     def begin_batches(self, batches: Callable[[int, Any], Any], run: Run) -> Iterator[Any]:
-        """The batches of a run, from the first on."""
+        """The batches of a run; too few of them are a mistake, not an end."""
         made = self.call("batches", batches, run.seed, run.batch_size)
         try:
-            return iter(made)
+            remaining = iter(made)
         except TypeError:
             raise self.error(f"batches must return something to iterate over, got {type(made).__name__}") from None
-
-    def next_batch(self, batches: Iterator[Any]) -> Any:
-        """The next batch; too few of them are a mistake, not an end."""
-        missing = object()
-        batch = self.call("batches", next, batches, missing)
-        if batch is missing:
-            raise self.error("batches must not end: start again after the last one")
-        return batch
+        end = object()
+        while (batch := self.call("batches", next, remaining, end)) is not end:
+            yield batch
+        raise self.error("batches must not end: start again after the last one")
 
     def read_measure(self, answer: Any) -> Measure:
         """What ``evaluate`` answered, checked: a loss, or a loss and a score."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,48 +23,33 @@ TRAIN_BYTES, TEST_BYTES = 400_000, 16_384
 
 
 def standard_library(size: int) -> Tensor:
-    """The first bytes of its modules in alphabetical order, and of those in packages where that is not enough."""
+    """The first bytes of its modules in alphabetical order."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    inner = (path for path in folder.glob("*/**/*.py") if "packages" not in path.relative_to(folder).parts[0])
     text = bytearray()
-    for path in itertools.chain(sorted(folder.glob("*.py")), sorted(inner)):
+    for path in sorted(folder.glob("*.py")):
         text += path.read_bytes()
         if len(text) >= size:
             break
     return torch.frombuffer(text[:size], dtype=torch.uint8)
 
 
-class Block(nn.Module):
-    """Attention, then two linear layers, each on normalised inputs and added to what came in."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        heads = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
-        x = x + self.project(attended.transpose(1, 2).reshape(batch, length, width))
-        out: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return out
-
-
 class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.symbols, self.places = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(LAYERS)))
+        look = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, **look) for _ in range(LAYERS))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, SYMBOLS)
         for embedding in (self.symbols, self.places):
             nn.init.normal_(embedding.weight, std=0.1)
 
     def forward(self, text: Tensor) -> Tensor:
-        x = self.symbols(text) + self.places.weight[: text.shape[1]]
-        logits: Tensor = self.head(self.norm(self.blocks(x)))
+        length = text.shape[1]
+        x = self.symbols(text) + self.places.weight[:length]
+        mask = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        for block in self.blocks:
+            x = block(x, src_mask=mask)
+        logits: Tensor = self.head(self.norm(x))
         return logits
 
 

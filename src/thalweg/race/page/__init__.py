@@ -37,13 +37,10 @@ def make_page(summary: Summary) -> str:
         "log": not below_zero(summary),
         "figures": {"loss": draw_losses(summary), "score": draw_scores(summary), "sweep": draw_sweep(summary)},
     }
-    missing = summary["missing"]
     return Template(read_part("page.html")).substitute(
         title=escape(summary["title"]),
         verdict=escape(summary["verdict"]),
         about=escape(summary["about"]),
-        missing=f"{count_words(missing, 'run is', 'runs are')} missing: this was drawn before the end.",
-        nothing_missing="" if missing else "hidden",
         style=f":root {{ {tints[0]}}}\n:root[data-theme=dark] {{ {tints[1]}}}\n" + read_part("page.css"),
         chips="".join(
             make_chip(place, who["name"], who["options"]) for place, who in enumerate(summary["contestants"])

@@ -42,6 +42,7 @@ function drawFigure(id, { data, layout }, shown, colours) {
     ...layout, shapes, xaxis: { ...axis, ...clock, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis },
     font: { family: tone("--type"), size: 14, color: tone("--ink") }, showlegend: false, margin: { l: 8, r: 14, t: 22, b: 8 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: tone("--quiet"), activecolor: tone("--ink") },
     hoverlabel: { bgcolor: tone("--paper"), bordercolor: tone("--strong"), font: { color: tone("--ink") } },
   };
   Plotly.react(id, traces, frame, { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "resetScale2d"]] });

@@ -1,19 +1,24 @@
-"""The picture of a race as PNG and SVG, drawn from the same series as the report."""
+"""A race as a picture, drawn by matplotlib from the same series as the report.
+
+python examples/draw_race.py [race.png [report]]
+
+The race is that of ``thalweg race`` on digits, and continues from the records of the folder. A name that ends with .svg
+gives an SVG.
+"""
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import matplotlib
+from matplotlib.figure import Figure
+
+from thalweg.race import race
 from thalweg.race.figures import Series, list_series
 from thalweg.race.summary import Summary, below_zero, in_percent
-from thalweg.show.extras import extra
-
-with extra("cli"):
-    import matplotlib
-    from matplotlib.figure import Figure
 
 DASHES = {"solid": "-", "dash": "--", "dashdot": "-."}
 #: Identical pictures are identical files, byte for byte.
@@ -21,8 +26,8 @@ REPEATABLE: Any = {"svg.hashsalt": "thalweg", "svg.fonttype": "none", "text.pars
 QUIET, FAINT = "#777777", "#e4e4e4"
 
 
-def draw_race(summary: Summary, folder: Path) -> list[Path]:
-    """Loss by step, and the final score if there is one, as ``race.png`` and ``race.svg``."""
+def draw_race(summary: Summary, path: str) -> None:
+    """Loss by step, and the final score if there is one."""
     series = [each for each in list_series(summary) if each.result["loss"] is not None]
     scored = [each for each in series if each.result["score"] is not None]
     with matplotlib.rc_context(REPEATABLE):
@@ -34,10 +39,7 @@ def draw_race(summary: Summary, folder: Path) -> list[Path]:
         if scored:
             draw_final_scores(places[0][1], scored, summary)
             entitle(places[0][1], summary["score_name"], "mark: mean; line: range of seeds")
-        paths = [folder / "race.png", folder / "race.svg"]
-        for path, metadata in zip(paths, ({"Software": None}, {"Date": None}), strict=True):
-            picture.savefig(path, metadata=metadata)
-    return paths
+        picture.savefig(path, metadata={"Date": None} if path.endswith(".svg") else {"Software": None})
 
 
 def entitle(axes: Any, title: str, note: str) -> None:
@@ -94,3 +96,11 @@ def draw_final_scores(axes: Any, series: Sequence[Series], summary: Summary) -> 
     axes.set_yticks(range(len(ranked)), [each.name for each in ranked])
     if in_percent(summary):
         axes.xaxis.set_major_formatter(lambda value, place: f"{100 * value:.3g}%")
+
+
+def main(path: str = "race.png", folder: str = "report") -> None:
+    draw_race(race("digits", folder=folder).run().summary, path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
