@@ -53,7 +53,7 @@ def entitle(axes: Any, title: str, note: str) -> None:
 def draw_curves(axes: Any, series: Sequence[Series], *, log: bool) -> None:
     """Curves in their bands, with names at their ends, moved apart where they would overlap."""
     for each in series:
-        curve, colour = each.curve, each.colours[0]
+        curve, colour = each.curve, each.colour
         axes.fill_between(curve["step"], curve["low"], curve["high"], color=colour, alpha=0.13, linewidth=0)
         axes.plot(curve["step"], curve["loss"], color=colour, linestyle=DASHES[each.dash], linewidth=2)
     axes.set(xlabel="steps", yscale="log" if log else "linear")
@@ -63,9 +63,9 @@ def draw_curves(axes: Any, series: Sequence[Series], *, log: bool) -> None:
     for each, height in zip(series, spread([height_of(each, axes, below) for each in series]), strict=True):
         words = f"{each.name}  lr {each.result['lr']:g}"
         end = (each.curve["step"][-1], each.curve["loss"][-1])
-        line = {"arrowstyle": "-", "color": each.colours[0], "linewidth": 0.8}
+        line = {"arrowstyle": "-", "color": each.colour, "linewidth": 0.8}
         place: Any = {"xytext": (1.03, height), "textcoords": "axes fraction", "va": "center", "fontweight": "bold"}
-        axes.annotate(words, end, color=each.colours[0], arrowprops=line, annotation_clip=False, **place)
+        axes.annotate(words, end, color=each.colour, arrowprops=line, annotation_clip=False, **place)
 
 
 def height_of(series: Series, axes: Any, below: Any) -> float:
@@ -90,7 +90,7 @@ def draw_final_scores(axes: Any, series: Sequence[Series], summary: Summary) -> 
     sign = 1 if summary["best_score"] == "most" else -1
     ranked = sorted(series, key=lambda each: sign * each.result["score"])
     for row, each in enumerate(ranked):
-        result, colour = each.result, each.colours[0]
+        result, colour = each.result, each.colour
         axes.plot([result["score_low"], result["score_high"]], [row, row], color=colour, alpha=0.4, linewidth=2)
         axes.plot(result["score"], row, "D" if each.dash == "dash" else "o", color=colour, markersize=8)
     axes.set_yticks(range(len(ranked)), [each.name for each in ranked])

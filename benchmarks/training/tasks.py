@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,8 @@ from torch.nn import functional as F
 from benchmarks.training import corpus
 from thalweg.errors import CommandError
 from thalweg.race.array_task import shuffle_batches
-from thalweg.race.model_task import ModelTask, ModelTraining
-from thalweg.race.task import Measure, put_averages
+from thalweg.race.model_task import ModelTask
+from thalweg.race.task import Measure
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 TEXTS = ("text", "text-plain", "text-124m")
@@ -64,28 +63,18 @@ class SuiteTask(ModelTask):
         self.captured[0].model.load_state_dict(model.state_dict())
         return self.captured[0].model
 
-    def training(self, *parts: Any) -> SuiteTraining:
-        return SuiteTraining(*parts)
-
-
-class SuiteTraining(ModelTraining):
-    task: SuiteTask
-
-    def compute_gradients(self, batch: Tensor) -> None:
-        if self.task.captured:
-            self.task.captured[0].run(batch)
+    def compute_gradients(self, model: nn.Module, batch: Tensor) -> None:
+        if self.captured:
+            self.captured[0].run(batch)
         else:
-            super().compute_gradients(batch)
+            super().compute_gradients(model, batch)
 
-    def measure(self) -> Measure:
+    def measure(self, model: nn.Module, *, is_over: bool) -> Measure:
         """Validation, of which a part chooses nothing and is enough on the way; test data only at the end."""
-        is_over = self.steps == self.last
-        self.model.eval()
-        with torch.no_grad(), mixed_precision(self.device.kind), put_averages(self.optimizer):
-            validation = self.task.score(self.model, "validation", not is_over)
-            test = self.task.score(self.model, "test", False) if is_over else math.nan
-        self.model.train()
-        return Measure(validation if self.task.best_score == "least" else 1 - validation, test)
+        with mixed_precision(next(model.parameters()).device.type):
+            validation = self.score(model, "validation", not is_over)
+            test = self.score(model, "test", False) if is_over else math.nan
+        return Measure(validation if self.best_score == "least" else 1 - validation, test)
 
 
 def mixed_precision(kind: str) -> torch.autocast:

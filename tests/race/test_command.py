@@ -68,7 +68,7 @@ def test_the_same_command_runs_nothing_twice_and_a_damaged_record_is_done_again(
     path.write_bytes(records[:-30])
     assert run(["race", *QUICK, "--json", *out]) == 0
     told = capsys.readouterr()
-    assert "1 line is no record in" in told.err
+    assert "that are no records, and skipped: 1." in told.err
     summary = json.loads(told.out)
     tried = {result["contestant"]: result["sweep"]["lr"] for result in summary["results"]}
     assert tried == {"SGD": [0.1, 0.2], "LAMB": [0.02]}
@@ -98,8 +98,8 @@ def test_optimizers_of_torch_and_options_are_in_the_table(tmp_path: Path, capsys
         (["--steps", "0"], 2, "0 is not in the range x>=1"),
         (["--nonsense"], 2, "nonsense"),
         (["--redraw"], 2, "No such option"),
-        (["--lr", "fast"], 1, "--lr must be a list of positive numbers, such as 0.01,0.1, got 'fast'"),
-        (["--lr", "0"], 1, "--lr must be a list of positive numbers"),
+        (["--lr", "fast"], 1, "--lr must be a list of numbers, such as 0.01,0.1, got 'fast'"),
+        (["--lr", "0"], 1, "rates of all optimizers must be positive numbers, got [0.0]"),
         (["--optimizers", "lamb", "--lr", "kron=0.1"], 1, "no optimizer 'kron' takes part: there are LAMB"),
         (["--lr", "krn=0.1"], 1, "no optimizer 'krn' takes part: did you mean 'Kron'?"),
         (["--lr", "=0.1"], 1, "nothing is left of ''"),

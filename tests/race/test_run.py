@@ -266,8 +266,9 @@ def test_gradients_are_clipped_together_if_the_task_says_so() -> None:
     torch = pytest.importorskip("torch")
     task = linear(max_grad_norm=1e-3)
     ready = race(task, optimizers=["SGD"], options={"": {"momentum": 0.0}}, rates={"": [0.5]})
-    training: Any = task.start(ready.contestants["SGD"], ready.search.runs["SGD"])
-    before = [p.detach().clone() for p in training.model.parameters()]
-    training.step()
-    moved = [(p.detach() - old).flatten() for p, old in zip(training.model.parameters(), before, strict=True)]
+    training = task.start(ready.contestants["SGD"], ready.search.runs["SGD"])
+    params = [p for group in training.optimizer.param_groups for p in group["params"]]
+    before = [p.detach().clone() for p in params]
+    training.step(1)
+    moved = [(p.detach() - old).flatten() for p, old in zip(params, before, strict=True)]
     assert float(torch.cat(moved).norm()) == pytest.approx(0.5e-3, rel=FLOAT32)

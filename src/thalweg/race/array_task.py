@@ -51,26 +51,19 @@ class ArrayTask(Task):
             if not isinstance(p, np.ndarray):
                 raise self.error(f"init must return arrays by name, and {name!r} is a {type(p).__name__}")
         params = {name: np.array(p) for name, p in params.items()}
-        return ArrayTraining(self, params, make_for_arrays(contestant, params, self, run), run)
+        optimizer, batches = make_for_arrays(contestant, params, self, run), self.begin_batches(self.batches, run)
 
+        def step(number: int) -> None:
+            # a rate that is too large is part of any sweep: its overflows are recorded, not warned of
+            with np.errstate(all="ignore"):
+                gradients = self.call("gradients", self.gradients, params, next(batches))
+                self.call("step()", optimizer.step, params, gradients)
 
-class ArrayTraining(Training):
-    def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Any, run: Run) -> None:
-        self.task, self.params, self.optimizer = task, params, optimizer
-        self.batches = task.begin_batches(task.batches, run)
+        def measure(number: int) -> Measure:
+            with np.errstate(all="ignore"), put_averages(optimizer, params):
+                return self.read_measure(self.call("evaluate", self.evaluate, params))
 
-    def step(self) -> None:
-        # a rate that is too large is part of any sweep: its overflows are recorded, not warned of
-        with np.errstate(all="ignore"):
-            gradients = self.task.call("gradients", self.task.gradients, self.params, next(self.batches))
-            self.task.call("step()", self.optimizer.step, self.params, gradients)
-
-    def measure(self) -> Measure:
-        with np.errstate(all="ignore"), put_averages(self.optimizer, self.params):
-            return self.task.read_measure(self.task.call("evaluate", self.task.evaluate, self.params))
-
-    def count_parameters(self) -> int:
-        return sum(p.size for p in self.params.values())
+        return Training(optimizer, step, measure, sum(p.size for p in params.values()))
 
 
 def shuffle_batches(count: int, seed: int, batch_size: int) -> Iterator[Array]:

@@ -19,47 +19,23 @@ with extra("cli"):
     import click
 
 ENGINES = ("auto", "reference", "foreach", "fused")
-#: Matrices as small as those of the package's tasks gain nothing from threads, which stall when others want the cores.
-SMALL = ("digits", "text")
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command("race")
 @click.argument("task", default="digits")
-@click.option(
-    "--optimizers",
-    metavar="LIST",
-    help="Race only these, separated by commas: rules, muon_adamw, kron_adamw, mymodule:MyRule, mymodule:function, "
-    "which makes an optimizer of a model, or any optimizer of torch, as torch.optim.Adam.",
-)
+@click.option("--optimizers", metavar="LIST", help="Race only these: rules, mixtures and import paths, with commas.")
 @click.option("--against", multiple=True, metavar="LIST", help="Race these too, as torch.optim.Adam; may be repeated.")
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Set an option for all that have it, or kron.NAME=VALUE for one; may be repeated.",
-)
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="For all, or kron.NAME=VALUE for one.")
 @click.option("--steps", type=click.IntRange(1), help="Steps of each run.")
 @click.option("--seeds", type=click.IntRange(1), help="Repetitions at the best rates, from seeds 0, 1, ...")
 @click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or lamb,kron=0.003,0.01.")
-@click.option(
-    "--beyond",
-    type=click.IntRange(0),
-    default=3,
-    show_default=True,
-    help="Rates to add to everyone's while a best one is at an edge.",
-)
+@click.option("--beyond", type=click.IntRange(0), default=3, help="Rates to add for all while a best is at an edge.")
 @click.option("--full", is_flag=True, help="Finish every run with every seed, also those that were stopped early.")
-@click.option(
-    "--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="foreach is for tasks in torch."
-)
-@click.option("--device", default="cpu", show_default=True, help="Device of tasks in torch: cpu, cuda, cuda:1.")
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the report.  [default: report; report/TASK if not digits]",
-)
+@click.option("--engine", type=click.Choice(ENGINES), default="auto", help="foreach is for tasks in torch.")
+@click.option("--device", default="cpu", help="Device of tasks in torch: cpu, cuda, cuda:1.")
+@click.option("--out", type=FOLDER, help="Folder of the report.  [default: report; report/TASK if not digits]")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
 def command(task: str, *, out: Path | None, as_json: bool, **asked: Any) -> None:
     """Race optimizers on a task: each gets the same steps, batches, seeds and number of learning rates.
@@ -75,11 +51,11 @@ def command(task: str, *, out: Path | None, as_json: bool, **asked: Any) -> None
     thalweg race mymodule:task                       your own problem
 
     Finished runs are kept in OUT/runs.jsonl: the same command continues a race that was stopped, and where all are
-    there it only draws them. OUT/index.html is the report.
+    there it only writes the report again, OUT/index.html.
     """
     folder = out or (Path("report") if task == "digits" else Path("report", task.replace(":", ".")))
-    if task in SMALL and "numpy" not in sys.modules:
-        for library in THREADS:  # it has to be said before numpy is loaded
+    if ":" not in task and "numpy" not in sys.modules:  # small matrices gain nothing from threads
+        for library in THREADS:
             os.environ.setdefault(library, "1")
     need("cli", "rich", "plotly")
     from thalweg.race.contest import RECORDS, race
@@ -94,8 +70,7 @@ def command(task: str, *, out: Path | None, as_json: bool, **asked: Any) -> None
     }
     ready = race(task, **{**asked, **named}, folder=folder, command=shlex.join(["thalweg", *sys.argv[1:]]))
     if ready.skipped:
-        lines = "1 line is" if ready.skipped == 1 else f"{ready.skipped} lines are"
-        aside().print(f"{lines} no record in {folder / RECORDS}, and skipped.", markup=False)
+        aside().print(f"Lines of {folder / RECORDS} that are no records, and skipped: {ready.skipped}.", markup=False)
     done, total = ready.progress
     if done:
         aside().print(f"{done} of {total} runs are recorded in {folder} already.", markup=False)
@@ -111,9 +86,8 @@ def command(task: str, *, out: Path | None, as_json: bool, **asked: Any) -> None
     if as_json:
         click.echo(json.dumps(summary))
         return
-    printer = console()
-    printer.print(results_table(summary))
-    printer.print(f"\n{summary['verdict']}\n\nReport: {page}", soft_wrap=True, markup=False)
+    console().print(results_table(summary))
+    console().print(f"\n{summary['verdict']}\n\nReport: {page}", soft_wrap=True, markup=False)
 
 
 def read_rates(texts: Sequence[str]) -> dict[str, list[float]]:
@@ -125,20 +99,13 @@ def read_rates(texts: Sequence[str]) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {}
     for text in texts:
         names, equals, values = text.rpartition("=")
-        numbers = [read_rate(value) for value in split_words(values, "--lr")]
+        try:
+            numbers = [float(word) for word in split_words(values, "--lr")]
+        except ValueError:
+            raise CommandError(f"--lr must be a list of numbers, such as 0.01,0.1, got {values!r}") from None
         for owner in split_words(names, "--lr") if equals else [""]:
             rates[owner] = sorted({*rates.get(owner, []), *numbers})
     return rates
-
-
-def read_rate(word: str) -> float:
-    try:
-        lr = float(word)
-    except ValueError:
-        lr = 0.0
-    if not 0 < lr < float("inf"):
-        raise CommandError(f"--lr must be a list of positive numbers, such as 0.01,0.1, got {word!r}")
-    return lr
 
 
 def read_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:

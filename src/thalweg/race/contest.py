@@ -5,11 +5,10 @@ from __future__ import annotations
 import datetime
 import importlib
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import thalweg
 from thalweg.errors import CommandError
@@ -27,8 +26,7 @@ TASKS = ("digits", "text")
 RECORDS = "runs.jsonl"
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A finished race."""
 
     records: Mapping[Run, Record]
@@ -64,7 +62,6 @@ class Race:
         on_run: Callable[[Run], None] = lambda run: None,
     ) -> Outcome:
         """Run what is waiting, one after another. Interrupted, it leaves every finished run recorded."""
-        self.check_folder()
         self.rehearse()
         while (now := self.plan).waiting:
             run = now.waiting[0]
@@ -77,21 +74,12 @@ class Race:
             on_run(run)
         return Outcome(self.records, summarize(self))
 
-    def check_folder(self) -> None:
-        """Find out now that nothing can be written there, and not when a run is finished."""
-        if self.path is not None:
-            folder = next(folder for folder in self.path.parents if folder.exists())
-            if not folder.is_dir() or not os.access(folder, os.W_OK):
-                raise CommandError(
-                    f"no report can be written into {self.path.parent}: {folder} is not a folder to write to"
-                )
-
     def rehearse(self) -> None:
         """Take one step with everyone before times are taken: it may fail, and kernels are compiled then."""
         first = {run.contestant: run for run in reversed(self.plan.waiting)}
         for name in self.contestants:
             if name in first:
-                self.task.start(self.contestants[name], first[name]).step()
+                self.task.start(self.contestants[name], first[name]).step(1)
 
 
 def describe_surroundings(device: str) -> dict[str, object]:
@@ -133,16 +121,12 @@ def race(
         raise CommandError(f"beyond must be a whole number from 0 on, got {beyond!r}")
     contestants = enter_all([*(default_contestants() if optimizers is None else optimizers), *against])
     contestants = give_options(contestants, options or {})
-    for owner, numbers in (rates or {}).items():
-        check_rates(owner, numbers)
-    by_name = {find_contestant(owner, contestants).name: numbers for owner, numbers in (rates or {}).items() if owner}
-    fixed = {contestant.name: by_name.get(contestant.name, (rates or {}).get("")) for contestant in contestants}
-    grids = {
-        contestant.name: contestant.grid
-        if fixed[contestant.name] is None
-        else sorted(map(float, fixed[contestant.name]))
-        for contestant in contestants
+    fixed = {
+        "" if not owner else find_contestant(owner, contestants).name: rate for owner, rate in (rates or {}).items()
     }
+    for owner, numbers in fixed.items():
+        check_rates(owner, numbers)
+    grids = {each.name: sorted(map(float, fixed.get(each.name, fixed.get("", each.rates)))) for each in contestants}
     runs = {
         contestant.name: Run(
             task=known.name,
@@ -159,8 +143,7 @@ def race(
         )
         for contestant in contestants
     }
-    whose = [name for name, numbers in fixed.items() if numbers is not None]
-    search = Search(runs, grids, known.seeds, beyond, full, whose)
+    search = Search(runs, grids, known.seeds, beyond, full, fixed=list(runs) if "" in fixed else list(fixed))
     return Race(known, contestants, search, None if folder is None else Path(folder), command)
 
 

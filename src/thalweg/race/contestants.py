@@ -15,14 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from thalweg.arrays import is_number
-from thalweg.errors import CommandError, OptionError, RuleError
-from thalweg.given import check_known
+from thalweg.errors import CommandError
 from thalweg.rules import RULES, AdamW, Rule
-from thalweg.settings import Settings, defaults, option_names
+from thalweg.settings import defaults, option_names
 from thalweg.show.arguments import suggest
 from thalweg.show.extras import need
 from thalweg.show.modules import digest, digest_source, import_attribute
-from thalweg.trial import check_rule
 
 #: A grid of rates around a typical one: half a decade apart.
 GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -58,15 +56,10 @@ class Contestant:
     known: Sequence[str] | None = None
     #: Whether it comes from another library.
     is_foreign: bool = False
-    typical_lr: float = ANY_RATE
-    #: Learning rates to try, instead of a grid around the typical one.
+    #: Learning rates to try.
     rates: Sequence[float] = ()
     #: Changes when the optimizer does, beside the version of thalweg.
     fingerprint: str = field(default="", repr=False)
-
-    @property
-    def grid(self) -> list[float]:
-        return [float(lr) for lr in self.rates] or [float(f"{self.typical_lr * share:.2g}") for share in GRID]
 
     def __str__(self) -> str:
         return f"{self.path or self.name}({write_options(self.options)})"
@@ -77,8 +70,10 @@ def write_options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
 
 
-def typical_lr(rule: type[Rule]) -> float:
-    return rule.typical_lr or rule.default_lr or ANY_RATE
+def grid_of(rule: type[Rule]) -> list[float]:
+    """Learning rates around a typical one."""
+    middle = rule.typical_lr or rule.default_lr or ANY_RATE
+    return [float(f"{middle * share:.2g}") for share in GRID]
 
 
 def equal_terms(defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,10 +134,6 @@ def enter(reference: Any) -> Contestant:
 
 def enter_rule(rule: type[Rule]) -> Contestant:
     """A rule, with a fingerprint of its source if it is the user's."""
-    try:
-        check_rule(rule)
-    except RuleError as error:
-        raise CommandError(f"{rule.__name__}: {error}") from None
     is_packaged = RULES.get(rule.__name__) is rule
     return Contestant(
         name=rule.__name__,
@@ -150,7 +141,7 @@ def enter_rule(rule: type[Rule]) -> Contestant:
         rule=rule,
         options={**equal_terms(defaults(rule)), **(SETTINGS.get(rule.__name__, {}) if is_packaged else {})},
         known=(*option_names(rule), "variant"),
-        typical_lr=typical_lr(rule),
+        rates=grid_of(rule),
         fingerprint="" if is_packaged else digest_source(inspect.getmodule(rule)),
     )
 
@@ -167,15 +158,12 @@ def import_contestant(reference: str) -> Contestant:
     is_class = inspect.isclass(make)
     if is_class and issubclass(make, Rule):
         return enter_rule(make)
-    need("torch", "torch")
-    optimizer = importlib.import_module("torch.optim").Optimizer
-    if not callable(make) or (is_class and not issubclass(make, optimizer)):
+    if not callable(make):
         raise CommandError(f"{reference} is a {type(make).__name__}, and no optimizer: {WANTED}")
     parameters = list(inspect.signature(make).parameters.values())
     is_open = any(p.kind is p.VAR_KEYWORD for p in parameters)
     usual = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    if "lr" not in usual and not is_open:
-        raise CommandError(f"{reference} takes no lr: {WANTED}")
+    package = importlib.import_module(module.__name__.partition(".")[0])
     namesake = {name.lower(): rule for name, rule in RULES.items()}.get(attribute.lower(), AdamW)
     return Contestant(
         name=attribute,
@@ -185,14 +173,9 @@ def import_contestant(reference: str) -> Contestant:
         options=equal_terms(usual) if is_class else {},
         known=None if is_open else [name for name in list(usual)[1:] if name not in RATE_NAMES],
         is_foreign=is_class,
-        typical_lr=typical_lr(namesake),
-        fingerprint=digest(version_of(module).encode(), digest_source(module).encode()),
+        rates=grid_of(namesake),
+        fingerprint=digest(str(getattr(package, "__version__", "")).encode(), digest_source(module).encode()),
     )
-
-
-def version_of(module: Any) -> str:
-    package = importlib.import_module(module.__name__.partition(".")[0])
-    return str(getattr(package, "__version__", ""))
 
 
 # ---- options that the user asks for
@@ -208,50 +191,24 @@ def find_contestant(word: str, contestants: Sequence[Contestant]) -> Contestant:
 
 
 def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[str, Any]]) -> list[Contestant]:
-    """Everyone with the options that the user asks for. asked: by contestant; under "" those for all that have them."""
-    own: dict[str, dict[str, Any]] = {contestant.name: {} for contestant in contestants}
-    for owner, options in asked.items():
+    """Everyone with the options that the user asks for. asked: by contestant; under "" those for all that have them.
+
+    Whether a value can be, optimizers say when they are made.
+    """
+    names = sorted({name for contestant in contestants for name in contestant.known or ()})
+    given: dict[str, dict[str, Any]] = {contestant.name: {} for contestant in contestants}
+    for owner, options in sorted(asked.items()):  # those for all come first, and those for one win
         if not isinstance(options, Mapping):
             raise CommandError(f"options of {owner or 'all optimizers'} must be a dict, got {options!r}")
-        if any(name in RATE_NAMES for name in options):
-            raise CommandError("the learning rate is not an option: say which rates to try, by rates= or --lr")
-        if owner:
-            own[find_contestant(owner, contestants).name].update(options)
-    everywhere = asked.get("", {})
-    given = {each.name: validate_options(each, everywhere, own[each.name]) for each in contestants}
-    names = sorted({name for contestant in contestants for name in contestant.known or ()})
-    for name, value in everywhere.items():
-        if name not in names:
-            raise CommandError(f"no optimizer here has an option {name!r}: {suggest(name, names)}")
-        if not any(name in options for options in given.values()):
-            raise CommandError(f"the option {name}={value!r} has no effect on any optimizer here")
+        for name in options:
+            if name in RATE_NAMES:
+                raise CommandError("the learning rate is not an option: say which rates to try, by rates= or --lr")
+            if not owner and name not in names:
+                raise CommandError(f"no optimizer here has an option {name!r}: {suggest(name, names)}")
+        for contestant in [find_contestant(owner, contestants)] if owner else contestants:
+            has = set(options) if owner else set(contestant.known or ())
+            variants = contestant.rule.VARIANTS if contestant.rule else ()
+            if not owner and options.get("variant") not in variants:
+                has.discard("variant")
+            given[contestant.name] |= {name: value for name, value in options.items() if name in has}
     return [replace(each, options={**each.options, **given[each.name]}) for each in contestants]
-
-
-def validate_options(contestant: Contestant, for_all: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of one: an option of its own must have an effect, one for all is left out where it has none."""
-    rule, known = contestant.rule, contestant.known
-    variants = rule.VARIANTS if rule else {}
-    for_all = {
-        name: value
-        for name, value in for_all.items()
-        if (value in variants if name == "variant" else name in (known or ()))
-    }
-    given = {**for_all, **own}
-    try:
-        if known is not None:
-            check_known(rule or contestant.name, given, known)
-        if rule is not None:
-            idle = make_settings(rule, {**contestant.options, **given}).base.rule.idle(1.0)
-            given = {name: value for name, value in given.items() if name in own or name not in idle}
-            settings = make_settings(rule, {**contestant.options, **given})
-            settings.validate_lr(1.0, unasked=contestant.options.keys() - given.keys())
-    except OptionError as error:
-        words = str(error)
-        raise CommandError(words if words.startswith(contestant.name) else f"{contestant.name}: {words}") from None
-    return given
-
-
-def make_settings(rule: type[Rule], options: dict[str, Any]) -> Settings:
-    variant = options.pop("variant", None)
-    return Settings(rule, options, variant)

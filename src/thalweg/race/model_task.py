@@ -39,62 +39,43 @@ class ModelTask(Task):
             raise self.error(f"model must return a torch.nn.Module, got {type(model).__name__}")
         model = self.place_model(model.to(device.name))
         optimizer = make_for_model(contestant, model, self, run)
-        return self.training(self, model, contestant, optimizer, run, device)
+        set_rate, batches = follow_schedule(optimizer, self, run), self.begin_batches(self.batches, run)
+
+        def step(number: int) -> None:
+            set_rate(number)
+            batch = device.move(next(batches))
+            with device.seed_torch(run.seed, number):  # for dropout and the like
+                self.compute_gradients(model, batch)
+            if self.max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
+            with blame(name_in(self, contestant), "step()"):
+                optimizer.step()
+
+        def measure(number: int) -> Measure:
+            training = model.training
+            model.eval()
+            with torch.no_grad(), put_averages(optimizer):
+                measured = self.measure(model, is_over=number == run.steps)
+            model.train(training)
+            return measured
+
+        return Training(optimizer, step, measure, sum(p.numel() for p in model.parameters()), device.wait)
+
+    # ---- what a task may do otherwise
 
     def place_model(self, model: Any) -> Any:
         """The model that is trained: the one given, or another with its weights."""
         return model
 
-    def training(self, *parts: Any) -> ModelTraining:
-        return ModelTraining(*parts)
-
-
-class ModelTraining(Training):
-    """A training of a model. What a task trains otherwise, its own subclass says."""
-
-    def __init__(
-        self, task: ModelTask, model: Any, contestant: Contestant, optimizer: Any, run: Run, device: Device
-    ) -> None:
-        self.task, self.model, self.contestant, self.optimizer = task, model, contestant, optimizer
-        self.set_rate, self.last = follow_schedule(optimizer, task, run), run.steps
-        self.device, self.seed, self.steps = device, run.seed, 0
-        self.batches, self.wait = task.begin_batches(task.batches, run), device.wait
-
-    def step(self) -> None:
-        self.steps += 1
-        self.set_rate(self.steps)
-        batch = self.device.move(next(self.batches))
-        with self.device.seed_torch(self.seed, self.steps):  # for dropout and the like
-            self.compute_gradients(batch)
-        self.step_optimizer()
-
-    def compute_gradients(self, batch: Any) -> None:
+    def compute_gradients(self, model: Any, batch: Any) -> None:
         import torch
 
-        self.optimizer.zero_grad()
-        loss = self.task.call("loss", self.task.loss, self.model, batch)
+        model.zero_grad()
+        loss = self.call("loss", self.loss, model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise self.task.error(f"loss must return a tensor with one element, got {got}")
-        self.task.call("the backward pass of loss", loss.backward)
+            raise self.error(f"loss must return a tensor with one element, got {got}")
+        self.call("the backward pass of loss", loss.backward)
 
-    def step_optimizer(self) -> None:
-        import torch
-
-        if self.task.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.max_grad_norm)
-        with blame(name_in(self.task, self.contestant), "step()"):
-            self.optimizer.step()
-
-    def measure(self) -> Measure:
-        import torch
-
-        training = self.model.training
-        self.model.eval()
-        with torch.no_grad(), put_averages(self.optimizer):
-            measure = self.task.read_measure(self.task.call("evaluate", self.task.evaluate, self.model))
-        self.model.train(training)
-        return measure
-
-    def count_parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
+    def measure(self, model: Any, *, is_over: bool) -> Measure:
+        return self.read_measure(self.call("evaluate", self.evaluate, model))

@@ -98,11 +98,8 @@ class ThroughTorch:
     def step(self, params: Mapping[str, Array], gradients: Mapping[str, Array | None]) -> None:
         self.steps += 1
         self.set_rate(self.steps)
-        for name, gradient in gradients.items():
-            shape = tuple(self.tensors[name].shape) if name in self.tensors else None
-            if shape is None or (gradient is not None and gradient.shape != shape):
-                wanted = "there is no such parameter" if shape is None else f"the parameter has shape {shape}"
-                raise CommandError(f"{self.who}: the gradient of {name!r} does not fit: {wanted}")
+        if unknown := gradients.keys() - self.tensors.keys():
+            raise CommandError(f"{self.who}: there is a gradient of {unknown}, and no such parameter")
         for name, p in self.tensors.items():
             gradient = gradients.get(name)
             p.grad = None if gradient is None else self.torch.as_tensor(gradient.copy(), dtype=p.dtype)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Measure, Run, Task
+from thalweg.race.task import Measure, Run, Task, find_arrays
 from thalweg.show.arguments import check_file
 
 #: A loss that is so many times the first one is as good as infinite.
@@ -62,18 +62,18 @@ def execute(
     """Train once. A run that diverges has a record of full length; one that is hopeless ends there."""
     training = task.start(contestant, run)
     times, seconds = measuring_times(run.steps), [0.0]
-    measures = [training.measure()]
+    measures = [training.measure(0)]
     if not math.isfinite(measures[0].loss):
         raise task.error(f"the loss before the first step is {measures[0].loss}: it must be finite")
     for before, until in itertools.pairwise(times):
         spent = 0.0
         if is_going(measures):
             start = time.perf_counter()
-            for _ in range(before, until):
-                training.step()
+            for step in range(before, until):
+                training.step(step + 1)
             training.wait()
             spent = time.perf_counter() - start
-            measures.append(training.measure())
+            measures.append(training.measure(until))
         else:
             measures.append(measures[-1])
         seconds.append(seconds[-1] + spent)
@@ -88,9 +88,9 @@ def execute(
         seconds=tuple(seconds),
         loss=tuple(finite(m.loss) if fine else None for m, fine in zip(measures, alive, strict=True)),
         score=None if measures[0].score is None else scores,
-        parameters=training.count_parameters(),
-        state_bytes=training.count_state_bytes(),
-        engine=training.engine(),
+        parameters=training.parameters,
+        state_bytes=sum(array.nbytes for array in find_arrays(training.optimizer.state)),
+        engine=str(getattr(training.optimizer, "engine", "torch")),
     )
 
 

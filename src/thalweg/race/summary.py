@@ -117,12 +117,8 @@ def average(results: Sequence[Result]) -> Summary:
 
 def mean(values: Iterable[float | None]) -> float | None:
     """None if any of them is: a run that diverged spoils the mean, and must."""
-    numbers: list[float] = []
-    for value in values:
-        if value is None:
-            return None
-        numbers.append(value)
-    return math.fsum(numbers) / len(numbers)
+    known = list(values)
+    return None if None in known else math.fsum(known) / len(known)  # type: ignore[arg-type]
 
 
 def least(values: Losses) -> float | None:
@@ -164,9 +160,8 @@ def describe_search(records: Sequence[Record], grids: Mapping[str, Sequence[floa
     edges = [
         result["contestant"]
         for result in list_results(records, None)
-        if result["loss"] is not None
-        and len(result["sweep"]["lr"]) > 1
-        and result["lr"] in (result["sweep"]["lr"][0], result["sweep"]["lr"][-1])
+        if result["loss"] is not None and result["lr"] in (result["sweep"]["lr"][0], result["sweep"]["lr"][-1])
+        if len(result["sweep"]["lr"]) > 1
     ]
     return words + (f" At the edge of its rates: {', '.join(edges)}." if edges else "")
 
@@ -182,7 +177,7 @@ def verdict(summary: Summary) -> str:
     if not others:
         return f"{best['contestant']} ran alone: {ended}."
     second = others[0]
-    behind = f"{compare_losses(best['loss'], second['loss'])} {second['contestant']} with {describe_loss(second)}"
+    behind = f"{second['contestant']} with {describe_loss(second)}"
     if best["seeds"] == 1 or second["seeds"] == 1:
         return f"{best['contestant']} leads, in the one seed that ran: {ended}, {behind}."
     if best["loss_high"] < second["loss_low"]:
@@ -195,16 +190,3 @@ def describe_loss(result: Summary) -> str:
         return f"{result['loss']:.3g}"
     seeds = count_words(result["seeds"], "seed")
     return f"{result['loss']:.3g} ({result['loss_low']:.3g} to {result['loss_high']:.3g} over {seeds})"
-
-
-def compare_losses(loss: float, other: float) -> str:
-    """
-    >>> compare_losses(0.6, 0.8), compare_losses(0.799, 0.8), compare_losses(0.02, 0.8), compare_losses(-0.5, 0.25)
-    ('25% below', 'less than 1% below', '40 times less than', '0.75 below')
-    """
-    if loss <= 0:
-        return f"{other - loss:.3g} below"
-    if loss < 0.1 * other:
-        return f"{other / loss:,.3g} times less than"
-    share = 1 - loss / other
-    return f"{share:.0%} below" if share >= 0.01 else "less than 1% below"

@@ -43,28 +43,18 @@ class Measure(NamedTuple):
     score: float | None = None
 
 
-class Training(ABC):
+@dataclass(frozen=True)
+class Training:
     """One model that is trained by one optimizer."""
 
     optimizer: Any
+    #: Takes a batch, computes its gradients and steps, for the number of the step from 1 on.
+    step: Callable[[int], None]
+    #: How well the model does after so many steps.
+    measure: Callable[[int], Measure]
+    parameters: int
     #: Returns when all that was queued on a device is done.
-    wait: Callable[[], None] = staticmethod(lambda: None)
-
-    @abstractmethod
-    def step(self) -> None:
-        """Take a batch, compute its gradients, step."""
-
-    @abstractmethod
-    def measure(self) -> Measure: ...
-
-    @abstractmethod
-    def count_parameters(self) -> int: ...
-
-    def count_state_bytes(self) -> int:
-        return sum(entry.nbytes for entry in find_arrays(self.optimizer.state))
-
-    def engine(self) -> str:
-        return str(getattr(self.optimizer, "engine", "torch"))
+    wait: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from thalweg.race.run import Watch, measuring_times
@@ -24,24 +23,10 @@ with extra("cli"):
     from rich.table import Table
     from rich.text import Text
 
-#: Seconds between lines where standard error is no terminal.
-PAUSE = 30.0
-
 
 @contextmanager
 def show_progress(console: Console, race: Race) -> Iterator[tuple[Watch, Callable[[Run], None]]]:
-    """A bar of all runs, or without a terminal a line now and then; gives what moves it: for ``Race.run``."""
-    last = monotonic()
-
-    def say(run: Run, step: int, loss: float | None) -> None:
-        nonlocal last
-        if monotonic() - last >= PAUSE:
-            last, (done, total) = monotonic(), race.progress
-            console.print(f"{done} of {total} runs are done; now {run.contestant}, lr {run.lr:g}, seed {run.seed}.")
-
-    if not console.is_terminal:
-        yield say, lambda run: None
-        return
+    """A bar of all runs, and what moves it: the two functions that ``Race.run`` takes."""
     now = TextColumn("{task.description}")
     with Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), now, console=console) as bars:
         done, total = race.progress

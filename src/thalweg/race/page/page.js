@@ -28,7 +28,7 @@ function drawFigure(id, { data, layout }, shown, colours) {
     const lines = { ...trace.line, color: colour };
     const marks = { ...trace.marker, color: colour, line: { color: colour, width: 1.5 } };
     const more = { visible: shown.has(trace.meta.contestant), line: lines, marker: marks, fillcolor: `${colour}26` };
-    return { ...trace, ...more, x: trace.meta[view.clock] ?? trace.x };
+    return { ...trace, ...more, x: trace.meta[view.clock] ?? trace.x }; // by steps, by seconds, or by rate
   });
   const axis = {
     gridcolor: tone("--faint"), linecolor: tone("--strong"), showline: true, zeroline: false, automargin: true,
@@ -48,20 +48,7 @@ function drawFigure(id, { data, layout }, shown, colours) {
   Plotly.react(id, traces, frame, { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "resetScale2d"]] });
 }
 
-/** In the order of a column, what is missing last; once more turns the order around. */
-function sortBy(head) {
-  const place = head.cellIndex;
-  const first = head.querySelector("button").dataset.best === "most" ? "descending" : "ascending";
-  const order = head.ariaSort === "ascending" ? "descending" : head.ariaSort === "descending" ? "ascending" : first;
-  for (const other of head.parentElement.cells) other.ariaSort = other === head ? order : null;
-  const value = (row) => row.cells[place].dataset.value;
-  const compare = (a, b) => (Number.isNaN(Number(a)) ? a.localeCompare(b) : a - b) * (order === "ascending" ? 1 : -1);
-  rows.sort((a, b) => (value(a) === "") - (value(b) === "") || compare(value(a), value(b)));
-  document.querySelector("tbody").append(...rows);
-}
-
 for (const chip of chips) chip.addEventListener("click", () => { press(chip, !isShown(chip)); draw(); });
-for (const head of document.querySelectorAll("thead th")) head.addEventListener("click", () => sortBy(head));
 document.getElementById("dark").addEventListener("click", () => { view.dark = !view.dark; draw(); });
 document.getElementById("log").addEventListener("click", () => { view.log = !view.log; draw(); });
 document.getElementById("seconds").addEventListener("click", () => {
