@@ -22,7 +22,7 @@ from thalweg.race.summary import Summary, below_zero, in_percent
 
 DASHES = {"solid": "-", "dash": "--", "dashdot": "-."}
 #: Identical pictures are identical files, byte for byte.
-REPEATABLE: Any = {"svg.hashsalt": "thalweg", "svg.fonttype": "none", "text.parse_math": False}
+REPEATABLE: Any = {"svg.hashsalt": "thalweg", "svg.fonttype": "none"}
 QUIET, FAINT = "#777777", "#e4e4e4"
 
 
@@ -38,7 +38,7 @@ def draw_race(summary: Summary, path: str) -> None:
         entitle(places[0][0], summary["loss_name"], f"each at its best learning rate; {seeds}")
         if scored:
             draw_final_scores(places[0][1], scored, summary)
-            entitle(places[0][1], summary["score_name"], "mark: mean; line: range of seeds")
+            entitle(places[0][1], summary["score_name"], "mean and range of seeds")
         picture.savefig(path, metadata={"Date": None} if path.endswith(".svg") else {"Software": None})
 
 
@@ -63,7 +63,7 @@ def draw_curves(axes: Any, series: Sequence[Series], *, log: bool) -> None:
     for each, height in zip(series, spread([height_of(each, axes, below) for each in series]), strict=True):
         words = f"{each.name}  lr {each.result['lr']:g}"
         end = (each.curve["step"][-1], each.curve["loss"][-1])
-        line = {"arrowstyle": "-", "color": each.colour, "linewidth": 0.8}
+        line = {"arrowstyle": "-", "color": each.colour, "linewidth": 0.8, "relpos": (0, 0.5)}
         place: Any = {"xytext": (1.03, height), "textcoords": "axes fraction", "va": "center", "fontweight": "bold"}
         axes.annotate(words, end, color=each.colour, arrowprops=line, annotation_clip=False, **place)
 

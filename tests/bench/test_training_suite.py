@@ -230,8 +230,9 @@ def test_a_run_that_is_stopped_says_how_to_go_on(
 )
 def test_a_contestant_can_be_made_and_is_known_again(name: str) -> None:
     package = contestants.CONTESTANTS[name].package
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+    for needed in (package, *(["torchvision"] if package == "timm" else [])):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed")
     task = line_task("line", None, tiny=True)
     first, second = (contestants.enter(name, task) for _ in range(2))
     assert str(first) == str(second)

@@ -26,9 +26,10 @@ with extra("cli"):
 
 @contextmanager
 def show_progress(console: Console, race: Race) -> Iterator[tuple[Watch, Callable[[Run], None]]]:
-    """A bar of all runs, and what moves it: the two functions that ``Race.run`` takes."""
+    """A bar of all runs, on a terminal, and what moves it: the two functions that ``Race.run`` takes."""
     now = TextColumn("{task.description}")
-    with Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), now, console=console) as bars:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), now)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         done, total = race.progress
         bar = bars.add_task("", completed=done, total=total)
 
