@@ -1,7 +1,7 @@
 # make race: all optimizers on handwritten digits, with a table, pictures and a report.
 # make test: what a change can break, in about ten minutes on two cores. make test-fast: most of it, in two.
-# make docs: the docs as a site, in build/site. make fuzz: files that lie, for five minutes.
-# make test-all: every combination and every environment. make release-checks: that, and all about the released package.
+# make docs: the docs as a site, in build/site. make test-all: every combination and every environment.
+# make release-checks: that, and all about the released package.
 # Each target installs what it needs into .venv; a second call finds it there.
 
 PYTHON ?= python3
@@ -17,7 +17,7 @@ NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt \
 	$(wildcard src/thalweg/kernels/cpu/native/* src/thalweg/kernels/cpu/*.py src/thalweg/programs/*.py src/thalweg/rules/*.py)
 EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake=true) --editable
 
-.PHONY: race test test-fast test-all test-environments test-integrations wheel wheels sanitize release-checks docs fuzz format clean
+.PHONY: race test test-fast test-all test-environments test-integrations wheel sanitize release-checks docs format clean
 
 # What is installed for tests serves the race too. Else a core of few options is built, for this machine alone.
 race: $(if $(wildcard .venv/ready-to-test),.venv/ready-to-test,.venv/ready-to-race)
@@ -41,30 +41,33 @@ test-environments: .venv/ready-to-test
 
 # Adapters and recipes beside the real packages of trainers: transformers, accelerate, lightning, timm, ...
 test-integrations: .venv/ready-to-test
-	$(BIN)/python tools/integrations.py
+	$(BIN)/python tools/environments.py integrations
 
-# The wheel of this tree: what is in it, and that it works.
+# The sdist and the wheel of this tree: what is in them, and that they work, with a compiler and without.
 wheel: .venv/ready-to-test
-	$(BIN)/python tools/wheels.py --tree
-
-# The sdist and the wheels: what is in them, and that they work, with a compiler and without.
-wheels: .venv/ready-to-test
 	$(BIN)/python tools/wheels.py
 
-# The tests of the native core under the address and undefined-behaviour sanitizers.
+# The tests of the native core under GCC's address and undefined-behaviour sanitizers. They must be in the process before
+# Python is, and the address sanitizer looks for exceptions of libstdc++ when it starts. Python itself does not free
+# everything at exit, and its allocator would hand out parts of blocks whose ends no sanitizer sees.
+SANITIZED := build/sanitize/core/_core.so
+SANITIZE := --config-setting=wheel.cmake=true --config-setting=install.strip=false \
+	--config-setting=build-dir=build/sanitize/core --config-setting=cmake.build-type=Debug \
+	"--config-setting=cmake.define.CMAKE_CXX_FLAGS_DEBUG=-fsanitize=address,undefined -fno-sanitize-recover=all -O1 -g"
+UNDER = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 THALWEG_CPU_LIBRARY=$(SANITIZED) $(BIN)/python
 sanitize: .venv/ready-to-test
-	$(BIN)/python tools/sanitize.py
-
-# Files that lie, given to all that reads files, for so many seconds.
-SECONDS ?= 300
-fuzz: .venv/ready-to-test
-	$(BIN)/python tools/fuzz.py $(SECONDS)
+	CXX=$(CXX) $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/sanitize $(SANITIZE) .
+	nm --dynamic --undefined-only $(SANITIZED) | grep --quiet __asan_report
+	$(UNDER) -c "from thalweg.kernels.cpu import library; library.load()"
+	$(UNDER) -m pytest --quiet --capture=sys -p no:cacheprovider tests/kernels
 
 # The docs as a site, in build/site. A broken link is an error.
 docs: .envs/docs/ready
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src:tools .envs/docs/bin/python -m mkdocs build --strict
 
-release-checks: test-all wheels sanitize race docs fuzz
+release-checks: test-all test-integrations wheel sanitize race docs
 
 format: .venv/ready-to-test
 	$(BIN)/ruff format
@@ -87,12 +90,12 @@ clean:
 	THALWEG_QUICK=1 $(EDITABLE) ".[cli]" $(UNCOMPILED)
 	touch $@
 
-# The core is compiled while all else is installed.
+# The core is compiled while what is large is installed.
 .venv/ready-to-test: .venv/bin/python pyproject.toml constraints.txt tests/peers.txt tests/peers-need.txt $(NATIVE)
-	$(BIN)/python tools/needs.py dev > .venv/needs.txt
 	THALWEG_OWN_LEVEL=1 $(EDITABLE) . --no-deps & core=$$!; \
 	$(PIP) $(UNCOMPILED) torch && \
-	$(PIP) $(UNCOMPILED) --requirement .venv/needs.txt --requirement tests/peers-need.txt && \
+	$(PIP) $(UNCOMPILED) jax mypy plotly --requirement tests/peers-need.txt && \
 	$(PIP) $(UNCOMPILED) --no-deps --requirement tests/peers.txt; others=$$?; \
 	wait $$core && exit $$others
+	$(PIP) $(UNCOMPILED) "thalweg[dev]"
 	touch $@

@@ -1,8 +1,7 @@
 """The speed of products of stacks of matrices on a GPU, and of the Newton-Schulz iterations that are made of them.
 
-    python benchmarks/products.py            # with the tiles that thalweg chooses
-    python benchmarks/products.py --sweep    # with other tiles as well, to find which are to be chosen
-    python benchmarks/products.py --tf32     # of float32, in TF32
+    python benchmarks/products.py           # of bfloat16
+    python benchmarks/products.py --tf32    # of float32, in TF32
 
 Numbers are compared with float64 before anything is timed. Each product is timed as a CUDA graph, beside the library's
 call for the same result (bmm, baddbmm), in turns. TFLOP/s of a symmetric product count half of the work of a full one,
@@ -19,29 +18,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from muon import MODELS
 from torch import Tensor
 
-from thalweg.kernels.products.choices import LARGE, ROUNDED_LARGE, ROUNDED_SMALL, SMALL, Tiling
-from thalweg.kernels.products.stacks import multiply, multiply_tiles
+from thalweg.kernels.products.stacks import multiply
 from thalweg.rules import Muon
 from thalweg.spaces import torch as library
 from thalweg.torch.engines.triton_whole import space_of_kernels
 
 #: FLOP/s that floors are told at.
 FLOOR = 700e12
-TILINGS = {
-    "large": LARGE,
-    "small": SMALL,
-    "large, 4 stages": LARGE._replace(stages=4),
-    "large, 2 stages": LARGE._replace(stages=2),
-    "small, 5 stages": SMALL._replace(stages=5),
-    "small, 2 deep stages": SMALL._replace(depth=64, stages=2),
-}
-TILINGS_TF32 = {
-    "large": ROUNDED_LARGE,
-    "small": ROUNDED_SMALL,
-    "small, 4 warps": ROUNDED_SMALL._replace(warps=4, stages=3),
+#: How many matrices of which rows and columns a model has.
+MODELS = {
+    "GPT-2": {(2304, 768): 12, (768, 768): 12, (3072, 768): 12, (768, 3072): 12},
+    "Llama 1B": {(2048, 2048): 32, (512, 2048): 32, (8192, 2048): 32, (2048, 8192): 16},
 }
 
 Run = Callable[[], Any]
@@ -67,12 +56,10 @@ class Case(NamedTuple):
             return torch.bmm(self.a, self.b)
         return torch.baddbmm(self.plus, self.a, self.b, alpha=self.alpha, beta=self.beta)
 
-    def run(self, tiling: Tiling | None) -> Tensor:
+    def run(self) -> Tensor:
         options: dict[str, Any] = dict(symmetric=self.symmetric, beta=self.beta)
         options["alpha"] = 1.0 if self.plus is None else self.alpha
-        if tiling is None:
-            return multiply(self.a, self.b, self.plus, b_symmetric=self.b is self.a, **options)
-        return multiply_tiles(self.a, self.b, self.plus, tiling, **options)
+        return multiply(self.a, self.b, self.plus, b_symmetric=self.b is self.a, **options)
 
     def error(self, found: Tensor) -> float:
         """Of the last matrix, relative to its largest element."""
@@ -132,19 +119,13 @@ def time_in_turns(runs: dict[str, Run], rounds: int, calls: int) -> dict[str, fl
 
 
 def time_case(case: Case, given: argparse.Namespace) -> dict[str, float]:
-    """Of the library, and of each tiling whose numbers are right."""
+    """Of the library, and of ours if its numbers are right."""
     runs: dict[str, Run] = {"library": case.run_library}
-    others = TILINGS_TF32 if given.tf32 else TILINGS
-    for name, tiling in {"chosen": None, **(others if given.sweep else {})}.items():
-        try:
-            error = case.error(case.run(tiling))
-        except Exception as failure:  # a tiling that the GPU has no room for
-            sys.stdout.write(f"failed: {case.name} {name}: {str(failure).splitlines()[0][:120]}\n")
-            continue
-        if error < 2.0**-7:
-            runs[name] = lambda tiling=tiling: case.run(tiling)  # type: ignore[misc]
-        else:
-            sys.stdout.write(f"WRONG NUMBERS: {case.name} {name}: off by {error:.3g}\n")
+    error = case.error(case.run())
+    if error < 2.0**-7:
+        runs["thalweg"] = case.run
+    else:
+        sys.stdout.write(f"WRONG NUMBERS: {case.name}: off by {error:.3g}\n")
     return time_in_turns(runs, given.rounds, given.calls)
 
 
@@ -179,7 +160,6 @@ def floor_of(model: str, method: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sweep", action="store_true", help="try other tiles too")
     parser.add_argument("--tf32", action="store_true", help="products of float32 in TF32, and no iterations")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each that count (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=10, help="calls of a turn (default: %(default)s)")

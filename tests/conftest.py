@@ -29,7 +29,7 @@ collect_ignore_glob = []
 if importlib.util.find_spec("optax") is None:
     collect_ignore_glob += ["optax/*.py", "support/*jax*.py", "support/optax_runs.py"]
 if importlib.util.find_spec("torch") is None:
-    collect_ignore_glob += ["support/check_faulty*.py", "support/mixed.py", "support/simulated_lanes.py"]
+    collect_ignore_glob += ["support/check_faulty*.py", "support/mixed.py"]
     collect_ignore_glob += ["support/world_*.py"]
 if importlib.util.find_spec("hypothesis") is None:
     collect_ignore_glob += ["support/hostile_files.py", "test_hostile_files.py"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,11 +26,11 @@ def loaded_by(code: str) -> set[str]:
     ("code", "frameworks"),
     [
         ("import thalweg", set()),
-        ("import thalweg.rules, thalweg.settings, thalweg.boundary, thalweg.protocols, thalweg.options", set()),
+        ("import thalweg.rules, thalweg.settings, thalweg.boundary, thalweg.protocols", set()),
         ("import thalweg.integrations", set()),
         ("import thalweg.numpy", {"numpy"}),
         ("from thalweg.numpy import Kron; Kron(lr=0.1)", {"numpy"}),
-        ("import thalweg.race, thalweg.plan, thalweg.bench, thalweg.check", set()),
+        ("import thalweg.race, thalweg.plan, thalweg.check", set()),
         ("import thalweg.optax", {"jax", "jaxlib", "optax", "numpy", "ml_dtypes"}),
     ],
 )
@@ -85,3 +86,38 @@ def test_rules_are_pure_formulas() -> None:
             " /= ",
         ):
             assert word not in text, (path.name, word)
+
+
+def test_every_file_of_the_package_is_used() -> None:
+    """A module is imported, or named where others are imported by name; users import those that the docs import.
+
+    The registry of rules imports its whole folder. Another file is named where it is read, in code or in another file.
+    """
+    package = ROOT / "src" / "thalweg"
+    files = {
+        path
+        for path in package.rglob("*.*")
+        if path.is_file() and path.suffix not in (".pyc", ".so", ".dylib", ".typed")
+    }
+    readable = [path for path in files if path.suffix in (".py", ".h", ".cpp", ".html", ".css", ".js")]
+    pages = [ROOT / "README.md", ROOT / "CMakeLists.txt", ROOT / "pyproject.toml", *(ROOT / "docs").rglob("*.md")]
+    texts = {path: path.read_text(encoding="utf-8") for path in [*readable, *pages]}
+    imported = set()
+    for text in texts.values():
+        for module, names in re.findall(r"^ *(?:>>> )?from (thalweg[\w.]*) import (\([^)]*\)|.*)", text, re.MULTILINE):
+            imported |= {module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))}
+        imported |= set(re.findall(r"\bthalweg(?:\.\w+)+", text))
+    imported |= {
+        parent for name in imported for parent in (name.rpartition(".")[0], name.rpartition(".")[0] + ".__init__")
+    }
+    for path in files:
+        others = [text for other, text in texts.items() if other != path]
+        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        if path.suffix == ".pyi":
+            used = path.with_suffix(".py") in files
+        elif path.suffix == ".py" and name not in imported and path.parent.name != "rules":
+            used = any(re.search(rf"[\"}}.]{path.stem}\"", text) for text in others)
+        else:
+            word = path.stem if path.suffix == ".cpp" else path.name  # CMake has the names of these in a list
+            used = path.suffix == ".py" or any(word in text for text in others)
+        assert used, f"nothing uses {path}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import abc
 import copy
 import inspect
+import math
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from own_rules import Signed, Turned, every
 from tolerances import FLOAT64
 
 import thalweg.numpy
-from thalweg import Rule
+from thalweg import Rule, Update
 from thalweg.errors import OptionError, StateError
 
 # ---- classes
@@ -52,6 +53,19 @@ def test_options_are_checked_as_ours_are() -> None:
         thalweg.numpy.optimizer(Signed)(0.1, betta=0.5)
     with pytest.raises(OptionError, match="signed cannot be a function of the step"):
         thalweg.numpy.optimizer(Signed)(0.1, signed=lambda t: True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BySize(Rule):
+    """Plain descent, in steps a quarter as long for tensors of more than ten numbers."""
+
+    share: float = 1.0
+
+    def for_shape(self, shape: Any) -> Any:
+        return replace(self, share=self.share / 4) if math.prod(shape) > 10 else self
+
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Update:
+        return Update(g * (-lr * lr_scale * self.share), {})
 
 
 # ---- the same numbers everywhere
@@ -130,6 +144,38 @@ def test_optax(rule: type[Rule]) -> None:
     other = thalweg.numpy.optimizer(rule)(0.1, **OPTIONS)
     other.load_state_dict(exported)
     assert (other.state["w"]["exp_avg"] == np.asarray(state.exp_avg["w"])).all()
+
+
+@pytest.mark.parametrize("front_end", ["numpy", "torch", "torch list", "optax"])
+def test_options_by_size(front_end: str) -> None:
+    """``for_shape`` is asked for each shape, and not for the first of those that have as many axes."""
+    shapes = {"small": (2, 3), "large": (20, 3), "last": (3, 2)}
+    steps = {"small": -0.5, "large": -0.125, "last": -0.5}
+    if front_end == "optax":
+        optax = pytest.importorskip("thalweg.optax")
+        import jax.numpy as jnp
+
+        params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+        solver = optax.transformation(BySize, learning_rate=0.5)
+        found, _ = solver.update(params, solver.init(params), params)
+    elif front_end == "numpy":
+        arrays = {name: np.ones(shape) for name, shape in shapes.items()}
+        thalweg.numpy.optimizer(BySize)(0.5).step(arrays, {name: np.ones(shape) for name, shape in shapes.items()})
+        found = {name: array - 1 for name, array in arrays.items()}
+    else:
+        torch = pytest.importorskip("torch")
+        of_torch = pytest.importorskip("thalweg.torch")
+        tensors = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
+        engine = "foreach" if front_end == "torch list" else "auto"
+        optimizer = of_torch.optimizer(BySize)(tensors.items(), 0.25, engine=engine)
+        for t in range(2):
+            for p in tensors.values():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+            optimizer.param_groups[0]["share"] = 1.0 + t  # numbers that change are followed for each shape, too
+        found = {name: p.detach().numpy() - 1 for name, p in tensors.items()}
+    for name, step in steps.items():
+        assert np.allclose(found[name], step), name
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 from collections.abc import Iterator
@@ -10,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns, one_in
+from lanes import by_turns
 from own_rules import Signed, every
 
 import thalweg.numpy
 from thalweg import Rule
-from thalweg.bench import bench
 from thalweg.errors import CommandError
 from thalweg.plan import plan
 from thalweg.plan.models import Model, Tensor
@@ -108,18 +106,6 @@ def test_a_race_in_torch() -> None:
     assert [result["contestant"] for result in summary["results"]] == ["Signed"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("front_end", one_in(3, ["torch", "numpy", "optax"]))
-def test_bench(front_end: str) -> None:
-    needed = {"torch": ["torch"], "numpy": [], "optax": ["jax", "optax"]}[front_end]
-    for package in needed:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    found = bench(MODEL, optimizers=[Signed], against=[], front_ends=[front_end], repeats=1, memory=False, wait=0.0)
-    (comparison,) = found.comparisons
-    assert [row.front_end for row in comparison.rows] == [front_end]
-
-
 def test_explain() -> None:
     rows = plan(MODEL, optimizers=[Signed], front_end="numpy").explain("Signed").rows
     assert [row.state_bytes for row in rows] == [4 * 2400 + 8, 4 * 40 + 8]
@@ -146,8 +132,6 @@ class TestByReference:
         for line in (
             "plan gpt2 --optimizers spelt_rules:Spelt,lamb --option spelt.beta=0.5 --json",
             "race --optimizers spelt_rules:Spelt --steps 2 --seeds 1 --lr 0.1 --json",
-            "bench resnet50 --optimizers spelt_rules:Spelt --against none --front-ends numpy --repeats 1 "
-            "--no-memory --wait 0 --json",
         ):
             ended = run(line.split())
             shown = capsys.readouterr()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, make_dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import thalweg.numpy
-from thalweg import Moment, Rule, Square, Update, average
+from thalweg import Moment, Rule, Square, Squares, Update, average
 from thalweg.errors import RuleError
+from thalweg.rules import Direction, Preparation, WholeRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,10 @@ LINES: list[tuple[Any, int, str]] = [
     (lambda self, xp, g, s, p, t: g * g[0], 0, "takes a part of a value"),
     (lambda self, xp, g, s, p, t: g @ g, 0, "uses @: use xp.matmul"),
     (lambda self, xp, g, s, p, t: g * s["exp_average"], 0, "KeyError: 'exp_average'; the state has exp_avg"),
+    (lambda self, xp, g, s, p, t: g * None, 0, "computes with a NoneType: use arrays, options and numbers"),
+    (lambda self, xp, g, s, p, t: xp.astype(g, "float23"), 0, "asks for the dtype 'float23': use one of float32"),
+    (lambda self, xp, g, s, p, t: g + xp.reshape(g, (4,)), 0, r"shapes \(2, 2\) and \(4,\), which do not go together"),
+    (lambda self, xp, g, s, p, t: g * xp.sums(g)[0], 0, r"reduces something without axes: write pairs"),
     (lambda self, xp, g, s, p, t: g * undefined, 0, "NameError"),  # type: ignore[name-defined]  # noqa: F821
 ]
 
@@ -152,6 +157,104 @@ ANSWERS = [
 def test_what_update_returns_is_looked_at(answer: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         thalweg.numpy.optimizer(doing(returning(answer)))(0.1).step({"p": np.ones((2, 2))}, {"p": np.ones((2, 2))})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(WholeRule):
+    """A rule that needs whole tensors."""
+
+    FIGURES: ClassVar[tuple[str, ...]] = ("norm",)
+
+    def entries(self, shape: Any) -> dict[str, Any]:
+        return {"exp_avg": Moment()}
+
+    def prepare(self, xp: Any, g: Any, s: Any, p: Any, t: Any) -> Preparation:
+        m = average(s["exp_avg"], g, 0.5)
+        return Preparation((m,), {"exp_avg": m})
+
+    def transform(self, xp: Any, tensors: Any, s: Any, *, due: Any = True, noise: Any = None) -> Direction:
+        (m,) = tensors
+        gram = xp.matmul(m, xp.swapaxes(m, -1, -2))
+        return Direction(xp.matmul(xp.eigenvectors(gram), m), {"norm": xp.sums(Squares(m, None))[0]}, {})
+
+    def apply(self, xp: Any, direction: Any, s: Any, p: Any, state: Any, *, due: Any, lr: Any) -> Update:
+        return Update(direction.tensor * -lr, state, xp.isfinite(direction.figures["norm"]))
+
+
+#: A method of such a rule, how many lines below its first the fault is (None: the method as a whole), what is said.
+PARTS: list[tuple[str, Any, int | None, str]] = [
+    ("prepare", lambda self, xp, g, s, p, t: Preparation((np.sign(g),), dict(s)), 0, "calls a function of numpy"),
+    ("prepare", lambda self, xp, g, s, p, t: (g, dict(s)), None, r"must return a thalweg.rules.Preparation\(tensors"),
+    (
+        "prepare",
+        lambda self, xp, g, s, p, t: Preparation(xp.sums((g, (0,))), dict(s)),
+        None,
+        r"returns a tensor of shape \(1, 3\) for a parameter of \(2, 3\)",
+    ),
+    (
+        "transform",
+        lambda self, xp, tensors, s, **_: Direction(np.linalg.qr(tensors[0])[0], {}, {}),
+        0,
+        "calls a function of numpy",
+    ),
+    (
+        "transform",
+        lambda self, xp, tensors, s, **_: Direction(xp.matmul(*tensors, *tensors), {}, {}),
+        0,
+        r"multiplies matrices of shapes \(2, 3\) and \(2, 3\)",
+    ),
+    (
+        "transform",
+        lambda self, xp, tensors, s, **_: Direction(xp.swapaxes(*tensors, 0, 1), {"norm": 1.0}, {}),
+        None,
+        r"returns a tensor of shape \(3, 2\) for a parameter of \(2, 3\)",
+    ),
+    ("transform", lambda self, xp, tensors, s, **_: tensors, None, r"must return a thalweg.rules.Direction\(tensor,"),
+    (
+        "transform",
+        lambda self, xp, tensors, s, **_: Direction(*tensors, {}, {}),
+        None,
+        r"returns the figures \[\], and FIGURES declares \['norm'\]",
+    ),
+    (
+        "apply",
+        lambda self, xp, direction, s, p, state, **_: Update(p if p > 0 else -p, state),
+        0,
+        "branches on a value that is known only when it runs",
+    ),
+    (
+        "apply",
+        lambda self, xp, direction, s, p, state, **_: Update(xp.swapaxes(p, 0, 1), state),
+        None,
+        r"returns a delta of shape \(3, 2\) for a parameter of \(2, 3\)",
+    ),
+    (
+        "apply",
+        lambda self, xp, direction, s, p, state, **_: Update(p, {}),
+        None,
+        r"must return the state that entries\(\) declares, \['exp_avg'\], got \[\]",
+    ),
+]
+
+
+@pytest.mark.parametrize("more", [{}, {"averaged": 0.9}], ids=["alone", "averaged"])
+@pytest.mark.parametrize(("part", "method", "line", "message"), PARTS, ids=[message[:40] for *_, message in PARTS])
+def test_each_part_of_a_rule_that_needs_whole_tensors(
+    part: str, method: Any, line: int | None, message: str, more: Any
+) -> None:
+    kind: Any = dataclass(frozen=True, kw_only=True)(type("Mine", (Whole,), {part: method}))
+    params = {"p": np.ones((2, 3))}
+    with pytest.raises(RuleError, match=message) as caught:
+        thalweg.numpy.optimizer(kind)(0.1, **more).step(params, {"p": np.ones((2, 3))})
+    beginning = f"line {method.__code__.co_firstlineno + (line or 0)} of {__file__}"
+    assert str(caught.value).startswith(f"Mine, {beginning}: " if line is not None else f"Mine.{part} ({beginning}")
+    assert (params["p"] == 1).all()
+
+
+def test_one_that_is_right_is_stepped() -> None:
+    params = {"p": np.ones((2, 3))}
+    thalweg.numpy.optimizer(Whole)(0.1, averaged=0.9).step(params, {"p": np.ones((2, 3))})
+    assert (params["p"] != 1).any()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from fractions import Fraction
 from typing import Any, get_args
@@ -132,6 +133,18 @@ def getattr_of(settings: Settings, option: str) -> Any:
     return getattr(base.rule if hasattr(base.rule, option) else base.handling, option)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SlowIfLarge(RULES["LARS"]):  # type: ignore[name-defined, misc]
+    """A rule whose options depend on how large a parameter is."""
+
+    def for_shape(self, shape: Any) -> Any:
+        rule = super().for_shape(shape)
+        return rule if math.prod(shape) < 100 else replace(rule, trust_coefficient=0.25)
+
+
+SHAPES = {"small": (3, 4), "large": (30, 4), "wide": (4, 30), "big": (40, 40)}
+
+
 class TestSettings:
     @every_rule
     def test_nothing_given_nothing_changed(self, name: str) -> None:
@@ -139,6 +152,19 @@ class TestSettings:
         assert settings.base == Setting(RULES[name](), Handling())
         assert settings.changed() == {}
         assert settings.of("any", MATRIX) == (settings.base.for_shape(MATRIX.shape), [])
+
+    def test_a_rule_is_asked_for_each_shape(self) -> None:
+        """Sizes may decide, not the number of axes alone; equal answers are one object, stepped together."""
+        settings = Settings(SlowIfLarge, {}, None, [("b*", dict(momentum=0.5))])
+        asked = {name: settings.of(name, np.zeros(shape))[0] for name, shape in SHAPES.items()}
+        assert {name: (s.rule.trust_coefficient, s.rule.momentum) for name, s in asked.items()} == {
+            "small": (1e-3, 0.9),
+            "large": (0.25, 0.9),
+            "wide": (0.25, 0.9),
+            "big": (0.25, 0.5),
+        }
+        assert asked["large"] is asked["wide"]
+        assert settings.of("another", np.zeros((2, 3)))[0] is asked["small"]
 
     @every_rule
     def test_every_variant_is_valid_and_shown(self, name: str) -> None:

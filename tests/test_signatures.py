@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from thalweg import numpy as front_end
-from thalweg import options
 from thalweg.rules import AROUND, RULES, Annealed
 from thalweg.rules.options import options_of
 from thalweg.settings import Handling, option_names
@@ -23,10 +22,8 @@ spec = importlib.util.spec_from_file_location("fields_tool", ROOT / "tools" / "f
 fields_tool = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fields_tool)
 #: The options of what may be around every rule.
-#: Options around whole steps, which groups show where they are on.
-AROUND_STEPS = {"spikes", "accumulate"}
 AROUND_DEFAULTS: dict[str, Any] = {
-    **{"graft": None, "cautious": False, "tensor_spikes": False, "schedule_free": False, "schedule_free_warmup": None},
+    **{"graft": None, "cautious": False, "schedule_free": False, "schedule_free_warmup": None},
     **{"averaged": None, "averaged_warmup": False, "averaged_from": None},
 }
 NAMES = pytest.mark.parametrize("name", RULES)
@@ -50,8 +47,8 @@ def test_the_front_end_shows_every_option_with_the_default_of_its_rule(name: str
 def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(name: str) -> None:
     torch = pytest.importorskip("thalweg.torch")
     cls = getattr(torch, name)
-    beside = {"variant": None, "overrides": (), "engine": "auto", "offload_state": False, "capturable": False}
-    beside |= {"replicas": None, "divide_work": None, "message_dtype": None}
+    beside = {"variant": None, "overrides": (), "engine": "auto", "capturable": False}
+    beside |= {"replicas": None, "divide_work": None}
     beside |= {"foreach": None, "fused": None, "differentiable": False}
     expected = {**defaults(RULES[name]), **AROUND_DEFAULTS, **defaults(Handling), **beside}
     for shown in (inspect.signature(cls), inspect.signature(cls.__init__)):
@@ -61,9 +58,9 @@ def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(nam
         assert [key for key in by_position if key != "self"] == ["params", "lr", *RULES[name].TORCH]
         assert all(p.kind is p.KEYWORD_ONLY for key, p in named.items() if key not in by_position)
     parameters = pytest.importorskip("torch.nn").Linear(2, 2, bias=False).parameters()
-    found, unshown = cls(parameters).defaults.keys(), {*beside, *AROUND_DEFAULTS, *AROUND_STEPS}
+    found, unshown = cls(parameters).defaults.keys(), {*beside, *AROUND_DEFAULTS, "spikes"}
     assert found >= {*(key for key in expected if key not in unshown and expected[key] is not None)}
-    assert not found & {*AROUND_DEFAULTS, *AROUND_STEPS}, "groups show what is around a rule where it is on"
+    assert not found & {*AROUND_DEFAULTS, "spikes"}, "groups show what is around a rule where it is on"
 
 
 @NAMES
@@ -117,14 +114,6 @@ def test_a_command_line_that_gives_every_option_leaves_a_variant_what_it_is(name
         assert other.options == {**meant.options, "weight_decay": 0.3}
         # and whoever gives one option, means it
         assert getattr(front_end, name)(0.1, variant=variant, weight_decay=0.0).options["weight_decay"] == 0.0
-
-
-@NAMES
-def test_types_for_editors_name_every_option(name: str) -> None:
-    typed = getattr(options, f"{name}Options")
-    assert typing.get_type_hints(typed)
-    inherited = {key for base in (typed, options.CommonOptions) for key in base.__annotations__}
-    assert inherited == {*option_names(RULES[name]), "variant", "overrides"}
 
 
 @pytest.mark.parametrize("file", fields_tool.FILES)
@@ -183,7 +172,7 @@ def test_groups_of_the_torch_front_end_hold_every_option_with_its_default(name: 
     expected = {**defaults(RULES[name]), **defaults(Handling)}
     assert all(group[key] == expected[key] for key in expected if key in group)
     # a momentum of None is not shown, so that schedulers do not give it another value
-    unshown = {key for key, default in expected.items() if key == "momentum" and default is None} | AROUND_STEPS
+    unshown = {key for key, default in expected.items() if key == "momentum" and default is None} | {"spikes"}
     assert set(expected) - set(group) == unshown | ({"precond_update_probability"} & set(expected))
 
 

@@ -1,7 +1,8 @@
-"""Test the package in environments that have numpy only, torch only, jax only, and the command line only.
+"""Test the package, installed from a wheel, in environments that have numpy, torch, jax or the command line alone.
 
-python tools/environments.py          all of them
-python tools/environments.py numpy    those that are named
+python tools/environments.py                 all of these
+python tools/environments.py numpy           those that are named
+python tools/environments.py integrations    adapters and recipes beside the real packages of trainers
 
 Each is a virtual environment of its own under .envs, kept between calls.
 """
@@ -9,6 +10,7 @@ Each is a virtual environment of its own under .envs, kept between calls.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,76 +18,74 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ORDINARY = "not nightly and not gpu"
-#: What is installed beside numpy and pytest, which packages must not be importable, and what is tested there.
-ENVIRONMENTS = {
-    "numpy": ([], ["torch", "jax", "ml_dtypes", "click", "matplotlib", "safetensors"], ["tests"]),
-    "torch": (["torch"], ["jax", "ml_dtypes"], ["tests"]),
-    "jax": (["jax"], ["torch"], ["tests"]),
-    "cli": (
-        ["cli"],
-        ["torch", "jax", "ml_dtypes"],
-        ["tests/race", "tests/plan", "tests/bench", "tests/show"],
-    ),
+ENVS = ROOT / ".envs"
+
+
+#: Combinations are run where everything is installed; in these it is about what is not.
+SOME = "-m 'not nightly and not gpu'"
+#: The packages of trainers warn of one another; what thalweg warns of is an error among them too. The examples of a
+#: page follow from one another: one process has a whole file.
+TRAINERS = "--dist loadfile -W default -W error::thalweg.UnusedOverrideWarning -W error::thalweg.ResumeWarning"
+#: Of each, arguments of "pip install", a call each, in which WHEEL stands for the wheel of this tree; packages that
+#: must not be importable; and arguments of pytest, a call each.
+ALONE = {
+    "numpy": (["WHEEL"], "torch jax ml_dtypes click matplotlib safetensors", [f"{SOME} tests"]),
+    "torch": (["torch", "WHEEL[torch]"], "jax ml_dtypes", [f"{SOME} tests"]),
+    "jax": (["WHEEL[jax]"], "torch", [f"{SOME} tests"]),
+    "cli": (["WHEEL[cli]"], "torch jax ml_dtypes", [f"{SOME} tests/race tests/plan tests/show"]),
 }
+INTEGRATIONS = [
+    "torch",
+    "WHEEL[all] hypothesis sybil --requirement tests/integrations/packages.txt",
+    "--no-deps --requirement tests/integrations/packages-alone.txt",
+]
+TOGETHER = {"integrations": (INTEGRATIONS, "", [f"{TRAINERS} tests/integrations", f"{TRAINERS} docs/recipes"])}
+SURROUNDINGS = {"THALWEG_INTEGRATIONS": "required", "HF_HUB_OFFLINE": "1"}  # no test of trainers is left out
+ENVIRONMENTS = ALONE | TOGETHER
+PIP = ["-m", "pip", "--disable-pip-version-check"]
 
 
-def build() -> Path:
-    """One wheel for all of them: the native core is compiled once."""
-    folder = ROOT / ".envs" / "wheel"
-    shutil.rmtree(folder, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
-    subprocess.run([*pip, "--wheel-dir", str(folder), "."], cwd=ROOT, check=True)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+def call(*command: str, **surroundings: str) -> bool:
+    """Whether a command succeeds."""
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **surroundings}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
 
 
-def prepare(name: str, wheel: Path, extras: list[str]) -> Path:
-    """An environment with the package, installed as users install it: not editable."""
-    folder = ROOT / ".envs" / name
-    python = folder / "bin" / "python"
-    if not python.exists():
+def build() -> str:
+    """The wheel of this tree; one for all environments, so that the native core is compiled once."""
+    shutil.rmtree(ENVS / "wheel", ignore_errors=True)
+    command = [sys.executable, *PIP, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(ENVS / "wheel"), "."]
+    subprocess.run(command, cwd=ROOT, check=True)
+    (wheel,) = (ENVS / "wheel").glob("*.whl")
+    return str(wheel)
+
+
+def passes(name: str, wheel: str) -> bool:
+    """Make an environment, and run its tests."""
+    print(f"\n== {name}", flush=True)
+    installs, absent, tests = ENVIRONMENTS[name]
+    folder, surroundings = ENVS / name, SURROUNDINGS if name in TOGETHER else {}
+    if not (folder / "bin" / "python").exists():
         venv.create(folder, with_pip=True)
-    pip = [
-        str(python),
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--quiet",
-        "--constraint",
-        "constraints.txt",
-    ]
-    if "torch" in extras:
-        subprocess.run([*pip, "torch"], cwd=ROOT, check=True)
-    package = f"{wheel}[{','.join(extras)}]" if extras else str(wheel)
-    subprocess.run([*pip, package, "pytest", "pytest-xdist"], cwd=ROOT, check=True)
-    subprocess.run([*pip, "--force-reinstall", "--no-deps", package], cwd=ROOT, check=True)
-    return python
+    python = str(folder / "bin" / "python")
+    pip = [python, *PIP, "install", "--quiet", "--constraint", "constraints.txt"]
+    missing = f"import importlib.util as u; assert not any(map(u.find_spec, {absent.split()!r}))"
+    pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2"]
+    return (
+        all(call(*pip, *shlex.split(packages.replace("WHEEL", wheel))) for packages in installs)
+        and call(*pip, "pytest", "pytest-xdist")
+        and call(*pip, "--force-reinstall", "--no-deps", wheel)  # that of an earlier call has the same version
+        and call(python, "-c", missing)
+        and all(call(*pytest, *shlex.split(chosen), **surroundings) for chosen in tests)
+    )
 
 
 def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in ENVIRONMENTS]:
-        sys.stdout.write(f"there is no environment {unknown[0]!r}; there are {', '.join(ENVIRONMENTS)}\n")
-        return 2
-    failed = []
+        raise SystemExit(f"there is no environment {unknown[0]!r}; there are {', '.join(ENVIRONMENTS)}")
     wheel = build()
-    for name in names or ENVIRONMENTS:
-        extras, absent, tested = ENVIRONMENTS[name]
-        sys.stdout.write(f"\n== {name} only\n")
-        sys.stdout.flush()
-        python = prepare(name, wheel, extras)
-        missing = f"import importlib.util as u; assert not any(map(u.find_spec, {absent!r}))"
-        steps = [
-            [str(python), "-c", missing],
-            # combinations have been run where everything is installed; here it is about what is not
-            [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", ORDINARY, *tested],
-        ]
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        for step in steps:
-            if subprocess.run(step, cwd=ROOT, env=environment, check=False).returncode != 0:
-                failed.append(name)
-    sys.stdout.write(f"\nenvironments: {'FAILED: ' + ', '.join(failed) if failed else 'all passed'}\n")
+    failed = [name for name in names or ALONE if not passes(name, wheel)]
+    print(f"\nenvironments: {'FAILED: ' + ', '.join(failed) if failed else 'all passed'}")
     return 1 if failed else 0
 
 

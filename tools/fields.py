@@ -8,10 +8,11 @@ writes the stubs of the modules that make types, classes and functions at run ti
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
@@ -23,20 +24,19 @@ from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
 from thalweg.rules import AROUND, RULES, Around, Rule
 from thalweg.rules.options import Option, alternatives, hints_of, number_options, options_of
-from thalweg.settings import Handling, around_options
-from thalweg.signatures import BESIDE, Pair, Schedulable, Triple, defaults, types_of
+from thalweg.settings import Handling
+from thalweg.signatures import Pair, Schedulable, Triple
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "thalweg"
 MADE = '"""Made by tools/fields.py from the fields of the rules: change those, and run it."""'
-IMPORTS = """from typing import Literal, TypedDict
-
-from thalweg.dtypes import Name as DType
-from thalweg.dtypes import StateName as StateDType
-from thalweg.given import Overrides
-from thalweg.rules import Annealed, Rule, Spikes
-from thalweg.signatures import Pair, Schedulable, Triple
-"""
+COMMON = [
+    "from thalweg.dtypes import Name as DType",
+    "from thalweg.dtypes import StateName as StateDType",
+    "from thalweg.given import Overrides",
+    "from thalweg.rules import Annealed, Rule, Spikes",
+    "from thalweg.signatures import Pair, Schedulable, Triple",
+]
 
 
 def text_of(hint: Any) -> str:
@@ -60,69 +60,42 @@ def text_of(hint: Any) -> str:
     return {NoneType: "None", Any: "Any", Ellipsis: "..."}.get(hint) or hint.__name__
 
 
-def typed_dicts() -> str:
-    """The stub of ``thalweg.options``."""
-    shared = {**BESIDE, "stacked_axes": int}
-    shared |= {name: types_of(Rule)[name] for name in (*around_options(), *vars(Handling()))}
-    names = ["CommonOptions", "DType", "Pair", "Schedulable", "StateDType", "Triple"]
-    names += [f"{name}Options" for name in RULES]
-    lines = [MADE, "", IMPORTS, *listed(names), "", "class CommonOptions(TypedDict, total=False):"]
-    lines += [f"    {name}: {text_of(hint)}" for name, hint in shared.items()]
-    for name, rule in RULES.items():
-        lines += ["", "", f"class {name}Options(CommonOptions, total=False):"]
-        lines += [f"    {option}: {text_of(hint)}" for option, hint in types_of(rule).items() if option not in shared]
-    return "\n".join(lines) + "\n"
-
-
 def written(default: Any) -> str:
     """A default in a stub."""
     plain = isinstance(default, (bool, int, float, str, NoneType)) or default == ()
     return f" = {default!r}".replace("'", '"') if plain else " = ..."
 
 
-def classes(front_end: str, imports: list[str]) -> str:
+def classes(front_end: str, *imports: str) -> str:
     """The stub of ``optimizers.py`` of a front end with classes."""
-    base = __import__(f"thalweg.{front_end}.base", fromlist=["Optimizer"]).Optimizer
-    arguments = list(inspect.signature(base.__init__).parameters.values())[1:]
-    lines = [MADE, "", "from typing import Any, Literal", "", *imports, "", *listed(["optimizer", *RULES]), ""]
+    optimizers = importlib.import_module(f"thalweg.{front_end}.optimizers")
+    base = optimizers.Optimizer.__init__
+    lines = [MADE, "", "from typing import Any, Literal", "", *COMMON, *imports, "", *listed(["optimizer", *RULES]), ""]
     lines += ["def optimizer(rule: type[Rule]) -> type[Optimizer]: ...", ""]
-    for name, rule in RULES.items():
-        lines += [f"class {name}(Optimizer):", "    def __init__(", "        self,"]
-        lines += [f"        {line}," for line in constructor(rule, arguments)]
+    for name in RULES:
+        constructor = inspect.signature(getattr(optimizers, name).__init__)
+        lines += [f"class {name}(Optimizer):", "    def __init__("]
+        lines += [f"        {line}," for line in parameters(constructor, base.__annotations__)]
         lines += ["    ) -> None: ...", ""]
     return "\n".join(lines)
 
 
-def constructor(rule: type[Rule], arguments: list[inspect.Parameter]) -> Iterator[str]:
-    types, has_default = types_of(rule), rule.default_lr is not None or rule.lr_optional
-    for p in arguments:
-        if p.kind is p.POSITIONAL_OR_KEYWORD:
-            default = written(rule.default_lr) if p.name == "lr" and has_default else ""
-            yield f"{p.name}: {p.annotation}{default}"
-    values = defaults(rule)
-    by_position = rule.TORCH if any(p.kind is p.VAR_POSITIONAL for p in arguments) else ()
-    for option in (*by_position, "*", *(name for name in values if name not in by_position)):
-        yield option if option == "*" else f"{option}: {text_of(types[option])}{written(values[option])}"
-    for p in arguments:
-        if p.kind is p.KEYWORD_ONLY:
-            yield f"{p.name}: {p.annotation}{written(p.default)}"
-
-
 def functions() -> str:
     """The stub of ``thalweg.optax.functions``."""
-    from thalweg.optax.functions import BESIDE, FUNCTIONS, function_of, transformation
+    from thalweg.optax.functions import FUNCTIONS, function_of, transformation
 
     names = ["function_of", "transformation", *FUNCTIONS]
     lines = [MADE, "", "from collections.abc import Callable, Mapping", "from typing import Any, Literal", ""]
-    lines += ["import optax", "", "from thalweg.given import Overrides", "from thalweg.optax.engines import Engine"]
-    lines += ["from thalweg.rules import Annealed, Rule, Spikes", ""]
+    lines += ["import optax", "", *COMMON, "from thalweg.optax.engines import Engine", ""]
     lines += [*listed(names), "", "BESIDE: Mapping[str, Any]", "ADDED: Mapping[str, Mapping[str, Any]]", ""]
-    assert set(BESIDE) == {"overrides", "stacked_axes", "specs", "engine"}
     for function in (function_of, transformation):
         shown = inspect.signature(inspect.unwrap(function))
         lines += [f"def {function.__name__}{bare(str(shown))}: ...", ""]
     for rule in RULES.values():
-        lines += list(function_stub(rule))
+        also = [name for known in rule.ALSO_NAMED.values() for name in known]
+        lines += [f"def {rule.__name__.lower()}("]
+        lines += [f"    {line}," for line in parameters(inspect.signature(function_of(rule)), {})]
+        lines += [*(f"    {name}: Any = None," for name in also), ") -> optax.GradientTransformationExtraArgs: ...", ""]
     return "\n".join(lines)
 
 
@@ -131,75 +104,35 @@ def bare(signature: str) -> str:
     return re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature)
 
 
-def function_stub(rule: type[Rule]) -> Iterator[str]:
-    from thalweg.optax.functions import function_of
-
+def parameters(signature: inspect.Signature, texts: Mapping[str, str]) -> Iterator[str]:
+    """The parameters of a signature as a stub has them. texts: annotations that are already texts."""
     keyword = False
-    yield f"def {rule.__name__.lower()}("
-    parameters = list(inspect.signature(function_of(rule)).parameters.values())
-    also = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Any)
-        for known in rule.ALSO_NAMED.values()
-        for name in known
-    ]
-    for p in (*parameters, *also):
+    for p in signature.parameters.values():
         if p.kind is p.KEYWORD_ONLY and not keyword:
             keyword = True
-            yield "    *,"
+            yield "*"
         default = "" if p.default is p.empty else written(p.default)
-        yield f"    {p.name}: {text_of(p.annotation)}{default},"
-    yield ") -> optax.GradientTransformationExtraArgs: ..."
-    yield ""
+        yield p.name if p.name == "self" else f"{p.name}: {texts.get(p.name) or text_of(p.annotation)}{default}"
 
 
 def listed(names: list[str]) -> list[str]:
     return ["__all__: list[str] = [", *(f'    "{name}",' for name in names), "]"]
 
 
-#: Classes that ``thalweg.integrations.keras`` makes at run time, as type checkers read them there.
-KERAS = re.compile(r"(?<=^if TYPE_CHECKING:\n\n)(    class \w+\(Optimizer\): \.\.\.\n\n)+", re.MULTILINE)
-
-
-def keras_classes() -> str:
-    """The adapter for Keras, with a class for every rule."""
-    text = (PACKAGE / "integrations" / "keras.py").read_text(encoding="utf-8")
-    made, count = KERAS.subn("".join(f"    class {name}(Optimizer): ...\n\n" for name in RULES), text)
-    assert count == 1, "integrations/keras.py has no classes for type checkers"
-    return made
-
-
-COMMON = [
-    "from thalweg.dtypes import Name as DType",
-    "from thalweg.dtypes import StateName as StateDType",
-    "from thalweg.given import Overrides",
-    "from thalweg.rules import Annealed, Rule, Spikes",
-]
-SCHEDULES = ["from thalweg.signatures import Pair, Schedulable, Triple"]
 #: The files, by how each is made.
 FILES: dict[str, Callable[[], str]] = {
-    "options.pyi": typed_dicts,
     "numpy/optimizers.pyi": lambda: classes(
         "numpy",
-        [
-            *COMMON[:3],
-            "from thalweg.numpy.base import Optimizer",
-            "from thalweg.numpy.checks import Rate",
-            "from thalweg.numpy.stepping import Engine",
-            *COMMON[3:],
-            *SCHEDULES,
-        ],
+        "from thalweg.numpy.arrays import Rate",
+        "from thalweg.numpy.engines import Engine",
+        "from thalweg.numpy.optimizer import Optimizer",
     ),
     "torch/optimizers.pyi": lambda: classes(
         "torch",
-        [
-            *COMMON,
-            *SCHEDULES,
-            "from thalweg.torch.base import Optimizer",
-            "from thalweg.torch.params.groups import EngineName, Params, Rate",
-        ],
+        "from thalweg.torch.base import Optimizer",
+        "from thalweg.torch.params.groups import EngineName, Params, Rate",
     ),
     "optax/functions.pyi": functions,
-    "integrations/keras.py": keras_classes,
 }
 
 

@@ -9,7 +9,6 @@ import ast
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -19,27 +18,23 @@ import griffe
 import latex2mathml.converter
 from mkdocs.structure.files import File, Files
 
-from thalweg.rules import RULES, Rule
-from thalweg.rules.options import options_of
-from thalweg.settings import Handling
+from thalweg.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
-RULES_IN_ORDER = ("SGD", "AdamW", "AdEMAMix", "MARS", "Lion", "LARS", "LAMB", "Adafactor", "Muon", "Kron", "SOAP")
-RULE_PAGES = [f"{name.lower()}.md" for name in RULES_IN_ORDER]
 #: Sections in their order, by patterns of pages; a pattern without a page is left out. The first section that
 #: matches has the page, and the last has what no other asked for.
 SECTIONS = {
-    "Start": ["index.md", "tutorial.md", "choosing.md", "compared.md", "gallery.md"],
+    "Start": ["index.md", "tutorial.md", "choosing.md", "compared.md"],
     "PyTorch": ["torch.md", "mixtures.md", "gpu.md"],
     "Trainers": ["recipes/index.md", "recipes/*.md"],
     "Many devices": ["sharding.md", "checkpoints.md"],
     "JAX": ["jax.md"],
     "numpy": ["numpy.md", "engines.md"],
     "Less memory": ["lean_state.md", "plan.md"],
-    "Compare and measure": ["race.md", "bench.md", "check.md"],
+    "Compare and measure": ["race.md", "check.md"],
     "Your own rule": ["own_rule.md", "compose.md"],
-    "The rules": [*RULE_PAGES, "options.md"],
-    "Reference": ["api/rules.md", "api/thalweg.md", "api/thalweg.[ton]*.md", "api/*.md"],
+    "The rules": [*(f"{name.lower()}.md" for name in RULES), "options.md"],
+    "Reference": ["api/thalweg.md", "api/thalweg.[ton]*.md", "api/*.md"],
     "Records": ["benchmarks/*.md"],
     "Examples": ["examples/*.md"],
     "Project": ["support.md", "*.md"],
@@ -63,14 +58,10 @@ MODULES = {
     "thalweg.numpy": "Optimizers for numpy arrays",
     "thalweg.plan": "What a step will cost",
     "thalweg.race": "Optimizers side by side on a task",
-    "thalweg.bench": "How long a step takes",
     "thalweg.check": "Whether an optimizer keeps its promises",
 }
 #: Lines of a console example up to the next empty one, or to the end.
 EXAMPLE = re.compile(r"^>>> .*?(?=\n\n|\s*\Z)", re.MULTILINE | re.DOTALL)
-STYLE = "assets/pages.css"
-#: Names of options stay whole, and lines of code have room.
-CSS = "td:first-child code { white-space: nowrap; } .md-grid { max-width: 76rem; }"
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(#[^)\s]*)?(?=\))")
 
 
@@ -87,8 +78,6 @@ def on_files(files: Files, config: Any) -> Files:
     made = {uri: shown(ROOT / source) for source, uri in outside().items()}
     for uri, text in {**made, **references()}.items():
         files.append(File.generated(config, uri, content=text))
-    files.append(File.generated(config, STYLE, content=CSS))
-    config.extra_css.append(STYLE)
     config.nav = list(arranged(sorted(file.src_uri for file in files.documentation_pages())))
     return files
 
@@ -141,18 +130,13 @@ def shown(path: Path) -> str:
 
 
 def references() -> dict[str, str]:
-    """The reference: a page for each public module, and one of the options and the state of every rule."""
+    """The reference: a page for each public module. Options are on the pages of the rules."""
     made = {}
     for module, about in MODULES.items():
         folder = ROOT / "src" / module.replace(".", "/")
         if (folder / "__init__.py").exists():
             names = "\n\n".join(f"::: {path}" for path in public(folder / "__init__.py"))
             made[f"api/{module}.md"] = f"# {module}\n\n{about}.\n\n{names}\n"
-    rules = "\n\n".join(described(rule) for rule in RULES.values())
-    made["api/rules.md"] = (
-        "# Options and state\n\nMade from the fields of the rules. "
-        f"Every optimizer also has those [at the end](#handling).\n\n{rules}\n\n## Handling\n\n{table(Handling)}\n"
-    )
     return made
 
 
@@ -161,38 +145,15 @@ def public(source: Path) -> Iterator[str]:
 
     The source is read and not imported: the frameworks need not be installed.
     """
-    tree = ast.parse(source.read_text(encoding="utf-8"))
+    text = source.read_text(encoding="utf-8")
+    listed = text.partition("__all__ = [")[2].partition("]")[0]
     imported = {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in ast.walk(tree)
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("thalweg.")
         for alias in node.names
     }
-    listed = [node.value for node in tree.body if isinstance(node, ast.Assign) and assigns(node, "__all__")]
-    names = ast.literal_eval(listed[0]) if listed else imported
     rules = {rule.lower() for rule in RULES}
-    for name in sorted(names, key=str.lower):
-        if name in imported and name.lower() not in rules:
+    for name in sorted(imported, key=str.lower):
+        if (not listed or f'"{name}"' in listed) and name.lower() not in rules:
             yield imported[name]
-
-
-def assigns(node: ast.Assign, name: str) -> bool:
-    return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
-
-
-def described(rule: type[Rule]) -> str:
-    """The options of a rule, and what it keeps of a matrix and of a vector."""
-    name = rule.__name__
-    kept = ", ".join(f"`{key}`" for key in rule().entries((512, 512))) or "nothing"
-    page = f"../{name.lower()}.md"
-    return f"## {name}\n\n{rule.__doc__}\n\n[More]({page}). State of a matrix: {kept}, `step`.\n\n{table(rule)}"
-
-
-def table(kind: type) -> str:
-    """A row for each option."""
-    rows, known = ["| option | type | default | |", "|---|---|---|---|"], options_of(kind)
-    for field in fields(kind):
-        doc = known[field.name].doc.replace("](", "](../")  # links are written as from docs/
-        cells = (f"`{field.name}`", f"`{field.type}`", f"`{field.default!r}`", doc)
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows)

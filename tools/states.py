@@ -22,21 +22,23 @@ from thalweg.rules import RULES
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 SMALL = {"matrix": (3, 2), "vector": (4,)}
-#: Of each case: the rule, options that are not its defaults, and shapes.
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {
-    "SGD": ("SGD", {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1}, SMALL),
-    "AdamW": ("AdamW", {"amsgrad": True}, SMALL),
-    "Lion": ("Lion", {"weight_decay": 0.1}, SMALL),
-    "AdEMAMix": ("AdEMAMix", {"alpha_warmup": 8, "beta3_warmup": 8}, SMALL),
-    "MARS": ("MARS", {"amsgrad": True}, SMALL),
-    "LARS": ("LARS", {}, SMALL),
-    "LAMB": ("LAMB", {"weight_decay": 0.1}, SMALL),
-    "LAMB-int8": ("LAMB", {"state_dtype": "int8"}, {"table": (64, 64)}),
-    "Adafactor": ("Adafactor", {"momentum": 0.9, "min_dim_size_to_factor": 0}, SMALL),
-    "Muon": ("Muon", {"ns_dtype": None}, {"matrix": (3, 2)}),
-    "Kron": ("Kron", {"precond_update_probability": 1.0}, SMALL),
-    "SOAP": ("SOAP", {"precondition_frequency": 2, "one_sided": True}, SMALL),
+#: Of each rule, options that are not its defaults.
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in RULES},
+    "SGD": {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1},
+    "AdamW": {"amsgrad": True},
+    "Lion": {"weight_decay": 0.1},
+    "AdEMAMix": {"alpha_warmup": 8, "beta3_warmup": 8},
+    "MARS": {"amsgrad": True},
+    "LAMB": {"weight_decay": 0.1},
+    "Adafactor": {"momentum": 0.9, "min_dim_size_to_factor": 0},
+    "Muon": {"ns_dtype": None},
+    "Kron": {"precond_update_probability": 1.0},
+    "SOAP": {"precondition_frequency": 2, "one_sided": True},
 }
+CASES = {name: (name, given, SMALL) for name, given in OPTIONS.items()}
+CASES["Muon"] = ("Muon", OPTIONS["Muon"], {"matrix": (3, 2)})
+CASES["LAMB-int8"] = ("LAMB", {"state_dtype": "int8"}, {"table": (64, 64)})
 
 
 def main() -> None:

@@ -184,7 +184,6 @@ CONTESTANTS = {
     "AdamW, averaged": own("AdamW", 2e-3, **ADAMW, **AVERAGED),
     "AdamW, schedule-free": own("AdamW", 2e-3, betas=(0.0, 0.95), schedule_free=True),
     "AdamW, spikes": own("AdamW", 2e-3, **ADAMW, spikes=True),
-    "AdamW, tensor spikes": own("AdamW", 2e-3, **ADAMW, tensor_spikes=True),
     "Lion, size of AdamW": Entry("thalweg", partial(make_own, "Lion", graft=AdamW(**ADAMW)), 2e-3, 2e-3),
     "Kron, cautious": kron(1e-3, cautious=True),
     "Kron, averaged": kron(1e-3, **AVERAGED),

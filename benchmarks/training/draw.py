@@ -316,7 +316,7 @@ def load_fields(folder: Path) -> dict[str, Field]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--records", type=Path, default=ROOT / "benchmarks/training/results", help="folder of records")
-    parser.add_argument("--pictures", type=Path, default=ROOT / "docs/images", help="folder of the pictures")
+    parser.add_argument("--pictures", type=Path, help="folder for pictures of all tasks (default: the one in the docs)")
     given = parser.parse_args(arguments)
     from benchmarks.training.contestants import CONTESTANTS
 
@@ -327,8 +327,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     (given.records / "results.md").write_text(write_report(found, CONTESTANTS))
     if importlib.util.find_spec("matplotlib") is not None:
-        for field in found.values():
-            draw_picture(field, given.pictures)
+        for name, field in found.items():
+            if given.pictures is not None or name == "text":
+                draw_picture(field, given.pictures or ROOT / "docs/images")
 
 
 if __name__ == "__main__":

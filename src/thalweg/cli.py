@@ -1,4 +1,4 @@
-"""``thalweg``: the command line. Its verbs are in race, plan, bench and check, as plain functions too."""
+"""``thalweg``: the command line. Its verbs are in race, plan and check, as plain functions too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ with extra("cli"):
 VERBS = {
     "race": "Which optimizer learns fastest? Run them side by side and draw what happened.",
     "plan": "What will it cost? State, peak and traffic for a model, before anything is allocated.",
-    "bench": "How fast is it here? Steps of thalweg and of others, in turns, on this machine.",
     "check": "Does an optimizer, yours or another's, keep what users rely on? More than a hundred small checks.",
 }
 #: Exit codes beside 0: it could not be done; it was asked for wrongly, as click has it; Ctrl-C.
@@ -54,14 +53,8 @@ def command() -> None:
     \b
     thalweg race                      all optimizers on handwritten digits, in a minute or two
     thalweg plan gpt2                 what each would keep in memory and move in a step
-    thalweg bench gpt2                how long a step takes on this machine, beside others
     thalweg check torch.optim.AdamW   what users rely on, checked for any optimizer
     thalweg VERB --help               options and examples
-
-    Completion of commands and options, for bash (zsh and fish alike):
-
-    \b
-    eval "$(_THALWEG_COMPLETE=bash_source thalweg)"
     """
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.arrays import Shape, is_number
 from thalweg.codecs import CODECS, LEAST_GROUP, LEAST_SIZE, bytes_of, grouping
 from thalweg.dtypes import DTYPES, NARROW
-from thalweg.programs.text import write_setting
 from thalweg.rules import Rule
 from thalweg.rules.around import parts_of
 from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
-from thalweg.storage import accumulated_bytes, describe_state, keys_like_parameter
+from thalweg.storage import describe_state
 
 #: Bytes of dense factors from which on a warning is due.
 HUGE = 2**28
@@ -35,8 +34,6 @@ class Row:
     warnings: tuple[str, ...] = ()
     #: The name of the rule that steps it.
     rule: str = ""
-    #: Of the bytes of its state, those in the host's memory while the parameter is on another device.
-    host_bytes: int = 0
     #: What was not understood about it, or assumed, and what to write if that is wrong.
     hints: tuple[str, ...] = ()
     #: In JAX, the code that ``make_step`` runs for it on a device of its own: "native", or "xla" and why.
@@ -77,16 +74,12 @@ class Explanation:
     code: Mapping[str, str] = field(default_factory=dict)
     #: Patterns of a mixture that are the first to match no parameter.
     unused_entries: Sequence[Any] = ()
-    #: The program of each treatment, where it was asked for: Python that computes a step with numpy alone.
-    programs: Mapping[str, str] = field(default_factory=dict)
+    #: What a step needs in memory beside parameters, gradients and state, at most; None: the front end cannot tell.
+    temporary_bytes: int | None = None
 
     @property
     def state_bytes(self) -> int:
         return sum(row.state_bytes for row in self.rows)
-
-    @property
-    def host_bytes(self) -> int:
-        return sum(row.host_bytes for row in self.rows)
 
     @property
     def warnings(self) -> list[str]:
@@ -126,27 +119,16 @@ class Explanation:
         if len({row.rule for row in self.rows}) > 1:
             rules = ("rule", *(row.rule for row in self.rows), "")
             cells = [(*row[:3], rule, *row[3:]) for row, rule in zip(cells, rules, strict=True)]
-        if self.host_bytes:
-            on_host = ("on host", *(f"{row.host_bytes:,}" for row in self.rows), f"{self.host_bytes:,}")
-            cells = [(*row, own) for row, own in zip(cells, on_host, strict=True)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         ]
+        if self.temporary_bytes is not None:
+            lines.append(f"temporaries at most: {self.temporary_bytes:,} bytes")
         groups = [f"group {index}{group}" for index, group in enumerate(self.groups)]
-        code = [f"\n{title}\n\n{source}" for title, source in (*self.programs.items(), *self.code.items())]
+        code = [f"\n{title}\n\n{source}" for title, source in self.code.items()]
         told = [f"warning: {warning}" for warning in self.warnings] + [f"hint: {hint}" for hint in self.hints]
         return "\n".join([*lines, *groups, *told, *code])
-
-
-def write_programs(explained: Iterable[tuple[Row, Setting, bool]]) -> dict[str, str]:
-    """The program of each treatment, by a title. explained: rows, what holds for them, and whether they have an lr."""
-    found: dict[str, str] = {}
-    for row, setting, has_lr in explained:
-        title = f"{row.rule}, {row.treatment}, {row.dtype}:"
-        if title not in found:
-            found[title] = write_setting(setting, row.shape, row.dtype, has_lr=has_lr)
-    return found
 
 
 def explain_parameter(
@@ -158,13 +140,12 @@ def explain_parameter(
     lr: Any,
     rms: float | None,
     counter_bytes: int,
-    is_hosted: bool = False,
     hint: str = "",
 ) -> Row:
     """What holds for one parameter. hint: what is known of it beside its shape.
 
     lr: the learning rate; what is no number and not None is not known. rms: that of the parameter, None if it is empty.
-    counter_bytes: what its count of steps takes. is_hosted: whether its state is in the host's memory.
+    counter_bytes: what its count of steps takes.
     """
     rule = setting.rule_at(1)
     entries = describe_state(rule, setting.handling, shape, dtype).items()
@@ -185,10 +166,9 @@ def explain_parameter(
         rule.treatment(shape),
         setting.lr_scale,
         getattr(rule, "weight_decay", 0.0),
-        sum(state.values()) + accumulated_bytes(setting.handling, shape, dtype) + counter_bytes,
+        sum(state.values()) + counter_bytes,
         tuple(told),
         parts_of(type(rule))[0].__name__,
-        sum(state[key] for key in keys_like_parameter(rule, shape, state)) if is_hosted else 0,
         tuple(filter(None, (hint, hint_of_stack(name, shape, rule)))),
     )
 

@@ -92,13 +92,6 @@ class Handling:
         "and `thalweg.Spikes(action='clip', window=128, z=6.0)` says more. Needs `step`, which sees all of them.",
     )
 
-    accumulate: int | None = option(
-        None,
-        "Add up the gradients of so many calls of `step` in float32 (float64 for such parameters), and take a step "
-        "with their mean at the last of them.",
-        low=1,
-    )
-
     def __post_init__(self) -> None:
         if self.spikes is True:
             object.__setattr__(self, "spikes", Spikes())
@@ -109,10 +102,6 @@ class Handling:
         require(
             self.spikes is False or isinstance(self.spikes, Spikes),
             f"spikes must be True, False or thalweg.Spikes(action='clip', window=128), got {self.spikes!r}",
-        )
-        require(
-            self.guard is None or self.guard.of == "gradient",
-            "spikes of='update': steps are known by tensor alone; write tensor_spikes=thalweg.Spikes(of='update')",
         )
         require(
             not isinstance(self.precond_dtype, str) or self.precond_dtype != EIGHT_BITS,
@@ -128,10 +117,6 @@ class Handling:
             if asked is not None:
                 return entry.eight_bits if asked == EIGHT_BITS else asked
         return None
-
-    @property
-    def accumulates(self) -> bool:
-        return self.accumulate is not None and self.accumulate > 1
 
     @functools.cached_property
     def guard(self) -> Spikes | None:
@@ -157,7 +142,7 @@ class Handling:
 #: Handling that decides how state is stored.
 STORAGE = tuple(f.name for f in fields(Handling) if f.name.endswith("_dtype"))
 #: Handling that concerns the whole step and cannot differ between parameters.
-WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed", "spikes", "accumulate")
+WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed", "spikes")
 
 
 @dataclass(frozen=True)
@@ -208,7 +193,7 @@ class Settings:
     base: Setting = field(init=False)
     #: For which answers to "is lr None?" options are known to have an effect.
     checked_for: set[bool] = field(init=False, default_factory=set, repr=False, compare=False)
-    #: What was found for parameters, by the entries of ``overrides`` that match them and the axes that they have.
+    #: What was found for parameters, by their shapes and the entries of ``overrides`` that match them.
     found: dict[tuple[Any, ...], Setting] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -296,7 +281,7 @@ class Settings:
         shape = tuple(parameter.shape) if shape is None else shape
         if base is not None:
             return self.overridden(base, name, shape, matched), matched
-        key = len(shape), *matched
+        key = shape, *matched
         if key not in self.found:
             made = self.overridden(self.base, name, shape, matched)
             # equal settings are one object, so that their parameters are stepped together

@@ -7,23 +7,23 @@ has cost the parameter. All who read or write state ask here; rules know nothing
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeAlias
 
 from thalweg.arrays import A, Shape, Space, State, Truth
 from thalweg.codecs import CODECS, Grouping, grouping, grouping_of, scale_key
-from thalweg.dtypes import DTYPES, NARROW
-from thalweg.errors import StateError
+from thalweg.dtypes import NARROW
+from thalweg.errors import ResumeWarning, StateError
 from thalweg.rules import Rule
+from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Entry, Spread
 from thalweg.settings import Handling
 
 #: The key of what rounding has cost a parameter of 16 bits, in 256ths of the distance to its neighbours.
 RECORD = "rounding_error"
-#: What an optimizer keeps with the state of a parameter for itself, and no rule sees: norms of former steps, and the
-#: sum of gradients that wait for a step.
-SPIKES, ACCUMULATED = "spikes", "accumulated"
-BESIDE = (SPIKES, ACCUMULATED)
+#: The key of norms of former steps, which an optimizer keeps with the state of a parameter and no rule sees.
+SPIKES = "spikes"
 #: Something that is kept for a parameter: its shape and its dtype.
 Kept: TypeAlias = tuple[Shape, str]
 
@@ -70,11 +70,6 @@ def describe_state(
     if is_compensated(handling, dtype):
         found[RECORD] = held or shape, "int8"
     return found
-
-
-def accumulated_bytes(handling: Handling, shape: Shape, dtype: str) -> int:
-    """Of the sum of a parameter's gradients, where one is kept."""
-    return math.prod(shape) * DTYPES[arithmetic(dtype)].bytes if handling.accumulates else 0
 
 
 def keys_like_parameter(rule: Rule, shape: Shape, keys: Iterable[str]) -> list[str]:
@@ -164,19 +159,31 @@ def converted(xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A]) -
 # ---- saved state
 
 
-def fitting_shapes(xp: Space[A], rule: Rule, shape: Shape, s: State[A]) -> dict[str, Shape]:
-    """The shapes that a state must have for a parameter of this shape, if it is kept in the dtypes that it has."""
-    groups = grouping(shape, rule.stacked_axes)
-    found = {key: entry.shape(shape, rule.stacked_axes) for key, entry in rule.entries(shape).items()}
-    found |= {scale_key(key): groups.scales(shape) if groups else () for key in coded_keys(xp, s)}
-    return {**found, RECORD: shape} if RECORD in s else found
+def completed(xp: Space[A], name: object, rule: Rule, handling: Handling, p: A, s: State[A]) -> State[A]:
+    """A saved state with what it lacks of what is around the rule now, which begins with this step."""
+    new = sorted(keys_around(rule, xp.shape(p)) - s.keys())
+    if not new:
+        return s
+    told = f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step; and so for all others alike"
+    warnings.warn(told, ResumeWarning, stacklevel=5)
+    first = first_state(xp, rule, handling, p)
+    return {**s, **{key: first[key] for key in new}}
 
 
-def codecs_of(xp: Space[A], rule: Rule, shape: Shape, s: State[A]) -> dict[str, str | None]:
-    """The dtypes of codes that a state must have where it has any; None: it may have none there."""
-    entries = rule.entries(shape)
-    found = {key: entries[key].eight_bits for key in coded_keys(xp, s)}
-    return {**found, RECORD: "int8"} if RECORD in s else found
+def check_fits(xp: Space[A], name: object, rule: Rule, shape: Shape, s: State[A]) -> None:
+    """Refuse a state that is not the one of a rule for a parameter of this shape, in whatever dtypes it is kept."""
+    groups, entries = grouping(shape, rule.stacked_axes), rule.entries(shape)
+    wanted = {key: entry.shape(shape, rule.stacked_axes) for key, entry in entries.items()}
+    wanted |= {scale_key(key): groups.scales(shape) if groups else () for key in coded_keys(xp, s)}
+    wanted |= {RECORD: shape} if RECORD in s else {}
+    shapes = {key: xp.shape(entry) for key, entry in s.items()}
+    if wanted != shapes:
+        raise StateError(
+            f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {shapes}; "
+            "restore the options that the state was made with, or drop it with clear_state()"
+        )
+    codes: dict[str, str | None] = {key: entries[key].eight_bits for key in coded_keys(xp, s)}
+    check_eight_bits(xp, name, s, {**codes, RECORD: "int8"} if RECORD in s else codes)
 
 
 def check_codes(xp: Space[A], name: object, s: State[A], whole: Callable[[A], A] = lambda x: x) -> None:

@@ -9,9 +9,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from check_faulty import FAULTS
 
-from thalweg.check import CHECKS, check
+from thalweg.check import CHECKS, Failed, check
+from thalweg.check.problem import assert_same
 from thalweg.check.references import subject_of
 from thalweg.check.registry import checks_of
 from thalweg.check.subject import Subject
@@ -71,3 +73,49 @@ def test_a_check_passes_good_ones(name: str) -> None:
 @pytest.mark.parametrize("rule", ["Kron", "Muon"])
 def test_products_of_matrices_are_not_lowered_by_autocast(rule: str) -> None:
     assert not (found := check(f"thalweg.torch.{rule}", only="autocast-ignored").failed), found
+
+
+class Opaque:
+    """An object that equals itself alone."""
+
+
+EQUAL: list[tuple[Any, Any]] = [
+    ({"a": [torch.ones(2), 1, None]}, {"a": (torch.ones(2), 1, None)}),
+    (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")])),
+    (float("nan"), float("nan")),
+    ({"schedule": Opaque()}, {"schedule": Opaque()}),
+    ({1: "a"}, {1: "a"}),
+]
+OTHER: list[tuple[Any, Any, str]] = [
+    (torch.tensor(1.0), 1.0, r"is float32 \(\), not 1.0 \(float\)"),
+    (1.0, torch.tensor(1.0), r"is 1.0 \(float\), not float32 \(\)"),
+    (1, 1.0, r"is 1 \(int\), not 1.0 \(float\)"),
+    (True, 1, r"is True \(bool\), not 1 \(int\)"),
+    (None, 0.0, r"is None \(NoneType\), not 0.0 \(float\)"),
+    (0.5, None, r"not None"),
+    ([], None, r"is \[\] \(list\), not None"),
+    ([], {}, r"is \[\] \(list\), not {} \(dict\)"),
+    ([1, 2], 1, r"is \[1, 2\] \(list\), not 1 \(int\)"),
+    ([1, 2], [1], "has 2 parts, not 1"),
+    ((), (1,), "has 0 parts, not 1"),
+    ({"a": {}}, {}, "a is on one side only"),
+    ({1: 2.0}, {"1": 2.0}, "1 is on one side only"),
+    ("bf16", "fp16", "is 'bf16', not 'fp16'"),
+    (Opaque(), None, "Opaque"),
+    (torch.ones(2), torch.ones(2, dtype=torch.float64), "is float32 .*not float64"),
+    (torch.ones(2), torch.ones(1, 2), r"is float32 \(2,\), not float32 \(1, 2\)"),
+    (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 0.0]), "differs"),
+    (torch.tensor([True]), torch.tensor([False]), "differs"),
+]
+
+
+@pytest.mark.parametrize("within", [lambda x: x, lambda x: {"state": [x]}], ids=["alone", "within"])
+class TestSame:
+    @pytest.mark.parametrize(("found", "wanted"), EQUAL)
+    def test_equal(self, found: Any, wanted: Any, within: Any) -> None:
+        assert_same(within(found), within(wanted), "here")
+
+    @pytest.mark.parametrize(("found", "wanted", "message"), OTHER)
+    def test_other(self, found: Any, wanted: Any, message: str, within: Any) -> None:
+        with pytest.raises(Failed, match=f"^here.*{message}"):
+            assert_same(within(found), within(wanted), "here")

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 import mixed
 from lanes import one_in
+from offered import BY_NONE, NOT_OFFERED, ON_GPU, require_offers, run_offered
 from own_rules import Layerwise
 
 import thalweg.torch
@@ -20,11 +21,10 @@ from thalweg.rules import RULES
 
 OURS = {rule: getattr(thalweg.torch, rule) for rule in RULES}
 OTHERS = {each.__name__: each for each in (mixed.adamw_and_adafactor, mixed.muon_and_adamw, Layerwise)}
-#: Of a rule of ours `make test` has every check, of a mixture and of a rule of one's own one in six; of all others one
-#: in 48, each beginning at another.
-ONE_IN = {"LAMB": 1, "Layerwise": 6, "adamw_and_adafactor": 6}
-#: Groups of checks that `make test-fast` has too, of the rule that has all.
+#: Groups of checks that `make test-fast` has too, of one rule. All others are in `make test`, for every rule.
 FAST = {each.name for each in checks_of("torch").values() if each.group in ("contract", "numbers", "state")}
+#: Checks of many steps: of the rules whose steps take longest they are left to the night.
+LONG, SLOWEST = ("schedulers", "descends"), ("Kron", "SOAP")
 #: Without momentum SGD has no state; of both sides SOAP's bases are not unique.
 NEEDED: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9}, "SOAP": {"one_sided": True}, "Layerwise": {"lr": 0.01}}
 
@@ -34,18 +34,16 @@ def checks_for(name: str, optimizer: Any, **options: Any) -> list[Any]:
     (_, checks) = parametrize(optimizer, **NEEDED.get(name, {}), **options).args
     words = "-".join([name, *options.values()])
     found = []
-    for each in checks:
+    for each in require_offers(checks, BY_NONE | ON_GPU | NOT_OFFERED[name]):
         marks = [] if name == "LAMB" and not options and each.id in FAST else [pytest.mark.slow]
-        marks += [pytest.mark.nightly] if each.id == "compiles" else []
+        is_long = each.id == "compiles" or (name in SLOWEST and each.id in LONG)
+        marks += [pytest.mark.nightly] if is_long else []
         found.append(pytest.param(*each.values, id=f"{words}-{each.id}", marks=marks))
     return found
 
 
 def with_every_optimizer() -> list[Any]:
-    found = []
-    for place, (name, optimizer) in enumerate((OURS | OTHERS).items()):
-        found += one_in(ONE_IN.get(name, 48), checks_for(name, optimizer), first=2 * place)
-    return found
+    return [each for name, optimizer in (OURS | OTHERS).items() for each in checks_for(name, optimizer)]
 
 
 def with_other_engines() -> list[Any]:
@@ -60,3 +58,13 @@ def with_other_engines() -> list[Any]:
 @pytest.mark.parametrize("check", [*with_every_optimizer(), *with_other_engines()])
 def test_ours_keep_what_users_rely_on(check: Callable[[], Any]) -> None:
     check()
+
+
+def test_what_is_not_offered_any_more_is_red() -> None:
+    with pytest.raises(pytest.fail.Exception, match="scalars is not offered any more: only matrices"):
+        run_offered("scalars", lambda: pytest.skip("only matrices are taken"), {"odd"})
+    with pytest.raises(pytest.skip.Exception, match="not declared"):
+        run_offered("odd", lambda: pytest.skip("not declared"), {"odd"})
+    with pytest.raises(pytest.fail.Exception, match="odd is offered, and listed"):
+        run_offered("odd", lambda: None, {"odd"})
+    run_offered("scalars", lambda: None, {"odd"})

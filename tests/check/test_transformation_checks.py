@@ -12,6 +12,7 @@ from lanes import one_in, with_nightly
 pytest.importorskip("optax")
 
 from check_faulty_jax import FAULTS
+from offered import NOT_OFFERED_BY_OPTAX, require_offers
 
 from thalweg.check import parametrize
 from thalweg.check.references import subject_of
@@ -55,6 +56,7 @@ SOON = ("Lion", "SGD", "AdamW", "LAMB")
 def checks_for(rule: str) -> list[Any]:
     """The checks of one of our functions, as parameters."""
     checks = parametrize(f"thalweg.optax:{rule.lower()}", learning_rate=0.01).args[1]
+    checks = require_offers(checks, NOT_OFFERED_BY_OPTAX.get(rule.lower(), ()))
     named = [pytest.param(*each.values, id=f"{rule.lower()}-{each.id}") for each in checks]
     return one_in(len(SOON), named, first=SOON.index(rule)) if rule in SOON else [with_nightly(each) for each in named]
 

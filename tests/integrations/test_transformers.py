@@ -12,7 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from thalweg import OptionError, Rule, Update
-from thalweg.integrations.transformers import optimizer_cls_and_kwargs
+from thalweg.integrations.transformers import optimizer_cls_and_kwargs, parsed
 from thalweg.torch import LAMB, muon_adamw
 
 
@@ -127,3 +127,13 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     again = trained(arguments(tmp_path / "rest", max_steps=4), "kron_adamw", str(tmp_path / "part" / "checkpoint-2"))
     for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_options_of_a_command_line_may_be_tuples() -> None:
+    assert parsed("trust=False, betas=(0.9, 0.95),rounding=stochastic") == {
+        "trust": False,
+        "betas": (0.9, 0.95),
+        "rounding": "stochastic",
+    }
+    with pytest.raises(OptionError, match=r"optim_args must be a list such as .* got 'trust' in it"):
+        parsed("trust")

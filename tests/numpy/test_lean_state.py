@@ -141,14 +141,11 @@ def test_under_propagate_a_group_with_infinity_is_not_finite_and_no_other() -> N
     assert np.isfinite(np.delete(scales.ravel(), 10)).all()
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-def test_saved_state_continues_to_the_bit(suffix: str, tmp_path: Path) -> None:
-    if suffix == ".safetensors":
-        pytest.importorskip("safetensors")
+def test_saved_state_continues_to_the_bit(tmp_path: Path) -> None:
     optimizer, again = (LAMB(0.01, state_dtype="int8", state_rounding="stochastic") for _ in range(2))
     params = trained(optimizer, 3)
-    optimizer.save(tmp_path / f"state{suffix}")
-    again.load(tmp_path / f"state{suffix}")
+    optimizer.save(tmp_path / "state.npz")
+    again.load(tmp_path / "state.npz")
     other = copy.deepcopy(params)
     trained(optimizer, 2, params, 3)
     trained(again, 2, other, 3)

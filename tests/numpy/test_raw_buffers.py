@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from raw_arrays import bits
 
-from thalweg.numpy import LAMB, LARS, Mixture
+from thalweg.numpy import LAMB, LARS
 
 SIZE = 12
 DECAYED: Any = dict(lr=0.02, weight_decay=0.1)
@@ -52,7 +52,6 @@ def test_a_shape_that_is_told_later_counts_from_then_on() -> None:
     assert optimizer.stats()["layer"]["trust_ratio"] == 1.0
 
 
-def test_overrides_by_name_and_mixtures() -> None:
+def test_overrides_by_name() -> None:
     exempt = LAMB(**DECAYED, overrides=[("layer", dict(trust=False, weight_decay=0.0))])
     assert step_thrice(exempt, None) == step_thrice(LAMB(lr=0.02, trust=False), None)
-    assert step_thrice(Mixture([("*", LAMB.options(**DECAYED))]), None) == step_thrice(LAMB(**DECAYED), None)

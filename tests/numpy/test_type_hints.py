@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import thalweg.numpy
-import thalweg.options
 from thalweg.rules import RULES
 from thalweg.settings import option_names
 
@@ -50,7 +49,7 @@ def test_hints_work_where_typing_has_no_unpack(extensions: str) -> None:
         "import sys, types, typing\n"
         "Unpack = typing.__dict__.pop('Unpack', typing.List)\n"
         f"sys.modules['typing_extensions'] = {extensions}\n"
-        "import thalweg.numpy, thalweg.options\n"
+        "import thalweg.numpy\n"
         "assert typing.get_type_hints(thalweg.numpy.LAMB.__init__)['trust'] is bool\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

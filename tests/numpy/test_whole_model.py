@@ -19,7 +19,7 @@ NAMES = list(model())
 
 @every_case
 def test_it_equals_name_by_name_in_any_order(make: Make) -> None:
-    """Nothing but parameters is written to; test_properties_of_steps.py has arbitrary models."""
+    """Nothing but parameters is written to."""
     whole, single, turned = (make(rounding="stochastic") for _ in range(3))
     first, second, third = model("float16"), model("float16"), model("float16")
     for step in gradients(4, "float16"):

@@ -69,8 +69,11 @@ def test_steps_are_those_of_numpy(kind: str, how: str) -> None:
 
 @pytest.mark.parametrize(("kind", "how"), [("skip", "update"), night("skip", "step"), night("clip", "step")])
 def test_a_mixture_has_one_norm(kind: str, how: str) -> None:
-    entries = [("a", thalweg.numpy.SGD.options(lr=0.1)), ("b", thalweg.numpy.AdamW.options(lr=0.1, weight_decay=0.0))]
-    wanted = train_numpy(thalweg.numpy.Mixture(entries, spikes=KINDS[kind]))
+    wanted = draw(0)
+    apart = {"a": thalweg.numpy.SGD(lr=0.1), "b": thalweg.numpy.AdamW(lr=0.1, weight_decay=0.0)}
+    for t, factor in enumerate(factors_by_hand(KINDS[kind]), 1):
+        for name, optimizer in apart.items() if factor is not None else ():
+            optimizer.step({name: wanted[name]}, {name: draw(t)[name] * factor})
     theirs = [("a", ours.sgd(0.1)), ("b", ours.adamw(0.1, weight_decay=0.0))]
     params, state = train(ours.mixture(theirs, spikes=KINDS[kind]), how)
     assert all(np.max(np.abs(params[name] - p)) < FLOAT64 for name, p in wanted.items())
@@ -99,18 +102,3 @@ def test_state_of_another_window_is_refused() -> None:
         ours.lamb(0.1, spikes=Spikes(window=8)).update(params, state, params)
     with pytest.raises(StateError, match="not a state of this optimizer"):
         ours.lamb(0.1).update(params, state, params)
-
-
-def test_optax_accumulates_gradients_in_float32() -> None:
-    """MultiSteps does it; the option says so."""
-    with pytest.raises(OptionError, match=r"write optax\.MultiSteps\(solver, every_k_schedule=8, accumulator_dtype"):
-        ours.adamw(0.1, accumulate=8)
-    params = {"w": jnp.zeros(4, jnp.bfloat16)}
-    solver = optax.MultiSteps(ours.sgd(1.0), every_k_schedule=8, accumulator_dtype=jnp.float32)
-    state, update = solver.init(params), jax.jit(solver.update)
-    grads = [np.float32(1.0 if call == 0 else 2.0**-10) for call in range(8)]
-    for g in grads:
-        updates, state = update({"w": np.full(4, g)}, state, params)
-    assert state.acc_grads["w"].dtype == jnp.float32
-    # a running mean is rounded at each of the eight gradients
-    assert np.allclose(np.asarray(updates["w"], np.float64), -np.mean(grads), rtol=8 * 2.0**-24, atol=0)

@@ -88,7 +88,9 @@ def test_programs_compute_what_the_rule_does(lines: Any, seed: int) -> None:
             found = run_program(program, rule, inputs["p"], inputs["g"], state, **given)
             for key, value in after.items():
                 mine = {"p": found.p, **found.state, **found.stats}[key]
-                np.testing.assert_allclose(mine, value, rtol=1e-12, atol=1e-12, err_msg=f"{key}, {found.source}")
+                np.testing.assert_allclose(
+                    mine, value, rtol=1e-12, atol=1e-12, err_msg=f"{key}, {program.graph.values}"
+                )
 
 
 def stepped_natively(rule: Rule, arrays: dict[str, Any]) -> dict[str, Any]:

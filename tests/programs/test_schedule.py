@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 
-from thalweg.plan.optimizers import setting_of
 from thalweg.programs.budget import bytes_moved, passes_of, sizes_of
 from thalweg.rules import RULES
-from thalweg.show.arguments import Given
+from thalweg.settings import Setting, Settings
 
 MATRIX = (1024, 512)
 
 
+def setting_of(name: str, **options: Any) -> Setting:
+    return Settings(RULES[name], {**({"momentum": 0.9} if name == "SGD" else {}), **options}).base
+
+
 def passes(name: str, dtype: str = "float32", shape: tuple[int, ...] = MATRIX, **options: Any) -> list[int]:
     """Bytes of each pass for each element; what is smaller than a parameter not counted."""
-    setting = setting_of(name, [Given(name, key, value) for key, value in options.items()])
+    setting = setting_of(name, **options)
     size = sizes_of(setting, shape, dtype)
     found = [sum(size[key] for key in (*each.reads, *each.writes)) for each in passes_of(setting, shape, dtype).passes]
     elements = size["p"] // {"float32": 4, "bfloat16": 2, "float64": 8}[dtype]
@@ -72,7 +75,7 @@ def test_every_shape_has_passes(name: str, shape: tuple[int, ...]) -> None:
 
 
 def test_rows_and_columns_are_small() -> None:
-    setting = setting_of("Adafactor", [Given("Adafactor", "min_dim_size_to_factor", 0)])
+    setting = setting_of("Adafactor", min_dim_size_to_factor=0)
     assert passes_of(setting, (5, 1), "float32").small == ("row_var", "col_var")
     assert passes_of(setting, (4, 3, 2), "float32").small == ("row_var", "col_var")
 

@@ -1,4 +1,4 @@
-"""A traced rule is the rule: its program, written as Python and run, computes the same numbers."""
+"""A traced rule is the rule: its program, taken pass by pass, computes the same numbers."""
 
 from __future__ import annotations
 

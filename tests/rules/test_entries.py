@@ -22,8 +22,6 @@ from thalweg.spaces import numpy as xp
 SOURCE = Path(thalweg.__file__).parent
 #: Where keys stand beside the rule that has them. A file that no longer needs to be here is to be taken out.
 ELSEWHERE = {
-    # the state of torch.optim.AdamW
-    "bench/bandwidth.py",
     # kernels of Kron that are written by hand
     "kernels/triton/kron.py",
     "kernels/triton/kron_batch.py",
@@ -31,8 +29,7 @@ ELSEWHERE = {
     "kernels/triton/kron_owners.py",
     # the states of other libraries' optimizers
     "optax/peers.py",
-    "torch/peers/formats.py",
-    "torch/peers/sources.py",
+    "torch/peers.py",
 }
 
 

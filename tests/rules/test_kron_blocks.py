@@ -12,11 +12,8 @@ from tolerances import FLOAT64
 
 from thalweg.boundary import advance
 from thalweg.numpy import Kron as KronOptimizer
-from thalweg.plan import plan
-from thalweg.plan.models import Model, Tensor
 from thalweg.rules import Kron
 from thalweg.settings import Handling
-from thalweg.show.arguments import Given
 from thalweg.spaces import numpy as xp
 from thalweg.storage import first_state
 
@@ -80,16 +77,6 @@ def test_axes_with_diagonal_factors_are_not_cut() -> None:
     assert (shapes["Q_0"], shapes["Q_1"], shapes["L_0"]) == ((3 * 24,), (10, 4), (3, 1))
     assert Kron(block_size=4).treatment((24, 10)) == "3 blocks, factors diagonal 24, dense 4"
     assert Kron(block_size=256).treatment((100, 100)) == Kron().treatment((100, 100))
-
-
-def test_the_plan_of_a_model_shows_what_blocks_save() -> None:
-    model = Model("some", "", (Tensor("square", (1024, 1024)), Tensor("oblong", (1024, 4096))))
-    whole, cut = (
-        plan(model, optimizers=["Kron"], options=[Given("Kron", "block_size", size)], device="cuda").costs[0].share
-        for size in (None, 128)
-    )
-    assert cut.product_flops < whole.product_flops / 4
-    assert cut.state_bytes < whole.state_bytes
 
 
 def test_jax_shards_factors_of_blocks_by_their_stack_alone() -> None:

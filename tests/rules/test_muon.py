@@ -112,13 +112,11 @@ def test_coefficients_by_step() -> None:
     assert error(got, p - left @ np.diag(values) @ right, p) < FLOAT64
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"), [("polar_express", 0.86, 1.13), ("quintic", 0.97, 1.04), ("cans", 0.94, 1.06)]
-)
+@pytest.mark.parametrize(("name", "least", "most"), [("polar_express", 0.86, 1.13), ("quintic", 0.97, 1.04)])
 def test_named_coefficients_move_singular_values_near_one(name: Any, least: float, most: float) -> None:
-    """Those of at least 0.01, in five steps; cubic polynomials take eight."""
+    """Those of at least 0.01, in five steps."""
     values = np.logspace(0, -2, 12)
-    for a, b, c in Muon(ns_coefficients=name).triples[: 8 if name == "cans" else 5]:
+    for a, b, c in Muon(ns_coefficients=name).triples[:5]:
         values = a * values + b * values**3 + c * values**5
     assert values.min() > least
     assert values.max() < most

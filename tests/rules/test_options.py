@@ -12,9 +12,10 @@ from own_rules import Signed
 import thalweg.numpy
 from thalweg import Rule, Scalar, option
 from thalweg.errors import OptionError
-from thalweg.programs.evaluate import order_for, stand_in
+from thalweg.programs.evaluate import order_for
 from thalweg.rules import RULES
 from thalweg.rules.options import number_options
+from thalweg.rules.rule import stand_in
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ FINE = [[], []]
 KINDS = [
     "LARS, bfloat16 momentum",
     "LAMB, overrides",
-    "LAMB, spikes and accumulated",
+    "LAMB, spikes",
     "Adafactor, some factored",
     "Kron",
 ]
@@ -39,7 +39,7 @@ RULE = [name for name in NAMES if name in (*RULES, "Adafactor, factored")]
             ("LARS", "FSDP2", "plain", "nested"),
             ("LAMB, two groups", "plain", "FSDP2", "nested"),
             ("Adafactor, some factored", "FSDP2", "TP", "nested"),
-            ("LAMB, spikes and accumulated", "FSDP2", "TP", "full, flat"),
+            ("LAMB, spikes", "FSDP2", "TP", "full, flat"),
             ("Kron", "FSDP2", "TP", "offloaded"),
         ],
         (

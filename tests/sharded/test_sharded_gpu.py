@@ -26,8 +26,6 @@ from world_steps import (
     stepped_errors,
 )
 
-from thalweg import Spikes
-
 pytestmark = pytest.mark.slow
 
 NIGHT = pytest.mark.nightly
@@ -61,7 +59,6 @@ def spoilt(policy: str) -> dict[str, Any]:
     return dict(options=dict(on_nonfinite=policy), spoilt=((0, "matrix", math.nan),), names=SOME)
 
 
-SPIKES = dict(tensor_spikes=Spikes(window=2, z=0.1, action="clip"))
 GUARDED: dict[str, dict[str, Any]] = {
     "skip": spoilt("skip"),
     "raise": spoilt("raise"),
@@ -93,17 +90,6 @@ GUARDED: dict[str, dict[str, Any]] = {
             pytest.param(run_of(rule, **how), 2, "first axis", marks=NIGHT, id=f"{rule}, {what}")
             for rule in RULES
             for what, how in GUARDED.items()
-        ),
-        *(
-            # each tensor is judged as a whole
-            pytest.param(
-                run_of(rule, rates=(1.0, 1.0, 0.5), names=SOME, options=SPIKES),
-                2,
-                "mixed",
-                marks=NIGHT,
-                id=f"{rule}, spikes",
-            )
-            for rule in ("AdamW", "Adafactor")
         ),
     ],
 )

@@ -299,8 +299,6 @@ AROUND: dict[str, dict[str, Any]] = {
     "grafted": dict(graft=AdamW()),
     "several": dict(cautious=True, averaged=0.7, graft=AdamW()),
     "schedule-free": dict(schedule_free=0.8),
-    "spikes": dict(tensor_spikes=Spikes(window=2, z=0.1, action="clip")),
-    "spikes of updates": dict(tensor_spikes=Spikes(window=2, z=0.1, action="clip", of="update")),
 }
 INSIDE: dict[str, dict[str, Any]] = {
     "AdamW": {},
@@ -325,7 +323,7 @@ def composed(rule: str, what: str) -> Run:
 @pytest.mark.parametrize(
     ("rule", "what", "layout"),
     by_day(
-        [("Muon", "spikes", "mixed"), ("Kron", "several", "mixed")],
+        [("Muon", "grafted", "mixed"), ("Kron", "several", "mixed")],
         (
             (rule, what, layout)
             for rule in INSIDE
@@ -343,10 +341,3 @@ def test_around_a_rule(rule: str, what: str, layout: str) -> None:
 )
 def test_averages_are_evaluated(rule: str, what: str) -> None:
     assert world(2).run(faults_of_averages, composed(rule, what), "first axis") == [[]] * 2
-
-
-@pytest.mark.parametrize(("rule", "layout"), one_in(3, [("LAMB", "mixed"), ("Muon", "mixed"), ("Kron", "first axis")]))
-def test_gradients_are_accumulated_shard_by_shard(rule: str, layout: str) -> None:
-    """After two steps with the means of two, and half of a third."""
-    options = {"weight_decay": 0.1, **INSIDE[rule], "accumulate": 2, "max_grad_norm": 0.5}
-    check(Run(rule, options=options, rates=(1.0,) * 5, absent={2: ("matrix",)}), layout)

@@ -14,7 +14,7 @@ from lanes import by_day
 from world import world
 from world_layouts import MANY, SHAPES, torch
 from world_messages import messages
-from world_owners import bits, bytes_sent, dtypes_sent, errors_without_a_gradient, explained, peak_of_a_step, trained
+from world_owners import bits, bytes_sent, dtypes_sent, errors_without_a_gradient, explained, peak_of_a_step
 from world_steps import RULES, TYPICAL, Run, differences
 
 import thalweg.torch
@@ -71,7 +71,6 @@ GUARDS: dict[str, dict[str, Any]] = {
     "clipped": dict(max_grad_norm=1.0),
     "skip": dict(on_nonfinite="skip"),
     "raise": dict(on_nonfinite="raise"),
-    "wide messages": dict(message_dtype=None),
 }
 
 
@@ -82,7 +81,6 @@ GUARDS: dict[str, dict[str, Any]] = {
             ("Muon", "skip", 2, "plain", 60),
             ("SOAP", "raise", 2, "plain", None),
             ("Kron", "clipped", 4, "copies of shards", None),
-            ("Muon", "wide messages", 2, "plain", 60),
         ],
         (
             (rule, what, size, layout, slot)
@@ -111,23 +109,18 @@ def test_eight_ranks(rule: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "size", "layout", "codes"),
+    ("rule", "size", "layout"),
     by_day(
-        [("Kron", 2, "plain", False), ("Muon", 4, "copies of shards", True)],
+        [("Kron", 2, "plain"), ("Muon", 4, "copies of shards")],
         (
-            (rule, size, layout, codes)
+            (rule, size, layout)
             for rule in WHOLE
             for size, layout in ((2, "plain"), (4, "plain"), (4, "copies of shards"))
-            for codes in (False, True)
-            if rule == "Muon" or not codes
         ),
     ),
 )
-def test_replicas_stay_equal_to_the_bit_and_each_transforms_its_share(
-    rule: str, size: int, layout: str, codes: bool
-) -> None:
-    """codes: with messages of eight bits."""
-    run = divided(rule, dtype="float32", options=dict(message_dtype="int8") if codes else {})
+def test_replicas_stay_equal_to_the_bit_and_each_transforms_its_share(rule: str, size: int, layout: str) -> None:
+    run = divided(rule, dtype="float32")
     found = world(size).run(bits, run, layout)
     for place in found[0]["held"]:
         blocks = dict(own["held"][place] for own in found)
@@ -183,8 +176,6 @@ def test_a_gradient_that_is_missing_on_one_rank_is_told() -> None:
         (dict(replicas="all"), "replicas must be a process group, such as torch.distributed.group.WORLD, got 'all'"),
         (dict(divide_work="yes"), "divide_work must be True, False or None, got 'yes'"),
         (dict(divide_work=True, engine="fused"), "divide_work=True cannot be combined with engine='fused'"),
-        (dict(divide_work=True, offload_state=True), "divide_work=True cannot be combined with offload_state=True"),
-        (dict(message_dtype="int4"), "message_dtype must be one of None, 'int8', got 'int4'"),
     ],
     ids=str,
 )
@@ -246,17 +237,6 @@ def test_messages_are_as_narrow_as_the_products() -> None:
 
 @pytest.mark.nightly
 def test_bytes_of_a_step() -> None:
-    """Of P elements over w ranks at most 4 P / w bytes with Muon in bfloat16, and 2 P / w in codes."""
-    for message_dtype, share in ((None, 4), ("int8", 2)):
-        for sent, elements in world(4).run(bytes_sent, "Muon", message_dtype, (64, 128), 4):
-            assert sent <= share * elements / 4
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("rule", ["Muon", "Kron"])
-@pytest.mark.parametrize("layout", ["shards", "replicas"])
-def test_training_in_codes_for_300_steps(rule: str, layout: str, seed: int) -> None:
-    (wide, *_), (narrow, *_) = (world(2).run(trained, rule, dtype, layout, 300, seed) for dtype in (None, "int8"))
-    assert wide[-1] < wide[0] / 4
-    assert narrow[-1] < 1.05 * wide[-1]  # seeds differ by more
+    """Of P elements over w ranks at most 4 P / w bytes with Muon in bfloat16."""
+    for sent, elements in world(4).run(bytes_sent, "Muon", (64, 128), 4):
+        assert sent <= elements

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg.plan import plan
-from thalweg.plan.models import Model, Tensor
 from thalweg.rules import Annealed, Kron
 from thalweg.rules.whole import is_worth_sending
-from thalweg.show.arguments import Given
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -22,11 +19,7 @@ def test_factors_count_as_often_as_they_are_refreshed(device: str) -> None:
 
 
 @pytest.mark.parametrize(("probability", "divided"), [(0.03, 2), (1.0, 0)])
-def test_a_plan_tells_what_a_run_divides(probability: float, divided: int) -> None:
-    model = Model("two", "", tuple(Tensor(f"w{i}", (64, 64)) for i in range(2)))
-    options = [Given("Kron", "precond_update_probability", probability)]
-    cost = plan(model, optimizers=["Kron"], device="cpu", mesh={"dp": 2}, options=options).costs[0]
-    assert cost.share.divided_tensors == divided
+def test_an_optimizer_tells_what_it_divides(probability: float, divided: int) -> None:
     torch = pytest.importorskip("torch")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -34,7 +27,7 @@ def test_a_plan_tells_what_a_run_divides(probability: float, divided: int) -> No
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
-        named = [(tensor.name, torch.nn.Parameter(torch.ones(tensor.shape))) for tensor in model.tensors]
+        named = [(f"w{i}", torch.nn.Parameter(torch.ones(64, 64))) for i in range(2)]
         group = torch.distributed.group.WORLD
         optimizer = Optimizer(named, lr=0.1, precond_update_probability=probability, replicas=group)
         told = "replicas divide the work on 2" if divided else "replicas do not divide the work on 2"

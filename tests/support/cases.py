@@ -264,7 +264,7 @@ MUON = Case(
         (dict(ns_coefficients=(3.0, -4.0)), "ns_coefficients must be three numbers, or three for each step"),
         (
             dict(ns_coefficients="septic"),
-            "ns_coefficients must be one of 'polar_express', 'quintic', 'cans', 'cubic', got 'sep",
+            "ns_coefficients must be one of 'polar_express', 'quintic', 'cubic', got 'septic'",
         ),
         (dict(ns_coefficients=()), "ns_coefficients must be three numbers"),
         (dict(ns_coefficients=((3.0, -4.0, 2.0), (1.0,))), "ns_coefficients must be three numbers"),

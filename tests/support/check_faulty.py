@@ -545,7 +545,6 @@ FAULTS: dict[str, Any] = {
     "eps-out-of-range": Unchecked,
     "lr-of-a-group-out-of-range": Adam,
     "torch-error-inputs": Unchecked,
-    "torch-error-options": Unchecked,
     "misspelt-option": faulty(__init__=lambda self, params, lr=0.01, **options: Adam.__init__(self, params, lr)),
     "bad-group-is-not-added": AddsBeforeItLooks,
     "failing-closure": SwallowsErrors,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from cases import EXACT, UNIQUE
 
-from thalweg import Moment, Spikes, average, option, rules
+from thalweg import Moment, average, option, rules
 from thalweg.rules import Around, Rule
 from thalweg.rules.lion import Lion
 from thalweg.spaces import numpy as xp
@@ -137,25 +137,6 @@ def grafted(other: Rule, lr: float, shape: tuple[int, ...] = SHAPE) -> Callable[
     return after
 
 
-def clipped(spikes: Spikes) -> Callable[..., Any]:
-    """Steps whose norm is a spike beside averages over a window, brought down to the limit."""
-    mean = square = 0.0
-
-    def after(t: int, p: Any, g: Any, step: Any, decay: Any, kept: Any) -> Any:
-        nonlocal mean, square
-        mean, square = (0.0, 0.0) if t == 1 else (mean, square)
-        delta = step - decay
-        norm, weight = np.linalg.norm(delta), max(1 / t, 1 / spikes.window)
-        limit = mean + spikes.z * max(square - mean**2, 0.0) ** 0.5
-        is_spike = t > max(2, spikes.window // 2) and norm > limit
-        entering = min(norm, 2 * limit) if is_spike else norm
-        mean, square = mean + weight * (entering - mean), square + weight * (entering**2 - square)
-        kept["spikes"] = kept.get("spikes", 0) + is_spike
-        return p + delta * (limit / norm if is_spike else 1.0)
-
-    return after
-
-
 def without_momentum(rule: Any) -> Any:
     changes: dict[str, Any] = {"betas": (0.0, *rule.betas[1:])} if hasattr(rule, "betas") else {}
     if isinstance(rule, rules.Kron):
@@ -176,10 +157,6 @@ AROUND: Mapping[str, tuple[Mapping[str, Any], Callable[[Any, float], Any]]] = {
         lambda rule, lr: averaged(0.7, 1, warmup=True),
     ),
     "mean": (dict(averaged="mean", averaged_from=2), lambda rule, lr: mean_from(2)),
-    "spikes": (
-        dict(tensor_spikes=Spikes(window=3, z=0.1, action="clip", of="update")),
-        lambda rule, lr: clipped(Spikes(window=3, z=0.1)),
-    ),
     "schedule-free": (dict(schedule_free=0.8), lambda rule, lr: schedule_free(0.8)),
     "grafted": (dict(graft=rules.AdamW(weight_decay=0.3)), lambda rule, lr: grafted(rules.AdamW(weight_decay=0.3), lr)),
 }

@@ -108,30 +108,6 @@ def as_json(says: Any) -> bytes:
     return json.dumps(says).encode()
 
 
-def saved_safetensors(says: Any) -> bytes:
-    """A state of thalweg.numpy: the text that tells of it is in the header."""
-    header, about = (says.get("header"), says.get("about")) if isinstance(says, dict) else (says, "")
-    if isinstance(header, dict):
-        text = about if isinstance(about, str) else json.dumps(about)
-        header = {**header, "__metadata__": {"about": text}}
-    return safetensors(header, bytes(SAFETENSORS_BYTES))
-
-
-#: Of the arrays of a state, and of what fills its file.
-SAFETENSORS_BYTES = 20_000
-
-
-def safetensors_says(about: Any, arrays: dict[str, Any]) -> Any:
-    header, end = {}, 0
-    for key, array in arrays.items():
-        begin, end = end, end + array.nbytes
-        dtype = {"float64": "F64", "float32": "F32", "int64": "I64", "int8": "I8", "uint8": "U8"}[array.dtype.name]
-        header[key] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, end]}
-    room = SAFETENSORS_BYTES
-    header["filling"] = {"dtype": "U8", "shape": [room - end], "data_offsets": [end, room]}
-    return {"header": header, "about": about}
-
-
 #: What the cache has under the key: native code, as far as its name says.
 CODE, KEY = b"\x7fELF" + bytes(range(256)), "0" * 24
 
@@ -160,9 +136,6 @@ def kinds(folder: Path) -> dict[str, Kind]:
     whole = {"run": RUN, "result": RESULT, "where": {}}
     found = [
         Kind("state.npz", about, lambda says: npz(says, arrays), lambda path: optimizer().load(path)),
-        Kind(
-            "state.safetensors", safetensors_says(about, arrays), saved_safetensors, lambda path: optimizer().load(path)
-        ),
         Kind("model.safetensors", HEADER, safetensors, lambda path: resolve(str(path))),
         Kind("model.safetensors.index.json", index, as_json, lambda path: resolve(str(path))),
         Kind("shapes.json", shapes, as_json, lambda path: resolve(str(path))),
@@ -215,22 +188,11 @@ def bombs() -> dict[str, bytes]:
             archive.writestr("about.npy", array)
         return file.getvalue()
 
-    def overlong() -> bytes:
-        """A header of 2 GB in a member of 99 MB, as far as the file says."""
-        file = io.BytesIO()
-        with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr("about.npy", b"\x93NUMPY\x02\x00" + (2**31).to_bytes(4, "little") + bytes(9000))
-            archive.getinfo("about.npy").compress_size = 99_000_000
-        return file.getvalue()
-
     deep = b"[" * 100_000
     huge = {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 0]}
     layers = {**LLAMA, "num_hidden_layers": 10**9}
     return {
-        "unpacks/state.npz": zipped("(2500000,)", bytes(20_000_000)),
-        "shape/state.npz": zipped("(1000000000000,)", bytes(8)),
         "axes/state.npz": zipped("(" + "4294967296," * 30 + ")", bytes(8)),
-        "header/state.npz": overlong(),
         "length/model.safetensors": (2**63).to_bytes(8, "little") + b"{}",
         "long/model.safetensors": (99_000_000).to_bytes(8, "little") + b"{}",
         "shape/model.safetensors": safetensors({"w": huge}),

@@ -5,10 +5,8 @@ An array of a shape that lies takes no memory here, since it is one number seen 
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,24 +106,6 @@ def stepped(make: Callable[..., Any], *, shapes: Any = None, **options: Any) -> 
     return made.state_dict()
 
 
-def kron_torch() -> dict[str, Any]:
-    """As kron-torch saves it."""
-    group = dict(lr=0.001, b1=0.9, weight_decay=0.0, preconditioner_update_probability=1.0, precond_lr=0.1)
-    group |= dict(max_size_triangular=8192, max_skew_triangular=1.0, min_ndim_triangular=2, memory_save_mode=None)
-    group |= dict(momentum_into_precond_update=True, precond_init_scale=1.0, merge_dims=False, params=[0, 1])
-    state = {}
-    for index, shape in enumerate(SHAPES.values()):
-        factors = [torch.eye(n) for n in shape] if len(shape) > 1 else [torch.ones(n) for n in shape]
-        state[index] = {"step": 1, "update_prob_step": 1, "momentum_buffer": torch.zeros(shape), "Q": factors}
-    return {"state": state, "param_groups": [group]}
-
-
-def in_file(state: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.getvalue()
-
-
 def peer_state() -> Any:
     """Of optax.adamw after a step, as a checkpoint of numpy arrays has it."""
     params = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
@@ -135,9 +115,6 @@ def peer_state() -> Any:
 
 def bombs_of_states(kinds: dict[str, Kind]) -> dict[str, tuple[bytes, str]]:
     """Small states that would take much, or whose errors once were not ours, each with what is to be said of it."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", bytes(2_000_000))
 
     def changed(name: str, *path: str, to: Any) -> bytes:
         whole = json.loads(json.dumps(kinds[name].says))
@@ -148,7 +125,6 @@ def bombs_of_states(kinds: dict[str, Kind]) -> dict[str, tuple[bytes, str]]:
         return as_json(whole)
 
     return {
-        "unpacks/optimizer.pt": (packed.getvalue(), "would unpack to 2,000,000"),
         "step/own.torch.json": (changed("own.torch.json", "state", "0", "step", to=WIDE[0]), "does not fit"),
         "wide/adamw.torch.json": (changed("adamw.torch.json", "state", "0", "exp_avg", to=WIDE[0]), "does not fit"),
         "groups/adamw.torch.json": (changed("adamw.torch.json", "param_groups", to=3), "must be mappings in a list"),
@@ -160,9 +136,6 @@ def bombs_of_states(kinds: dict[str, Kind]) -> dict[str, tuple[bytes, str]]:
         ),
         "option/sgd.torch.json": (changed("sgd.torch.json", *GROUP, "weight_decay", to=NOTHING), "must be one number"),
         "rule/own.torch.json": (changed("own.torch.json", *GROUP, "rule", to=10**30), "must be the name of one"),
-        "factors/kron.torch.json": (changed("kron.torch.json", "state", "0", "Q", to=WIDE[0]), "must be a list"),
-        "begins/optimizer.pt": (b"\x80\x02X\xff\xff\xff\x03" + in_file({})[7:], "it begins with"),
-        "entry/kron.torch.json": (changed("kron.torch.json", "state", "0", "Q", to={"a": 1}), "is damaged"),
         "leaf/adamw.optax.json": (changed("adamw.optax.json", *LEAF, to="much"), "is damaged"),
     }
 
@@ -178,11 +151,6 @@ def states() -> dict[str, Kind]:
             stepped(torch.optim.Adafactor),
             lambda: thalweg.torch.Adafactor(parameters(), lr=0.01, variant="torch"),
         ),
-        (
-            "kron",
-            kron_torch(),
-            lambda: thalweg.torch.Kron(parameters(), variant="kron_torch", precond_update_probability=1.0),
-        ),
     ]
     found = [
         Kind(
@@ -194,16 +162,7 @@ def states() -> dict[str, Kind]:
         )
         for name, saved, make in torch_states
     ]
-    adamw = torch_states[0][1]
-    lies = [torch.zeros(1, dtype=torch.float64).expand(2**27), torch.zeros(2, 2, dtype=torch.int8), torch.zeros(0)]
     found += [
-        Kind(
-            "optimizer.pt",
-            adamw,
-            in_file,
-            lambda path: thalweg.torch.import_peer(thalweg.torch.AdamW(parameters()), path),
-            lies,
-        ),
         Kind(
             "own.torch.json",
             plain(stepped(coded, shapes=LARGE)),

@@ -142,7 +142,6 @@ HANDLING = {
     "momentum_dtype": Other("float16", dict(momentum=0.9)),
     "precond_dtype": Other("float16"),
     "seed": Other(7, dict(rounding="stochastic")),
-    "accumulate": Other(2, dict(weight_decay=0.1)),
     "spikes": Other(Spikes(window=2, quantile=0.1, action="clip"), dict(weight_decay=0.1)),
 }
 

@@ -125,7 +125,7 @@ def stepped_here(run: Run, place: Place, watch: Callable[[int], AbstractContextM
     shared = {"replicas": torch.distributed.group.WORLD} if run.replicated else {}
     optimizer = make(groups, run.lr(0), engine=run.engine, overrides=list(run.overrides), **shared, **run.given())
     if run.slot is not None:
-        lists = Lists(optimizer._sharing.message_dtype, slot=run.slot)
+        lists = Lists(slot=run.slot)
         optimizer._engines.update(lists=lists, triton=Triton(lists.owners))
     errors = []
     for step in range(len(run.rates)):

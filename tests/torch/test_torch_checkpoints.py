@@ -185,6 +185,10 @@ MISFITS: dict[str, tuple[Callable[[Case], Any], str]] = {
     ),
     "a newer layout": (lambda case: with_option(case, layout=999), "layout 999"),
     "an impossible option": (lambda case: with_option(case, weight_decay=-1.0), "weight_decay"),
+    "an option that is gone": (
+        lambda case: with_option(case, accumulate=4),
+        "saved with accumulate=4, which is gone since .*: divide the loss by n",
+    ),
     "an impossible rate": (lambda case: with_option(case, lr=-1.0), "lr"),
     "an impossible dtype": (lambda case: with_option(case, state_dtype="uint8"), "state_dtype"),
     **{f"{no!r}": (lambda case, no=no: no, "this is not a state_dict") for no in (None, 3, [], "state.pt")},  # type: ignore[misc]

@@ -13,9 +13,7 @@ torch = pytest.importorskip("torch")
 
 import thalweg.numpy  # noqa: E402
 import thalweg.torch  # noqa: E402
-from thalweg.codecs import CODECS, Grouping  # noqa: E402
 from thalweg.errors import NonFiniteError, OptionError, ResumeWarning, StateError  # noqa: E402
-from thalweg.spaces import torch as xp  # noqa: E402
 
 #: Two that are stepped as one list, one that is grouped otherwise, and one that stays in float32.
 SHAPES = {"first": (64, 128), "filter": (64, 64, 3, 3), "thin": (64, 96), "bias": (64,)}
@@ -183,36 +181,3 @@ def test_explain_counts_codes_and_says_what_cannot_be_grouped() -> None:
     assert told.rows[1].state_bytes == 2 * 4 * 100 * 125 + 4
     assert "stays in float32" in told.warnings[0]
     assert "odd" in told.warnings[0]
-
-
-def test_runs_of_other_optimizers_go_on_in_eight_bits_and_come_back() -> None:
-    params = model()
-    theirs = stepped(params, torch.optim.AdamW(params.values(), lr=0.01), 0, 2)
-    again, ours = made("AdamW", steps=0, state_dtype="int8", weight_decay=0.01)
-    thalweg.torch.import_peer(ours, theirs.state_dict())
-    with pytest.warns(ResumeWarning, match="now has exp_avg_scale"):
-        stepped(again, ours, 2, 3)
-    assert dtypes(ours, again["first"])["exp_avg_sq"] == "uint8"
-    stepped(params, theirs, 2, 3)
-    theirs.load_state_dict(thalweg.torch.export_peer(ours, "torch"))
-    wanted = thalweg.numpy.AdamW(0.01, state_dtype="int8")
-    wanted.load_state_dict(thalweg.torch.export_state(ours))
-    decoded = theirs.state[params["first"]]["exp_avg"]
-    assert decoded.dtype == torch.float32
-    codes, scales = (torch.tensor(wanted.state["first"][key]) for key in ("exp_avg", "exp_avg_scale"))
-    assert torch.equal(decoded, CODECS["int8"].decode(xp, codes, scales, Grouping(1, 64)))
-
-
-@pytest.mark.parametrize("option", ["rounding", "state_rounding"])
-def test_what_torch_cannot_carry_on_is_refused_until_it_is_given_up(option: str) -> None:
-    asked = {"rounding": "compensated", "state_rounding": "stochastic"}[option]
-    options: Any = dict(state_dtype="bfloat16", dtype=torch.bfloat16, weight_decay=0.01, **{option: asked})
-    params, ours = made("AdamW", **options)
-    message = f"{option}='{asked}', which 'first' has here, .* torch.AdamW; .* set {option}='nearest' in param_groups"
-    with pytest.raises(StateError, match=message):
-        thalweg.torch.export_peer(ours, "torch")
-    ours.param_groups[0][option] = "nearest"
-    theirs = torch.optim.AdamW(params.values(), lr=0.01)
-    theirs.load_state_dict(thalweg.torch.export_peer(ours, "torch"))
-    assert set(theirs.state[params["first"]]) == {"step", "exp_avg", "exp_avg_sq"}
-    assert torch.equal(theirs.state[params["first"]]["exp_avg"], ours.state[params["first"]]["exp_avg"])

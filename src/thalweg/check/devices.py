@@ -7,7 +7,17 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from thalweg.check.problem import TorchSubject, assert_close, assert_usual, copy_state, give, leaves, train, values
+from thalweg.check.problem import (
+    TorchSubject,
+    assert_close,
+    assert_usual,
+    copy_state,
+    give,
+    leaves,
+    train,
+    unless_refused,
+    values,
+)
 from thalweg.check.registry import Failed, NotOffered, holds
 
 GRADIENTS = 3
@@ -63,11 +73,8 @@ def cuda_graphs(s: TorchSubject) -> None:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     before = values(params)
-    try:
-        with torch.cuda.graph(graph):
-            captured.step()
-    except Exception as error:
-        raise NotOffered(f"steps cannot be captured: {type(error).__name__}") from error
+    with unless_refused("capturing steps"), torch.cuda.graph(graph):
+        captured.step()
     if not all(map(torch.equal, values(params), before)):
         raise Failed("capturing a step changed parameters")
     given = [p.grad for p in params if p.grad is not None]  # from which the graph reads

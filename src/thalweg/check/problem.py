@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from thalweg.check.registry import Failed, NotOffered
 from thalweg.check.subject import Subject
+from thalweg.show.modules import describe_error
 
 Shapes = Sequence[tuple[int, ...]]
 #: Two of the same shape among them, a vector and a filter.
@@ -122,20 +123,36 @@ def tensors_of(optimizer: Any) -> dict[str, Tensor]:
     return {path: leaf for path, leaf in leaves(optimizer.state_dict()["state"]) if isinstance(leaf, Tensor)}
 
 
-def assert_same(found: Any, wanted: Any, where: str) -> None:
-    """Fail unless all tensors and numbers are equal to the bit."""
-    ours, theirs = dict(leaves(found)), dict(leaves(wanted))
-    if ours.keys() != theirs.keys():
-        raise Failed(f"{where}: {', '.join(sorted(ours.keys() ^ theirs.keys())[:3])} is on one side only")
-    for path, one in ours.items():
-        other = theirs[path]
-        if isinstance(one, Tensor) and isinstance(other, Tensor):
-            if one.dtype != other.dtype or one.shape != other.shape:
-                raise Failed(f"{where}: {path} is {describe(one)}, not {describe(other)}")
-            if not torch.equal(one.nan_to_num(), other.nan_to_num()) or not torch.equal(one.isnan(), other.isnan()):
-                raise Failed(f"{where}: {path} differs by up to {(one - other).abs().max().item():.3g}")
-        elif isinstance(one, (int, float, str, bool)) and one != other:
-            raise Failed(f"{where}: {path} is {one!r}, not {other!r}")
+def assert_same(found: Any, wanted: Any, where: str, path: str = "") -> None:
+    """Fail unless two values are of one kind and equal to the bit, within dicts, lists and tuples too.
+
+    A list counts as a tuple. Objects that cannot be compared have to be of one class.
+    """
+    at = f"{where}: {path}" if path else where
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        if found.keys() != wanted.keys():
+            raise Failed(f"{at}: {', '.join(sorted(map(str, found.keys() ^ wanted.keys()))[:3])} is on one side only")
+        for key in found:
+            assert_same(found[key], wanted[key], where, f"{path}.{key}" if path else str(key))
+    elif isinstance(found, (list, tuple)) and isinstance(wanted, (list, tuple)):
+        if len(found) != len(wanted):
+            raise Failed(f"{at} has {len(found)} parts, not {len(wanted)}")
+        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            assert_same(one, other, where, f"{path}.{place}" if path else str(place))
+    elif isinstance(found, Tensor) and isinstance(wanted, Tensor):
+        if found.dtype != wanted.dtype or found.shape != wanted.shape:
+            raise Failed(f"{at} is {describe(found)}, not {describe(wanted)}")
+        if not torch.equal(found.nan_to_num(), wanted.nan_to_num()) or not torch.equal(found.isnan(), wanted.isnan()):
+            raise Failed(f"{at} differs by up to {(found.double() - wanted.double()).abs().max().item():.3g}")
+    elif type(found) is not type(wanted):
+        raise Failed(f"{at} is {describe(found)}, not {describe(wanted)}")
+    elif has_equality(found) and found != wanted and not (found != found and wanted != wanted):  # NaN is not itself
+        raise Failed(f"{at} is {found!r}, not {wanted!r}")
+
+
+def has_equality(value: Any) -> bool:
+    """Whether values of its class are compared, and not objects."""
+    return getattr(type(value), "__eq__", None) is not object.__eq__
 
 
 def assert_close(
@@ -182,8 +199,10 @@ def step_unless_refused(optimizer: Any) -> bool:
     return True
 
 
-def describe(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+def describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return f"{value!r:.80} ({type(value).__name__})"
 
 
 def assert_finite(params: Sequence[Tensor], where: str) -> None:
@@ -219,7 +238,7 @@ def unless_refused(what: str) -> Iterator[None]:
     except Failed:
         raise
     except Exception as error:
-        raise NotOffered(f"{what}: {type(error).__name__}") from error
+        raise NotOffered(f"{what}: {describe_error(error)}") from error
 
 
 def require_option(optimizer: Any, option: str) -> None:

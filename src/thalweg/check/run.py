@@ -62,12 +62,14 @@ def check(
     )
     checks = choose_checks(subject.kind, only, ranks=ranks > 0)
     together = [each for each in checks if each.kind == "ranks"]
+    if together:
+        from thalweg.check.world import World, write_question
+
+        write_question(together[0], optimizer, options, facts)  # what cannot be sent is said before anything has run
     for each in checks[: len(checks) - len(together)]:  # those of ranks come last
         found.verdicts.append(run_check(each, subject))
         on_verdict(found.verdicts[-1])
     if together:
-        from thalweg.check.world import World
-
         with World(ranks) as world:
             for each in together:
                 found.verdicts.append(world.verdict(each, optimizer, options, facts))

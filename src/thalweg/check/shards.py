@@ -18,7 +18,6 @@ from thalweg.check.problem import (
     assert_same,
     assert_usual,
     step_unless_refused,
-    values,
     weights,
 )
 from thalweg.check.registry import Failed, holds
@@ -132,9 +131,9 @@ def shards_without_gradients(s: TorchSubject) -> None:
 
 def compare_runs(s: TorchSubject, run: Callable[[list[Parameter]], list[Tensor]], where: str) -> list[Tensor]:
     """What a run makes of shards of rows; fail unless it makes the same of whole parameters."""
-    start = values(weights(MATRICES))
-    whole, sharded = (run([Parameter(p) for p in params]) for params in (start, map(by_rows, start)))
-    assert_close(sharded, whole, start, f"{where}, sharded and in one process", tolerance_for(s))
+    whole = run(weights(MATRICES))
+    sharded = run([Parameter(by_rows(p.detach())) for p in weights(MATRICES)])
+    assert_close(sharded, whole, weights(MATRICES), f"{where}, sharded and in one process", tolerance_for(s))
     return sharded
 
 

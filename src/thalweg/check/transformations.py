@@ -61,6 +61,9 @@ def assert_same(one: Any, other: Any, where: str, rtol: float = 0.0) -> None:
     if str(jax.tree.structure(one)) != str(jax.tree.structure(other)):
         raise Failed(f"{where}: the structure is another one")
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True):
+        if jnp.shape(x) != jnp.shape(y) or jnp.result_type(x) != jnp.result_type(y):
+            sides = (f"{jnp.result_type(side)} {jnp.shape(side)}" for side in (x, y))
+            raise Failed(f"{where}: {jax.tree_util.keystr(path)} is {' and not '.join(sides)}")
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         apart = np.abs(x - y).max(initial=0.0)
         if not apart <= rtol * np.abs(y).max(initial=0.0):

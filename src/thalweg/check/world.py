@@ -12,6 +12,7 @@ from thalweg.check.references import subject_of
 from thalweg.check.registry import ROOMS, Check, checks_of
 from thalweg.check.verdicts import FAILED, Verdict, judge, run_check
 from thalweg.errors import CommandError
+from thalweg.show.modules import describe_error
 
 #: Seconds that other ranks may take to answer after the first one has.
 PATIENCE = 10.0
@@ -31,11 +32,7 @@ class World:
 
     def verdict(self, each: Check, given: Any, options: Mapping[str, Any], facts: Mapping[str, Any] | None) -> Verdict:
         """What the ranks say: the first failure, or what all of them say. Ranks that disagree are replaced."""
-        try:
-            asked = pickle.dumps((each.name, given, dict(options), dict(facts or {})))
-        except Exception as error:
-            raise CommandError(f"{given!r} cannot be sent to other processes; say where it is: module:Class") from error
-        said = self.ranks.ask(asked, patience=PATIENCE, hurries=lambda _: True)
+        said = self.ranks.ask(write_question(each, given, options, facts), patience=PATIENCE, hurries=lambda _: True)
         spoken = [verdict for verdict in said if isinstance(verdict, Verdict)]
         found = next((verdict for verdict in spoken if verdict.outcome == FAILED), None)
         if silent := [str(rank) for rank, verdict in enumerate(said) if isinstance(verdict, Silence)]:
@@ -43,6 +40,17 @@ class World:
         if silent or len({verdict.outcome for verdict in spoken}) > 1:
             self.ranks.end()
         return replace(found or spoken[0], ranks=self.ranks.size)
+
+
+def write_question(each: Check, given: Any, options: Mapping[str, Any], facts: Mapping[str, Any] | None) -> bytes:
+    """What ranks are asked, for :func:`reply`. Raises a CommandError for an optimizer that cannot be sent to them."""
+    try:
+        return pickle.dumps((each.name, given, dict(options), dict(facts or {})))
+    except Exception as error:
+        raise CommandError(
+            f"{given!r} cannot be sent to other processes, which ranks=... needs ({describe_error(error)}); say where "
+            "it is, as module:Class, and give options that can be pickled"
+        ) from error
 
 
 def reply(asked: tuple[str, Any, Mapping[str, Any], Mapping[str, Any]]) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -106,9 +107,11 @@ def adam_options(args: TrainingArguments, rule: type[Rule]) -> dict[str, Any]:
 
 
 def parsed(optim_args: str | None) -> dict[str, Any]:
-    """Options as a command line has them: "trust=False,rounding=stochastic"."""
-    pairs = (pair.split("=", 1) for pair in (optim_args or "").replace(" ", "").split(",") if pair)
-    return {name: literal(value) for name, value in pairs}
+    """Options as a command line has them: "trust=False,betas=(0.9,0.95)"."""
+    pairs = [pair for pair in re.split(r",(?![^(\[]*[)\]])", (optim_args or "").replace(" ", "")) if pair]
+    if wrong := [pair for pair in pairs if "=" not in pair]:
+        raise OptionError(f"optim_args must be a list such as 'trust=False,betas=(0.9,0.95)', got {wrong[0]!r} in it")
+    return {name: literal(value) for name, _, value in (pair.partition("=") for pair in pairs)}
 
 
 def literal(text: str) -> Any:

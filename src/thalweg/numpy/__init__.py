@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from thalweg.numpy import optimizers
-from thalweg.numpy.base import Optimizer
-from thalweg.numpy.mixture import Mixture
+from thalweg.numpy.optimizer import Optimizer
 from thalweg.numpy.optimizers import *  # noqa: F403
 from thalweg.rules import Annealed
 
 __all__ = [
     "Annealed",
-    "Mixture",
     "Optimizer",
 ]
 __all__ += optimizers.__all__

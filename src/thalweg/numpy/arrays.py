@@ -1,10 +1,10 @@
-"""What arrays can be stepped, and what is said of those that cannot."""
+"""What arrays and options numpy can serve, and what is said of those that it cannot."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -13,10 +13,16 @@ import numpy.typing as npt
 
 from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
-from thalweg.errors import ParameterError
+from thalweg.errors import OptionError, ParameterError
+from thalweg.given import plain
+from thalweg.rules.checks import is_known
+from thalweg.settings import STORAGE, Settings
+from thalweg.spaces.numpy import named_dtype
 
 Arr: TypeAlias = npt.NDArray[Any]
 Name: TypeAlias = str | int
+#: A number, a function of the step (counted from 1), or None where the rule has its own.
+Rate: TypeAlias = float | Callable[[int], float] | None
 
 #: What to do with what belongs to another framework, by the packages it comes from.
 ELSEWHERE = {
@@ -121,14 +127,10 @@ def narrow_rms(x: Arr) -> float | None:
     return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) if x.size and x.dtype.itemsize <= 2 else None
 
 
-def is_size(n: Any) -> bool:
-    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and bool(n >= 0)
-
-
 def view_as(what: str, x: Arr, shape: Shape) -> Arr:
     """A flat buffer, seen in the shape of the parameter it holds."""
-    sizes = isinstance(shape, (tuple, list)) and all(is_size(n) for n in shape)
-    if not sizes:
+    whole = isinstance(shape, (tuple, list)) and all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape)
+    if not whole or any(isinstance(n, bool) for n in shape):
         raise ParameterError(f"shape must be a tuple of whole numbers >= 0, got {shape!r}")
     shape = tuple(int(n) for n in shape)
     if x.shape == shape:
@@ -193,3 +195,46 @@ def check_apart(spans: Mapping[Name, tuple[int, int]]) -> None:
             raise ParameterError(
                 f"parameters {other!r} and {name!r} share memory: pass it once, with the sum of the gradients"
             )
+
+
+# ---- options
+
+
+def check_rate(lr: Any) -> None:
+    """Tell parameters from a learning rate: constructors of other libraries begin with them."""
+    shown = [next(lr, None)] if isinstance(lr, Iterator) else lr
+    several = isinstance(shown, (Mapping, list, tuple)) or getattr(shown, "shape", ()) != ()
+    if several or hasattr(lr, "parameters"):
+        raise OptionError(
+            f"lr must be a finite number >= 0 or a function of the step, got {kind_of(lr)}; pass parameters to "
+            f"step(params, grads), not to the constructor{advice(shown)}"
+        )
+
+
+def checked_rate(lr: Any, settings: Settings) -> Rate:
+    """A learning rate in Python's own numbers."""
+    check_rate(lr)
+    value: Rate = plain(lr)
+    first = plain(value(1)) if callable(value) else value
+    check_plain("lr", first)
+    settings.validate_lr(first)
+    return value
+
+
+def check_plain(name: str, value: Any) -> None:
+    if not is_known(value):
+        raise OptionError(f"{name} must be a Python number here, got {type(value).__name__}")
+
+
+def check_served(settings: Settings) -> None:
+    """Say now, and not at the first step, what numpy cannot serve: tensors, or bfloat16 without its package."""
+    for options in (settings.options, *(options for _, options in settings.overrides)):
+        for name, value in options.items():
+            check_plain(name, plain(value(1)) if callable(value) else value)
+        for name in STORAGE:
+            try:
+                named_dtype(options.get(name) or "float32")
+            except ImportError:
+                raise OptionError(
+                    f"{name}={options[name]!r} needs a package that is not installed: pip install ml_dtypes"
+                ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from thalweg.numpy.base import Optimizer
+from thalweg.numpy.optimizer import Optimizer
 from thalweg.rules import RULES, Rule
 from thalweg.signatures import make_class
 from thalweg.trial import check_rule

@@ -18,9 +18,9 @@ from thalweg.optax.parts import by_parts
 from thalweg.optax.results import Results
 from thalweg.optax.shards import typed_layout
 from thalweg.programs.schedule import needs_sums
-from thalweg.programs.trace import stand_in
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice
+from thalweg.rules.rule import stand_in
 from thalweg.storage import arithmetic, describe_state
 
 Engine: TypeAlias = Literal["auto", "xla", "native"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from thalweg.codecs import CODECS, grouping_of, scale_key
 from thalweg.errors import StateError
-from thalweg.exchange import by_known_name, check_exchanged, check_mixture, pack_state, warn_converted
+from thalweg.exchange import check_exchanged, entries_of, pack_state, warn_converted
 from thalweg.optax.states import SEVERAL, STATE_CLASSES, Entries, MixtureState, SpikedMixtureState, fields_of
 from thalweg.optax.trees import Tree, dotted, named
 from thalweg.rules import Rule
@@ -24,19 +24,17 @@ def export_state(state: Tree, params: Tree) -> dict[str, Any]:
     ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.torch.import_state`` take it. Wrappers of optax around the
     optimizer are passed over: what they keep themselves is not exported.
     """
-    parts = own_parts(state)
-    names = named(params).names
-    if len(set(names)) < len(names):
-        twice = next(n for n in names if names.count(n) > 1)
-        raise StateError(f"two parameters have the path {twice!r}: paths must differ")
+    parts, names = own_parts(state), named(params).names
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise StateError(f"two parameters have the path {twice[0]!r}: paths must differ")
     found: dict[str, Entries] = {}
     rules: dict[str, type[Rule]] = {}
     for rule, part in parts:
         for name, entries in entries_by_name(part, params).items():
             if name in found:
                 raise StateError(f"this state has two entries for parameter {name!r}: export the two states one by one")
-            beside = {SPIKES: jax.device_get(part.spikes)} if SPIKES in part._fields else {}
-            found[name] = {"step": jax.device_get(part.count), **jax.device_get(entries), **beside}
+            beside = {SPIKES: part.spikes} if SPIKES in part._fields else {}
+            found[name] = jax.device_get({"step": part.count, **entries, **beside})
             rules[name] = rule
     ordered = {name: found[name] for name in names if name in found}
     made_by = rules if is_mixed(state) else parts[0][0]
@@ -49,12 +47,9 @@ def import_state(state: Tree, params: Tree, exported: Mapping[str, Any]) -> Tree
     state: of this optimizer, such as ``solver.init(params)``. Arrays keep its dtypes and its layout over devices.
     """
     parts = own_parts(state)
-    if is_mixed(state):
-        rules = {name: rule for rule, part in parts for name in entries_by_name(part, params)}
-        check_mixture(exported, [rule for rule, _ in parts], rules.get)
-    else:
-        check_exchanged(exported, parts[0][0])
-    given = by_known_name(exported, named(params).names)
+    rules = {name: rule for rule, part in parts for name in entries_by_name(part, params)}
+    check_exchanged(exported, [rule for rule, _ in parts] if is_mixed(state) else parts[0][0], rules.get)
+    given = entries_of(exported, named(params).names)
     return jax.tree.map(lambda part: import_part(part, params, given) if is_own(part) else part, state, is_leaf=is_own)
 
 
@@ -72,9 +67,9 @@ def own_parts(state: Tree) -> list[tuple[type[Rule], Any]]:
 
 def is_mixed(state: Tree) -> bool:
     """Whether a state is one of a mixture, or of several rules that optax has put together."""
-    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, (MixtureState, SpikedMixtureState)))
-    mixed = any(isinstance(part, (MixtureState, SpikedMixtureState)) for part in parts)
-    return mixed or len({rule for rule, _ in own_parts(state)}) > 1
+    mixtures = (MixtureState, SpikedMixtureState)
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, mixtures))
+    return any(isinstance(part, mixtures) for part in parts) or len({rule for rule, _ in own_parts(state)}) > 1
 
 
 def number_leaves(part: Any, params: Tree) -> Iterator[tuple[str, str, str, Any]]:
@@ -94,7 +89,7 @@ def number_leaves(part: Any, params: Tree) -> Iterator[tuple[str, str, str, Any]
 
 
 def entries_by_name(part: Any, params: Tree) -> dict[str, Entries]:
-    """State by parameter and key; nothing for parameters of which nothing is kept."""
+    """The entries of every parameter that a state has, by name and key; a parameter may have none."""
     found: dict[str, Entries] = {}
     for _, name, key, leaf in number_leaves(part, params):
         entries = found.setdefault(name, {})
@@ -103,38 +98,37 @@ def entries_by_name(part: Any, params: Tree) -> dict[str, Entries]:
     return found
 
 
-def import_part(part: Any, params: Tree, given: Mapping[str, Any]) -> Any:
+def import_part(part: Any, params: Tree, exported: Mapping[str, Any]) -> Any:
     """One state with new contents, checked."""
-    present, told = entries_by_name(part, params), False
-    norms = [entries[SPIKES] for entries in given.values() if SPIKES in entries]
-    given = {name: {key: x for key, x in own.items() if key != SPIKES} for name, own in given.items()}
-    if SPIKES in part._fields and norms:
-        part = part._replace(spikes=place_like(norms[0], part.spikes))
-    for name, entries in present.items():
-        if name not in given:
+    given: dict[str, Entries] = {}
+    converted: tuple[Any, ...] = ()
+    steps: set[int] = set()
+    for name, entries in entries_by_name(part, params).items():
+        if name not in exported:
             raise StateError(f"this state has no entry for parameter {name!r}")
-        check_codes(space, name, on_device(given[name]))
-        if given[name].keys() - {"step"} != entries.keys():
-            own = recode(on_device(given[name]), entries)
-            if not told and own.keys() == entries.keys():
-                told = True
-                warn_converted(name, given[name].keys() - {"step"}, own)
-            given = {**given, name: {"step": given[name]["step"], **own}}
-        shapes = {key: tuple(entry.shape) for key, entry in entries.items()}
-        found = {key: tuple(entry.shape) for key, entry in given[name].items() if key != "step"}
+        theirs = {key: x for key, x in exported[name].items() if key not in ("step", SPIKES)}
+        if theirs.keys() != entries.keys():
+            before, theirs = theirs, recode(name, on_device(theirs), entries)
+            converted = converted or ((name, before, theirs) if theirs.keys() == entries.keys() else ())
+        found, shapes = ({key: tuple(x.shape) for key, x in kept.items()} for kept in (theirs, entries))
         if found != shapes:
             raise StateError(
                 f"the state of {name!r} does not fit: the exported entries are {found}, and its options need {shapes}"
             )
-        check_eight_bits(
-            space, name, on_device(given[name]), {key: space.dtype(entry) for key, entry in entries.items()}
-        )
-    steps = {int(given[name]["step"]) for name in present}
+        given[name] = on_device(theirs)
+        check_codes(space, name, given[name])
+        check_eight_bits(space, name, given[name], {key: space.dtype(entry) for key, entry in entries.items()})
+        steps.add(int(exported[name]["step"]))
     if len(steps) > 1:
         raise StateError(
             f"parameters have taken different numbers of steps, {sorted(steps)}: thalweg.optax keeps one count for all "
             "parameters, so they must be equal"
         )
+    if converted:
+        warn_converted(*converted)
+    norms = [entries[SPIKES] for entries in exported.values() if SPIKES in entries]
+    if SPIKES in part._fields and norms:
+        part = part._replace(spikes=place_like(norms[0], part.spikes))
     fields: dict[str, list[Any]] = {field: [] for field in fields_of(part)}
     for field, name, key, leaf in number_leaves(part, params):
         if key:
@@ -142,15 +136,16 @@ def import_part(part: Any, params: Tree, given: Mapping[str, Any]) -> Any:
     trees = {
         field: jax.tree.unflatten(jax.tree.structure(getattr(part, field)), leaves) for field, leaves in fields.items()
     }
-    return part._replace(count=place_like(steps.pop() if steps else part.count, part.count), **trees)
+    return part._replace(count=place_like(steps.pop(), part.count) if steps else part.count, **trees)
 
 
 def on_device(entries: Mapping[str, Any]) -> Entries:
-    return {key: jnp.asarray(entry) for key, entry in entries.items() if key != "step"}
+    return {key: jnp.asarray(entry) for key, entry in entries.items()}
 
 
-def recode(found: Entries, like: Entries) -> Entries:
+def recode(name: str, found: Entries, like: Entries) -> Entries:
     """State as another is kept: in codes or not, with a record or not. Scales tell how codes are grouped."""
+    check_codes(space, name, found)
     state = declared(space, found)
     for key in coded_keys(space, found):
         scales = found[scale_key(key)]

@@ -13,7 +13,7 @@ import optax
 
 from thalweg.arrays import is_number
 from thalweg.errors import ParameterError, UnusedOverrideWarning
-from thalweg.explain import Explanation, GroupRow, explain_parameter, write_programs
+from thalweg.explain import Explanation, GroupRow, explain_parameter
 from thalweg.given import unused_patterns
 from thalweg.optax.batches import Leaf
 from thalweg.optax.engines import explain_engines
@@ -24,12 +24,11 @@ from thalweg.optax.trees import Tree, named
 from thalweg.optax.values import at_count, concrete
 
 
-def explain(solver: optax.GradientTransformation, params: Tree, *, program: bool = False) -> Explanation:
+def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
     """How each parameter will be treated, how many bytes of state it takes, and what looks like a mistake.
 
     solver: a transformation of thalweg.optax or a mixture, also within wrappers of optax; parameters that other
     transformations step have no row. params: arrays, or their shapes. A group is a transformation. No state is made.
-    program: show the arithmetic of each treatment too, as Python for numpy.
 
     >>> import jax.numpy as jnp
     >>> from thalweg.optax import lamb
@@ -47,7 +46,7 @@ def explain(solver: optax.GradientTransformation, params: Tree, *, program: bool
     outer = owner_of(solver)
     reached = set() if outer is None else outer.reached()
     several = len({owner.settings.rule for owner, _ in parts}) > 1
-    rows, groups, unused, written = {}, [], [], []
+    rows, groups, unused = {}, [], []
     for owner, leaves in parts:
         rate = concrete(at_count(owner.learning_rate, 0))
         engines = explain_engines(owner.engine, leaves, guarded=owner.guarded, reached=id(owner) in reached)
@@ -56,20 +55,17 @@ def explain(solver: optax.GradientTransformation, params: Tree, *, program: bool
             shape, dtype = leaf.p.shape, leaf.p.dtype.name
             # one count serves all
             row = explain_parameter(name, shape, dtype, leaf.setting, lr=rate, rms=sizes[name], counter_bytes=0)
-            setting = leaf.setting
+            treatment = row.treatment
             if leaf.axes is not None:
-                setting = replace(setting, rule=rule_of_axes(setting.rule_at(1), leaf.axes))
-            treatment = row.treatment if leaf.axes is None else setting.rule.treatment(shape)
+                treatment = rule_of_axes(leaf.setting.rule_at(1), leaf.axes).treatment(shape)
             told = (*row.warnings, *([heard.notes[name]] if name in heard.notes else []))
             decay = show(row.weight_decay)
             rows[name] = replace(row, weight_decay=decay, treatment=treatment, warnings=told, engine=engine)
-            written.append((rows[name], setting, rate is not None))
         groups.append(group_of(owner, leaves, rate, several, heard.group_notes.get(id(owner))))
         patterns = (pattern for pattern, _ in owner.settings.overrides)
         unused += unused_patterns(patterns, ((leaf.names[0], leaf.p) for leaf in leaves))
     ordered = [rows[name] for name in found.names if name in rows]
-    programs = write_programs(written if program else ())
-    return Explanation(ordered, unused, groups, unused_entries=heard.unused_entries, programs=programs)
+    return Explanation(ordered, unused, groups, unused_entries=heard.unused_entries)
 
 
 def transformations(solver: optax.GradientTransformation, params: Tree) -> Heard:

@@ -5,9 +5,12 @@ from typing import Any, Literal
 
 import optax
 
+from thalweg.dtypes import Name as DType
+from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.optax.engines import Engine
 from thalweg.rules import Annealed, Rule, Spikes
+from thalweg.signatures import Pair, Schedulable, Triple
+from thalweg.optax.engines import Engine
 
 __all__: list[str] = [
     "function_of",
@@ -46,7 +49,6 @@ def sgd(
     weight_decay: Any = 0.0,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -59,7 +61,6 @@ def sgd(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -82,7 +83,6 @@ def adamw(
     decoupled: bool = True,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -95,7 +95,6 @@ def adamw(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -123,7 +122,6 @@ def lars(
     zero_ratio: Any = 1.0,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -137,7 +135,6 @@ def lars(
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -166,7 +163,6 @@ def lamb(
     weight_decay_mode: Literal["in_update", "decoupled", "l2"] = "in_update",
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -180,7 +176,6 @@ def lamb(
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -213,7 +208,6 @@ def adafactor(
     only_2d: bool = False,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -226,7 +220,6 @@ def adafactor(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -263,7 +256,6 @@ def muon(
     vectors: Literal["refuse", "row"] = "refuse",
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -276,7 +268,6 @@ def muon(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -312,7 +303,6 @@ def kron(
     lipschitz_beta: Any = 0.9,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -327,7 +317,6 @@ def kron(
     precond_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
     b1: Any = None,
     mu_dtype: Any = None,
@@ -361,7 +350,6 @@ def soap(
     precondition_1d: bool = False,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -376,7 +364,6 @@ def soap(
     precond_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -400,7 +387,6 @@ def ademamix(
     beta3_warmup: Any = None,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -413,7 +399,6 @@ def ademamix(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -431,7 +416,6 @@ def lion(
     engine: Literal["auto", "xla", "native"] = "auto",
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -444,7 +428,6 @@ def lion(
     state_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...
 
@@ -468,7 +451,6 @@ def mars(
     gamma: Any = 0.025,
     graft: Rule | None = None,
     cautious: bool | Literal["decay", "both"] = False,
-    tensor_spikes: bool | Spikes = False,
     schedule_free: float | bool = False,
     schedule_free_warmup: int | None = None,
     averaged: Any = None,
@@ -482,6 +464,5 @@ def mars(
     momentum_dtype: Any = None,
     state_rounding: Literal["nearest", "stochastic"] = "nearest",
     spikes: bool | Spikes = False,
-    accumulate: int | None = None,
     seed: int | None = None,
 ) -> optax.GradientTransformationExtraArgs: ...

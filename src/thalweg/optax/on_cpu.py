@@ -20,8 +20,8 @@ from thalweg.optax.batches import Job, Leaf, Step
 from thalweg.optax.results import Results
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
-from thalweg.programs.trace import stand_in
 from thalweg.rules import Rule
+from thalweg.rules.rule import stand_in
 from thalweg.settings import Setting
 from thalweg.spaces import jax as space
 from thalweg.storage import RECORD, arithmetic

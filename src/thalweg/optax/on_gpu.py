@@ -23,9 +23,9 @@ from thalweg.optax.results import Results
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
 from thalweg.programs.schedule import needs_sums
-from thalweg.programs.trace import stand_in
 from thalweg.rules import Rule
 from thalweg.rules.entries import Count
+from thalweg.rules.rule import stand_in
 from thalweg.spaces import jax as space
 from thalweg.storage import describe_state, kind
 

@@ -130,11 +130,6 @@ def check_settings(
     checked = Settings(rule, {name: concrete(value) for name, value in given.items()}, variant, known)
     # inject_hyperparams passes every number as an array, also those that the caller did not give
     checked.validate_lr(rate, unasked=[name for name, value in options.items() if has_array(value)])
-    if settings.base.handling.accumulates:
-        raise OptionError(
-            "accumulate is what optax.MultiSteps does: write optax.MultiSteps(solver, every_k_schedule="
-            f"{options['accumulate']}, accumulator_dtype=jnp.float32), and give it gradients in float32"
-        )
     if settings.base.handling.on_nonfinite == "raise":
         raise OptionError(
             "on_nonfinite='raise' is not available in JAX, because compiled programs do not raise: use 'skip', "
@@ -364,4 +359,4 @@ class Transformation(Stepping):
                 base = combined(base, choice.options[known])
             self.known[tuple(decided)] = base
         own, matched = self.settings.of(name, p, base)
-        return self.known.setdefault((tuple(decided), tuple(matched), p.ndim), own), matched
+        return self.known.setdefault((tuple(decided), tuple(matched), tuple(p.shape)), own), matched

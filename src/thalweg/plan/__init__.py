@@ -1,7 +1,7 @@
-"""What an optimizer will cost on a model: memory, traffic and time, before anything is allocated."""
+"""What an optimizer will cost on a model: memory, and the least that a step must move, before anything is allocated."""
 
 from __future__ import annotations
 
-from thalweg.plan.planning import Cost, Plan, plan
+from thalweg.plan.cost import Cost, Plan, plan
 
 __all__ = ["Cost", "Plan", "plan"]

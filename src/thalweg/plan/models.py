@@ -1,70 +1,18 @@
-"""Models as far as optimizers are concerned: named tensors with shapes and dtypes. Some are built in."""
+"""The models that are built in: their names and shapes, and torch modules of them."""
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from thalweg.arrays import Shape
-from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError
+from thalweg.given import NORM, TABLE
+from thalweg.show.arguments import suggest
 
-
-@dataclass(frozen=True)
-class Tensor:
-    """One parameter: its name, its shape, and the dtype it is stored in."""
-
-    name: str
-    shape: Shape
-    dtype: str = "float32"
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
-
-@dataclass(frozen=True)
-class Model:
-    """All parameters of a model, in their order; what is tied stands here once."""
-
-    name: str
-    about: str
-    #: Those that are trained.
-    tensors: tuple[Tensor, ...]
-    #: Weights that are not trained. They take memory for themselves, without gradient and state, in any dtype.
-    frozen: tuple[Tensor, ...] = ()
-    #: The same as an ``nn.Module`` without memory, where torch has built it.
-    module: Any = field(default=None, repr=False, compare=False)
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers there are to train."""
-        return sum(tensor.elements for tensor in self.tensors)
-
-    def stored_as(self, dtype: str) -> Model:
-        """The same model with all its parameters in one dtype; frozen ones of fewer than 16 bits stay as they are."""
-        trained = tuple(replace(tensor, dtype=dtype) for tensor in self.tensors)
-        frozen = tuple(replace(tensor, dtype=dtype) if tensor.dtype in DTYPES else tensor for tensor in self.frozen)
-        return replace(self, tensors=trained, frozen=frozen)
-
-    def freeze(self, patterns: Sequence[str]) -> Model:
-        """The same model with parameters frozen whose names match one of these patterns, such as ``*.embed*``."""
-        named = (*self.tensors, *self.frozen)
-        for pattern in patterns:
-            if not any(fnmatchcase(tensor.name, pattern) for tensor in named):
-                some = ", ".join(tensor.name for tensor in named[:3])
-                raise CommandError(f"--frozen {pattern} matches no parameter; the first ones are {some}")
-        chosen = [any(fnmatchcase(tensor.name, pattern) for pattern in patterns) for tensor in self.tensors]
-        pairs = list(zip(self.tensors, chosen, strict=True))
-        frozen, trained = (tuple(t for t, own in pairs if own is wanted) for wanted in (True, False))
-        if not trained:
-            raise CommandError(f"all parameters of {self.name} are frozen: nothing is left to train")
-        return replace(self, tensors=trained, frozen=(*self.frozen, *frozen))
-
+if TYPE_CHECKING:
+    from torch import nn
 
 Named: TypeAlias = Iterator[tuple[str, Shape]]
 
@@ -153,23 +101,77 @@ BUILT_IN: Mapping[str, tuple[str, Callable[[], Named]]] = {
     "llama-70b": ("Llama 3.1 70B", lambda: llama(8192, 28672, 80)),
     "small": ("GPT-2 of narrow layers, for what a step costs beside its arithmetic", lambda: gpt2(64, 4096, 512)),
 }
-#: Names of the models that are built in.
-BUILTIN = tuple(BUILT_IN)
 
 
-def spell_builtin(name: str) -> str:
-    """The built-in name that is meant, or the name as it is: ``bert_large``, ``Llama1B``."""
+def find_builtin(name: str) -> str | None:
+    """The built-in name that is meant, however it is written (``bert_large``, ``Llama1B``); None if there is none."""
     key = name.lower().replace("_", "").replace("-", "")
-    return next((known for known in BUILTIN if known.replace("-", "") == key), name)
+    return next((known for known in BUILT_IN if known.replace("-", "") == key), None)
 
 
-@functools.cache
-def builtin(name: str) -> Model:
-    """A model that is built in, of float32 tensors.
+def shapes_of(name: str) -> dict[str, Shape]:
+    """The shape of each parameter of a built-in model, in the order of the model.
 
-    >>> builtin("gpt2").parameters
-    124439808
+    >>> len(shapes_of("gpt2")), shapes_of("gpt2")["transformer.wte.weight"]
+    (148, (50257, 768))
     """
-    known = spell_builtin(name)
-    about, named = BUILT_IN[known]
-    return Model(known, about, tuple(Tensor(*pair) for pair in named()))
+    known = find_builtin(name)
+    if known is None:
+        raise CommandError(f"there is no built-in model {name!r}: {suggest(name, BUILT_IN)}")
+    return dict(BUILT_IN[known][1]())
+
+
+def build_module(name: str, device: str = "meta") -> nn.Module:
+    """A torch module with the parameters of a built-in model, in float32 and not initialized.
+
+    It has the modules that the names tell of (embeddings, linear layers, convolutions, norms), and no ``forward``.
+
+    >>> sum(p.numel() for p in build_module("resnet50").parameters())
+    25557032
+    """
+    import torch
+
+    return arrange_parameters(
+        {path: torch.nn.Parameter(torch.empty(shape, device=device)) for path, shape in shapes_of(name).items()}
+    )
+
+
+def arrange_parameters(params: Mapping[str, nn.Parameter]) -> nn.Module:
+    """A module around parameters. Names and shapes tell the types of its modules, by which mixtures choose."""
+    from torch import nn
+
+    class Norm(nn.Module):
+        """A norm, whatever it computes."""
+
+    class Conv1D(nn.Module):
+        """A linear layer of GPT-2, stored (in, out)."""
+
+    def make_module(name: str, parameter: str, shape: Shape) -> nn.Module:
+        """A module that has parameters, of which this is the first."""
+        if NORM.search(name):
+            return Norm()
+        if TABLE.search(name):
+            return nn.Embedding(1, 1, device="meta")
+        if parameter != "weight" or len(shape) not in (2, 3, 4, 5):
+            return nn.Module()
+        if len(shape) == 2:
+            is_turned = name in ("c_attn", "c_fc", "c_proj")
+            return Conv1D() if is_turned else nn.Linear(shape[1], shape[0], device="meta")
+        convolution: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(shape) - 3]
+        return convolution(shape[1], shape[0], shape[2:], device="meta")
+
+    root = nn.Module()
+    for path, p in params.items():
+        module: Any = root
+        *parents, parameter = path.split(".")
+        for name, following in zip_longest(parents, parents[1:]):
+            if name not in module._modules:
+                if following is None:
+                    inner = make_module(name, parameter, tuple(p.shape))
+                else:
+                    inner = nn.ModuleList() if following.isdecimal() else nn.Module()
+                inner._parameters.clear()
+                module._modules[name] = inner
+            module = module._modules[name]
+        module._parameters[parameter] = p
+    return root

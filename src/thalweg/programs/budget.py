@@ -10,6 +10,7 @@ from thalweg.arrays import Shape
 from thalweg.codecs import bytes_of, scale_key
 from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, trace
+from thalweg.rules.entries import PerSlice
 from thalweg.settings import Setting
 from thalweg.storage import RECORD, Kept, arithmetic, describe_state, kind
 
@@ -57,7 +58,20 @@ def bytes_moved(setting: Setting, shape: Shape, dtype: str, held: Shape | None =
     size = sizes_of(setting, shape, dtype, held)
     # all gradients are read once more for their joint norm
     clipping = size[GRADIENT] if setting.handling.needs_norm else 0
+    if setting.rule_at(1).needs_whole:
+        return clipping + bytes_of_whole(setting, shape, size)
     return clipping + passes_of(setting, shape, dtype).count_bytes(size)
+
+
+def bytes_of_whole(setting: Setting, shape: Shape, size: Mapping[str, int]) -> int:
+    """What a step moves beside its matrix products: it reads everything, and writes all but factors.
+
+    size: that of the parameter, its gradient and each entry of its state, in bytes.
+    """
+    rule = setting.rule_at(1)
+    factors = rule.keys(shape, PerSlice)
+    written = sum(bytes_ for key, bytes_ in size.items() if key not in (GRADIENT, *factors))
+    return sum(size.values()) + written
 
 
 class Example:

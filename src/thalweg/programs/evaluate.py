@@ -17,8 +17,9 @@ from thalweg.programs.graph import Value, needed_by
 from thalweg.programs.host import options_of
 from thalweg.programs.operations import OPERATIONS
 from thalweg.programs.schedule import depths
-from thalweg.programs.trace import Program, example_of, stand_in, trace
+from thalweg.programs.trace import Program, example_of, trace
 from thalweg.rules import Rule, Update
+from thalweg.rules.rule import stand_in
 
 #: Completes reductions over ranks: takes what ``xp.partial`` made of them, yields messages, returns their values.
 Complete: TypeAlias = Callable[[Sequence[Any]], Generator[Any, Any, Sequence[Any]]]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from thalweg.arrays import is_number
-from thalweg.errors import RuleError
 from thalweg.programs.operations import OPERATIONS, REDUCTIONS
 from thalweg.rules.places import Place, place_in
+from thalweg.spaces.symbols import Run, Symbol
 
 #: The axes along which a value varies; None: a number that the host knows, the same for every tensor.
 Extent: TypeAlias = frozenset[int] | None
@@ -21,27 +21,24 @@ Operand: TypeAlias = Any
 NEUTRAL = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0, "pow": 1.0}
 
 
-def _operator(op: str) -> Callable[..., Any]:
-    return lambda value, *others: value.graph.apply(op, value, *others)
-
-
-def _reflected(op: str) -> Callable[..., Any]:
-    return lambda value, other: value.graph.apply(op, other, value)
-
-
-class Value:
+class Value(Symbol):
     """One value of a graph. Equal operations on equal operands are one value."""
 
-    __slots__ = ("args", "axes", "extent", "graph", "index", "name", "op")
-    __array_ufunc__ = None  # numpy's functions are refused, instead of looking at a value as an object
+    __slots__ = ("args", "axes", "extent", "index", "name", "op")
+
+    run: Graph
 
     def __init__(
         self, graph: Graph, op: str, args: tuple[Operand, ...], extent: Extent, name: str, axes: tuple[int, ...]
     ) -> None:
-        self.graph, self.op, self.args, self.extent = graph, op, args, extent
+        self.run, self.op, self.args, self.extent = graph, op, args, extent
         #: Of inputs: what they are called. Of reductions: the axes that they combine.
         self.name, self.axes = name, axes
         self.index = len(graph.values)
+
+    @property
+    def graph(self) -> Graph:
+        return self.run
 
     @property
     def values(self) -> list[Value]:
@@ -67,31 +64,12 @@ class Value:
         shown += [f"v{arg.index}" if isinstance(arg, Value) else repr(arg) for arg in self.args]
         return f"v{self.index} = {self.op}({', '.join(shown)})"
 
-    # ---- arithmetic
 
-    __add__, __radd__ = _operator("add"), _reflected("add")
-    __sub__, __rsub__ = _operator("sub"), _reflected("sub")
-    __mul__, __rmul__ = _operator("mul"), _reflected("mul")
-    __truediv__, __rtruediv__ = _operator("div"), _reflected("div")
-    __pow__, __rpow__ = _operator("pow"), _reflected("pow")
-    __and__, __rand__ = _operator("and"), _reflected("and")
-    __neg__, __abs__ = _operator("neg"), _operator("abs")
-    __gt__, __ge__ = _operator("gt"), _operator("ge")
-    __lt__, __le__ = _operator("lt"), _operator("le")
-    __eq__, __ne__ = _operator("eq"), _operator("ne")
-
-    __hash__ = object.__hash__
-
-    def __bool__(self) -> bool:
-        raise RuleError(f"{self.graph.place()} branches on a value that is known only when it runs: use xp.where")
-
-
-class Graph:
+class Graph(Run):
     """All values of one traced rule, in the order in which they were computed."""
 
     def __init__(self, rule_name: str, files: frozenset[str], *, simplified: bool = True) -> None:
-        #: files: in which the rule is written.
-        self.rule_name, self.files = rule_name, files
+        super().__init__(rule_name, files)
         #: Whether x * 1 and the like are x. If not, graphs differ less from one another.
         self.simplified = simplified
         self.values: list[Value] = []
@@ -107,7 +85,7 @@ class Graph:
         """An elementwise operation; what is known already is computed at once."""
         for arg in args:
             if not isinstance(arg, Value) and not is_number(arg):
-                raise RuleError(f"{self.place()} computes with a {type(arg).__name__}: use arrays, options and numbers")
+                self.refuse_operand(arg)
         if not any(isinstance(arg, Value) for arg in args):
             return OPERATIONS[op].compute(*args)
         if self.simplified and op in NEUTRAL and len(args) == 2:
@@ -138,11 +116,6 @@ class Graph:
             self.latest[place] = made
         if name:
             self.names[made] = name
-
-    def place(self) -> str:
-        """Which line of the rule is being run."""
-        place = place_in(self.files)
-        return f"{self.rule_name}, {place}:" if place else f"{self.rule_name}:"
 
 
 def joint_extent(args: Iterable[Operand]) -> Extent:

@@ -17,7 +17,6 @@ from thalweg.programs.graph import Extent, Graph, Value, needed_by
 from thalweg.programs.operations import OPERATIONS
 from thalweg.programs.verify import verify
 from thalweg.rules import Rule
-from thalweg.rules.options import is_structure, number_options
 from thalweg.rules.places import files_of
 from thalweg.rules.rule import guarded, replaced_numbers
 from thalweg.trial import check_update
@@ -112,16 +111,14 @@ class Tracing:
         ndim = len(self.whole)
         over = tuple(range(ndim)) if axes is None else tuple(sorted(axis % ndim for axis in axes))
         if not isinstance(x, Value) or x.extent is None or (over and not x.extent & set(over)):
-            raise RuleError(
-                f"{self.graph.place()} sums what is one number along these axes already, such as another sum"
-            )
+            self.graph.refuse("sums what is one number along these axes already, such as another sum")
         return self.graph.value(op, (x,), x.extent - set(over), axes=over)
 
     def __getattr__(self, name: str) -> Any:
         if name in FUNCTIONS:
             return functools.partial(self.function, name)
-        raise RuleError(
-            f"{self.graph.place()} uses xp.{name}, of which no fused code can be made: it can be made of arithmetic, "
+        return self.graph.refuse(
+            f"uses xp.{name}, of which no fused code can be made: it can be made of arithmetic, "
             f"sums, means, amax, {', '.join(FUNCTIONS)}"
         )
 
@@ -183,14 +180,3 @@ def symbolic(rule: Rule, graph: Graph) -> Rule:
 def extent_of(entry: Shape, shape: Shape) -> Extent:
     """Along which axes an entry of the state varies: where it has size 1, it does not, unless the parameter has too."""
     return frozenset(axis for axis, size in enumerate(shape) if axis < len(entry) and (entry[axis] != 1 or size == 1))
-
-
-def stand_in(rule: Rule) -> Rule:
-    """A rule of the same graph that is equal for all values of its numbers, those on a device included."""
-
-    def of(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(of, value))
-        return value if is_structure(value) else 0.5
-
-    return replace(rule, **{name: of(getattr(rule, name)) for name in number_options(type(rule))})

@@ -141,7 +141,7 @@ def read_records(path: Path) -> tuple[dict[Run, Record], int]:
 def read_record(line: bytes) -> Record:
     """The record in a line; what else stands there is left out, and what is missing or no number raises."""
     content = json.loads(line)
-    values = {field.name: content["result"][field.name] for field in fields(Result)}
+    values: dict[str, Any] = {field.name: content["result"][field.name] for field in fields(Result)}
     result = Result(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
     for moment in zip(result.step, result.seconds, result.loss, result.score or result.loss, strict=True):
         math.fsum(number for number in moment if number is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from thalweg.race.array_task import shuffle_batches
 from thalweg.race.model_task import ModelTask
@@ -37,7 +38,7 @@ class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.symbols, self.places = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        look = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        look: dict[str, Any] = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
         self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, **look) for _ in range(LAYERS))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, SYMBOLS)
         for embedding in (self.symbols, self.places):

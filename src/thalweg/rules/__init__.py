@@ -27,7 +27,7 @@ from thalweg.rules.schedule_free import ScheduleFree
 from thalweg.rules.schedules import Annealed
 from thalweg.rules.sgd import SGD
 from thalweg.rules.soap import SOAP
-from thalweg.rules.spikes import Spiked, Spikes
+from thalweg.rules.spikes import Spikes
 from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 
@@ -46,7 +46,7 @@ _ORDERED: list[type[Rule]] = [SGD, AdamW, LARS, LAMB, Adafactor, Muon, Kron, SOA
 RULES: Mapping[str, type[Rule]] = {rule.__name__: rule for rule in dict.fromkeys(_ORDERED)}
 
 #: What every optimizer can have around its rule, by an option of its own, in the order from the rule outwards.
-AROUND: tuple[type[Around], ...] = (Grafted, Cautious, Spiked, ScheduleFree, Averaged)
+AROUND: tuple[type[Around], ...] = (Grafted, Cautious, ScheduleFree, Averaged)
 
 #: Records that had other names in thalweg 0.2.0.
 _FORMER = {"Shown": Preparation, "Made": Direction}
@@ -81,7 +81,6 @@ __all__ = [
     "Preparation",
     "Rule",
     "ScheduleFree",
-    "Spiked",
     "Spikes",
     "Update",
     "WholeRule",

@@ -23,7 +23,6 @@ from thalweg.rules.whole import Direction, Preparation, WholeRule
 CARRIED = "around"
 #: The keys of what those that come with the package keep, and how those of a grafted rule begin.
 AVERAGE, STEPPED, GRAFTED = "average", "z", "graft_"
-SPIKE_MEAN, SPIKE_SQUARE, SPIKE_COUNT = "spike_mean", "spike_square", "spike_count"
 #: Said where parameters are to be evaluated at an average that nothing keeps.
 NO_AVERAGE = "no parameter has an average: give the optimizer averaged=0.9999 or schedule_free=True"
 
@@ -218,7 +217,7 @@ def keys_around(rule: Rule, shape: Shape) -> set[str]:
 
 def is_kept_around(key: str) -> bool:
     """Whether an entry is one that something around a rule keeps, of what comes with the package."""
-    return key in (AVERAGE, STEPPED, SPIKE_MEAN, SPIKE_SQUARE, SPIKE_COUNT) or key.startswith(GRAFTED)
+    return key in (AVERAGE, STEPPED) or key.startswith(GRAFTED)
 
 
 def parts_of(kind: type[Rule]) -> tuple[type[Rule], tuple[type[Around], ...]]:

@@ -102,7 +102,7 @@ class Muon(WholeRule):
     ns_steps: int = option(
         5, "The number of steps of the iteration.", low=1, below=MOST_STEPS, elsewhere="num_ns_steps"
     )
-    ns_coefficients: Triple | tuple[Triple, ...] | Literal["polar_express", "quintic", "cans", "cubic"] = option(
+    ns_coefficients: Triple | tuple[Triple, ...] | Literal["polar_express", "quintic", "cubic"] = option(
         PUBLISHED,
         "(a, b, c); or one such triple for each step, of which the last serves all remaining steps; or the name of "
         "[published ones](muon.md#coefficients).",

@@ -25,23 +25,6 @@ POLAR_EXPRESS: tuple[Triple, ...] = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
 )
 
-
-def find_cubics(least: float) -> tuple[Triple, ...]:
-    """Odd cubic polynomials that take [least, 1] as near to 1 as cubics can, step by step, until nothing is left.
-
-    Grishina, Smirnov and Rakhuba 2025 (arXiv:2506.10935, proposition 2): on [low, high] the best is t (3 e x - x^3)
-    with e = (low^2 + low high + high^2) / 3, and it maps to [1 - error, 1 + error].
-    """
-    low, high, found = least, 1.0, []
-    while high - low > 1e-7:
-        e, ends = (low * low + low * high + high * high) / 3, low * high * (low + high)
-        peak = 2 * e**1.5
-        found.append((6 * e / (peak + ends), -2 / (peak + ends), 0.0))
-        error = (peak - ends) / (peak + ends)
-        low, high = 1 - error, 1 + error
-    return (*found, (1.5, -0.5, 0.0))
-
-
 #: Coefficients by name, step by step; the last serves all steps that are left.
 COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
     "polar_express": (*((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in POLAR_EXPRESS), (1.875, -1.25, 0.375)),
@@ -53,7 +36,6 @@ COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
         (2.8769, -3.1427, 1.2046),
         (2.8366, -3.0525, 1.2012),
     ),
-    "cans": find_cubics(1e-3),
     # Newton's and Schulz's own, which converges, slowly where singular values are small
     "cubic": ((1.5, -0.5, 0.0),),
 }

@@ -18,10 +18,15 @@ class Place(NamedTuple):
         return f"line {self.line} of {self.file}"
 
 
+#: The methods that make a step.
+METHODS = ("update", "change_gradient", "change_update")
+#: Those, and the parts of one that needs whole tensors.
+ALL_METHODS = (*METHODS, "prepare", "transform", "apply")
+
+
 @functools.cache
-def files_of(rule: type[Any]) -> frozenset[str]:
-    """The files in which ``update`` of a rule, of the rules that it derives from, and of what is around it, is."""
-    methods = ("update", "change_gradient", "change_update")
+def files_of(rule: type[Any], methods: tuple[str, ...] = METHODS) -> frozenset[str]:
+    """The files in which these methods of a rule, of the rules that it derives from, and of what is around it, are."""
     found = (inspect.unwrap(vars(base)[name]) for base in rule.__mro__ for name in methods if name in vars(base))
     return frozenset(function.__code__.co_filename for function in found if hasattr(function, "__code__"))
 
@@ -58,7 +63,7 @@ def place_of_error(files: frozenset[str], error: BaseException) -> tuple[Place |
     return found, called
 
 
-def beginning_of(rule: type[Any]) -> str:
-    """Where ``update`` of a rule begins, in words; "" if Python cannot tell."""
-    code = getattr(inspect.unwrap(rule.update), "__code__", None)
+def beginning_of(method: Any) -> str:
+    """Where a method of a rule begins, in words; "" if Python cannot tell."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
     return f" ({Place(code.co_filename, code.co_firstlineno)})" if code else ""

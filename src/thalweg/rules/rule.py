@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -176,7 +176,7 @@ class Rule(ABC):
         return cls.VARIANTS[cls.first_default] if cls.first_default else {}
 
     def for_shape(self, shape: Shape) -> Rule:
-        """The rule as it holds for a parameter of this shape, where an option leaves that to its number of axes."""
+        """The rule as it holds for a parameter of this shape, where an option leaves that to the shape."""
         return self
 
     def kind(self, shape: Shape) -> Hashable:
@@ -214,3 +214,14 @@ def replaced_numbers(rule: Rule, stand_in: Callable[[str], Any]) -> dict[str, An
 def structure_of(rule: Rule) -> tuple[Any, ...]:
     """A rule without its numbers: those that are not 0 are given to its code at every step."""
     return (type(rule), *(vars(rule) | replaced_numbers(rule, lambda name: "number")).values())
+
+
+def stand_in(rule: Rule) -> Rule:
+    """A rule of the same structure that is equal for all values of its numbers, those on a device included."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(of, value))
+        return value if is_structure(value) else 0.5
+
+    return replace(rule, **{name: of(getattr(rule, name)) for name in number_options(type(rule))})

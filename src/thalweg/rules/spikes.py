@@ -1,8 +1,7 @@
 """Spikes: norms far above those of the steps before, by which a step is skipped or made smaller.
 
 Mean and deviation of a window, and half of it before anything is judged: OLMo 2 (arXiv:2501.00656). Quantile: AutoClip
-(Seetharaman et al. 2020, arXiv:2007.14469). By tensor, moving averages as in ZClip (Kumar et al. 2025,
-arXiv:2504.02507).
+(Seetharaman et al. 2020, arXiv:2007.14469).
 """
 
 from __future__ import annotations
@@ -10,11 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Truth
-from thalweg.rules.around import SPIKE_COUNT, SPIKE_MEAN, SPIKE_SQUARE, Around
-from thalweg.rules.blocks import average, ratio_unless
-from thalweg.rules.checks import require
-from thalweg.rules.entries import Entry, Spread
+from thalweg.arrays import A, Shape, Space, Truth
 from thalweg.rules.options import check_options, option
 
 #: How many times the limit a spike enters the history as, at most.
@@ -33,9 +28,6 @@ class Spikes:
     window: int = option(128, "How many norms are kept. Nothing is judged before there are half as many.", low=2)
     z: float = option(6.0, "The limit is the mean of the window and so many standard deviations.", above=0)
     quantile: float | None = option(None, "The limit is this quantile of the window instead.", above=0, below=1)
-    of: Literal["gradient", "update"] = option(
-        "gradient", "Whose norm is judged. `'update'` is for `tensor_spikes`: a step is known tensor by tensor alone."
-    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -100,86 +92,3 @@ def judge(xp: Space[A], spikes: Spikes, norm: A, kept: A) -> Judgement:
         scale,
         xp.join([xp.where(is_spike, count + 1, count), norms], 0),
     )
-
-
-# ---- tensor by tensor, around a rule
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spiked(Around):
-    """The same for each tensor by itself, with averages in the place of a window."""
-
-    tensor_spikes: bool | Spikes = option(
-        False,
-        "As `spikes`, for each tensor by the norm of its own gradient, or with `thalweg.Spikes(of='update')` of its "
-        "step. The mean and the deviation are moving averages over about a window.",
-    )
-
-    EXAMPLE = "tensor_spikes=True"
-    HAS_SUMS = True
-
-    def check(self) -> None:
-        spikes = self.tensor_spikes
-        require(
-            isinstance(spikes, bool | Spikes),
-            f"tensor_spikes must be True, False or thalweg.Spikes(action='clip', window=128), got {spikes!r}",
-        )
-        require(
-            spikes_of(self).quantile is None,
-            "tensor_spikes keeps averages of norms, which have no quantile: use z, or spikes in its place",
-        )
-        require(
-            spikes_of(self).action != "skip" or not self.has_factors,
-            "tensor_spikes cannot skip the step of one tensor where there are factors: use action='clip', or spikes",
-        )
-
-    def extra_entries(self, shape: Shape) -> dict[str, Entry]:
-        over = tuple(range(self.stacked_axes, len(shape)))
-        return dict.fromkeys((SPIKE_MEAN, SPIKE_SQUARE, SPIKE_COUNT), Spread(over))
-
-    def change_gradient(self, xp, g, s, p, *, t):
-        spikes = spikes_of(self)
-        if spikes.of == "update" or spikes.action == "skip":
-            return g
-        return g * judge_tensor(xp, spikes, norm_of(self, xp, g), s, t).scale
-
-    def change_update(self, xp, update, g, s, p, *, t, lr, lr_scale):
-        spikes, delta, state = spikes_of(self), update.delta, dict(update.state)
-        norm = norm_of(self, xp, g if spikes.of == "gradient" else delta)
-        judgement = judge_tensor(xp, spikes, norm, s, t)
-        if spikes.action == "skip":
-            delta = xp.where(judgement.is_spike, 0.0, delta)
-            state = {key: xp.where(judgement.is_spike, s[key], entry) for key, entry in state.items()}
-        elif spikes.of == "update":
-            delta = delta * judgement.scale
-        state |= judgement.kept
-        stats = {"judged_norm": norm, "norm_limit": judgement.limit, "tensor_spikes": state[SPIKE_COUNT]}
-        direction = None if spikes.action == "skip" else update.direction
-        return update._replace(delta=delta, state=state, stats={**update.stats, **stats}, direction=direction)
-
-
-def spikes_of(rule: Spiked) -> Spikes:
-    return rule.tensor_spikes if isinstance(rule.tensor_spikes, Spikes) else Spikes()
-
-
-def norm_of(rule: Spiked, xp: Space[A], x: A) -> Scalar:
-    (squares,) = xp.sums(Squares(x, rule.own_axes(xp.shape(x))))
-    return xp.sqrt(squares)
-
-
-def judge_tensor(xp: Space[A], spikes: Spikes, norm: Scalar, s: State[A], t: Scalar) -> Judgement:
-    """As ``judge``, by the averages of norms and of their squares before step t."""
-    mean, square = s[SPIKE_MEAN], s[SPIKE_SQUARE]
-    limit = mean + spikes.z * xp.sqrt(xp.maximum(square - mean * mean, 0.0))
-    # a tensor that never had a gradient has no limit either
-    limit = xp.where(t > max(2, spikes.window // 2), xp.where(limit > 0, limit, float("inf")), float("inf"))
-    is_spike = norm > limit
-    scale = ratio_unless(xp, norm <= limit, limit if spikes.action == "clip" else mean, norm, 1.0)
-    entering = xp.where(is_spike, xp.minimum(norm, GROWTH * limit), norm)
-    is_known, weight = xp.isfinite(norm), xp.maximum(1 / t, 1 / spikes.window)
-    kept = {
-        SPIKE_MEAN: xp.where(is_known, average(mean, entering, weight), mean),
-        SPIKE_SQUARE: xp.where(is_known, average(square, entering * entering, weight), square),
-        SPIKE_COUNT: xp.where(is_spike, s[SPIKE_COUNT] + 1, s[SPIKE_COUNT]),
-    }
-    return Judgement(norm, is_spike, spikes.action == "skip", limit, scale, kept)

@@ -64,6 +64,9 @@ class WholeRule(Rule):
     #: Whether ``prepare`` reads the gradient and the state alone and ``apply`` the direction and the parameter alone,
     #: with figures that decide nothing but ``finite``: then fused code can be made of both.
     IN_PARTS: ClassVar[bool] = False
+    #: How many numbers of ``whole_dtype`` ``transform`` has alive for each element, at most: what ``explain()`` tells of
+    #: the memory that a step needs is made of it.
+    TEMPORARIES: ClassVar[int] = 16
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -181,15 +184,6 @@ def slots_of(tensors: Sequence[tuple[Hashable, int]], most: int = SLOT) -> list[
             slots.append([])
         slots[slot].append(index)
     return slots
-
-
-#: Elements of a message that share a scale where they are codes of eight bits.
-CODED_GROUP = 2048
-
-
-def coded_bytes(elements: int) -> int:
-    """What a tensor takes of a message in codes: a byte for each element, and four for the scale of each group."""
-    return elements + 4 * -(-elements // CODED_GROUP)
 
 
 #: How many multiplications a rank makes while a byte arrives, about: 300 TFLOPS at 75 GB/s, or 100 GFLOPS at 1 GB/s.

@@ -1,1 +1,1 @@
-"""What the verbs of the command line share when they speak to people: terminal, pictures, units, surroundings."""
+"""What the verbs of the command line share when they speak to people: arguments, terminal, devices, units."""

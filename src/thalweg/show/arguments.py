@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,31 +14,6 @@ from thalweg.errors import CommandError
 
 #: How other languages write what Python writes otherwise.
 WORDS = {"true": True, "false": False, "null": None, "none": None}
-
-
-def choose_names(text: str | None, known: Sequence[str], what: str) -> list[str]:
-    """The names in a list such as ``lamb,kron``, as they are spelt in ``known``; all of them for None.
-
-    >>> choose_names("lamb, kron", ["LARS", "LAMB", "Kron"], "optimizer")
-    ['LAMB', 'Kron']
-    """
-    if text is None:
-        return list(known)
-    by_key = {name.lower(): name for name in known}
-    words = split_words(text, what)
-    for word in words:
-        if word.lower() not in by_key:
-            check_word(what, word, known)
-    return list(dict.fromkeys(by_key[word.lower()] for word in words))
-
-
-def parse_counts(text: str, what: str) -> list[int]:
-    """Whole numbers from 1 on, each once."""
-    words = split_words(text, what)
-    for word in words:
-        if not word.isdecimal() or int(word) < 1:
-            raise CommandError(f"{what} must be whole numbers from 1 on, such as 128,512, got {word!r}")
-    return list(dict.fromkeys(map(int, words)))
 
 
 def split_words(text: str, what: str) -> list[str]:
@@ -56,11 +31,6 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {by_key[close[0]]!r}?" if close else f"there are {', '.join(by_key.values())}"
 
 
-def check_word(what: str, word: str, known: Iterable[str]) -> None:
-    if word not in (known := list(known)):
-        raise CommandError(f"there is no {what} {word!r}: {suggest(word, known)}")
-
-
 class Given(NamedTuple):
     """An option as it was given; the owner is "" where it is for all."""
 
@@ -71,23 +41,6 @@ class Given(NamedTuple):
     @property
     def spelt(self) -> str:
         return f"{self.owner.lower()}.{self.name}" if self.owner else self.name
-
-
-def check_options(options: Iterable[Given], known: Mapping[str, Iterable[str]]) -> None:
-    """Refuse options for an optimizer that is not here, and those that none here has. known: by optimizer, its options.
-
-    >>> check_options([Given("", "eps", 1)], {"SGD": ["momentum"]})
-    Traceback (most recent call last):
-    thalweg.errors.CommandError: no optimizer here has an option 'eps': there are momentum
-    """
-    names = sorted({name for own in known.values() for name in own})
-    for option in options:
-        owner, name, _ = option
-        if owner and owner not in known:
-            told = f"the option {option.spelt} is for {owner}, which is not among the optimizers"
-            raise CommandError(f"{told}: {', '.join(known)}")
-        if not owner and name not in names:
-            raise CommandError(f"no optimizer here has an option {name!r}: {suggest(name, names)}")
 
 
 def parse_option(text: str) -> Given:

@@ -5,19 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from thalweg.errors import CommandError, RuleError
 from thalweg.rules import RULES, Rule
 from thalweg.show.modules import import_attribute
 from thalweg.trial import check_rule
 
-R = TypeVar("R")
-
-FRONT_ENDS = ("torch", "numpy", "optax")
-DEVICES = ("cpu", "cuda")
-ENGINES = ("auto", "reference", "foreach", "fused")
 #: What a learning rate is called, here and in optax.
 RATE_NAMES = frozenset({"lr", "learning_rate"})
 
@@ -78,28 +73,6 @@ def is_mixture(name: str) -> bool:
 
 def place(rule: Any) -> tuple[str, str]:
     return rule.__module__, rule.__qualname__
-
-
-class ByRule(Mapping[str, R]):
-    """A table with the rows that are given, and one that is made for every other rule.
-
-    Own rules are found in it and not listed, and so is what is given ``beside``.
-    """
-
-    def __init__(self, given: Mapping[str, R], make: Callable[[str], R], beside: Mapping[str, R] | None = None) -> None:
-        self.given, self.make, self.beside = given, make, beside or {}
-
-    def rows(self) -> dict[str, R]:
-        return {**self.given, **{rule: self.make(rule) for rule in RULES if rule not in self.given}}
-
-    def __getitem__(self, name: str) -> R:
-        return self.make(name) if name in OWN else {**self.beside, **self.rows()}[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.rows())
-
-    def __len__(self) -> int:
-        return len(self.rows())
 
 
 def optimizer_of(front_end: str, rule: str) -> Any:

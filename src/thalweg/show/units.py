@@ -3,49 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from thalweg.errors import CommandError
 
-DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
-BINARY = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
+def parse_size(text: str, *, option: str) -> int:
+    """Bytes, for the option that takes them. A bare number could mean anything, and is refused.
 
-def parse_size(text: str, what: str = "a size", *, option: str = "") -> int:
-    """Bytes: ``80GB``, ``16GiB``, ``512B``. ``option``: the one that takes it, for what is said of a bare number.
-
-    >>> parse_size("80GB"), parse_size("16 GiB"), parse_size("512B")
-    (80000000000, 17179869184, 512)
+    >>> parse_size("80GB", option="--memory"), parse_size("16 GiB", option="--memory")
+    (80000000000, 17179869184)
     """
-    return round(parse_quantity(text, ("B",), f"{what} such as 80GB or 16GiB", ("GiB", "GB"), option=option))
+    parts = re.fullmatch(r"(\d+(?:\.\d*)?)\s*(?:([KMGT])(I?)B?|B)", text.strip().upper())
+    if parts is None or float(parts[1]) == 0:
+        raise CommandError(f"{option} {text} must be a number with a unit, such as 80GB, 16GiB or, a second, 3.35TB/s")
+    return round(float(parts[1]) * (1024.0 if parts[3] else 1000.0) ** " KMGT".index(parts[2] or " "))
 
 
-def parse_rate(text: str, what: str = "a bandwidth", *, option: str = "") -> float:
-    """Bytes a second: ``3.35TB/s``.
+def parse_rate(text: str, *, option: str) -> int:
+    """Bytes a second.
 
-    >>> parse_rate("3.35TB/s")
-    3350000000000.0
+    >>> parse_rate("3.35TB/s", option="--bandwidth")
+    3350000000000
     """
-    return parse_quantity(text, ("B/S", "B"), f"{what} such as 3.35TB/s", ("TB/s", "GB/s"), option=option)
-
-
-def parse_quantity(text: str, units: Sequence[str], wanted: str, likely: Sequence[str], *, option: str = "") -> float:
-    """A number with a unit, or with a prefix alone: ``80G``. A bare number could mean anything, and is refused.
-
-    units: in capitals; wanted: what it should have been; likely: units that a bare number may have been meant in.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:E[+-]?\d+)?)\s*([A-Z/]*)\s*", text.upper())
-    factors = DECIMAL | BINARY
-    prefix = found.group(2) if found else ""
-    if found and not prefix:
-        asked = f"{option} " if option else ""
-        number = text.strip()
-        meant = " or ".join(f"{asked}{number}{unit}" for unit in likely)
-        raise CommandError(f"{asked}{number} has no unit: it must be {wanted}; say {meant}")
-    prefix = prefix.removesuffix(next((unit for unit in units if prefix.endswith(unit)), ""))
-    if found is None or prefix not in factors or not float(found.group(1)) > 0:
-        raise CommandError(f"{text!r} is not {wanted}")
-    return float(found.group(1)) * factors[prefix]
+    return parse_size(text.strip().lower().removesuffix("/s"), option=option)
 
 
 def human_bytes(count: float) -> str:
@@ -54,17 +34,10 @@ def human_bytes(count: float) -> str:
     >>> [human_bytes(n) for n in (0, 999, 1024, 124_439_808 * 8)]
     ['0 B', '999 B', '1.02 kB', '996 MB']
     """
-    count, prefix = scale_down(count, ("", "k", "M", "G", "T"))
-    return f"{count:.3g} {prefix}B" if prefix else f"{count:.0f} B"
-
-
-def scale_down(count: float, prefixes: Sequence[str]) -> tuple[float, str]:
-    """A number below a thousand, and the prefix of its unit. prefixes: of a thousand times more each."""
-    for prefix in prefixes:
-        if abs(count) < 999.5 or prefix == prefixes[-1]:
-            break
-        count /= 1000
-    return count, prefix
+    prefixes = ["", "k", "M", "G", "T"]
+    while abs(count) >= 999.5 and len(prefixes) > 1:
+        count, prefixes = count / 1000, prefixes[1:]
+    return f"{count:.3g} {prefixes[0]}B" if prefixes[0] else f"{count:.0f} B"
 
 
 def human_seconds(seconds: float) -> str:

@@ -10,8 +10,7 @@ from thalweg.torch.base import Optimizer
 from thalweg.torch.exchange import export_state, import_state
 from thalweg.torch.mixture import Mixture
 from thalweg.torch.optimizers import *  # noqa: F403
-from thalweg.torch.peers.exports import export_peer
-from thalweg.torch.peers.imports import import_peer
+from thalweg.torch.peers import import_peer
 from thalweg.torch.recipes import kron_adamw, muon_adamw
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "InBackward",
     "Mixture",
     "Optimizer",
-    "export_peer",
     "export_state",
     "import_peer",
     "import_state",

@@ -78,11 +78,6 @@ def step_in_backward(model: nn.Module, optimizer: Optimizer) -> InBackward:
             "spikes needs all gradients of a step at once, which step_in_backward never has: leave it out, or "
             "call optimizer.step() after backward() instead"
         )
-    if any(group.get("accumulate") for group in optimizer.param_groups):
-        raise OptionError(
-            "accumulate adds up gradients that step_in_backward frees: leave it out, or call optimizer.step() after "
-            "backward() instead"
-        )
     if any(group["on_nonfinite"] == "skip" for group in optimizer.param_groups):
         raise OptionError(
             "on_nonfinite='skip' decides by all gradients of a step at once: use 'propagate' or 'raise' here"

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,13 +27,12 @@ from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.native import Native
 from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistics
+from thalweg.torch.engines.temporaries import count_temporaries, stepped_of
 from thalweg.torch.engines.triton import Triton
-from thalweg.torch.offload.host import HostState
 from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if_made_otherwise
 from thalweg.torch.params.checks import Idleness, warn_if_used_up
 from thalweg.torch.params.explain import Treatment, explain
 from thalweg.torch.params.groups import (
-    ACCUMULATE_OF,
     LAYOUT,
     EngineName,
     Groups,
@@ -54,22 +53,19 @@ from thalweg.torch.params.states import (
     as_found,
     check_state,
     convert_count,
-    convert_state,
+    convert_entries,
     fit_around,
     is_count_tensor,
     make_state,
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.sharing import Sharing
-from thalweg.torch.step.accumulation import Accumulation, count_accumulated
 from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
-from thalweg.torch.step.gradients import gradient_of
 from thalweg.torch.step.joint import JointGradient
 from thalweg.torch.step.look import GRAD
 from thalweg.torch.step.remembered import MOST_REMEMBERED, RememberedStep, presence_of
 from thalweg.torch.step.runs import Runs
-from thalweg.torch.step.turns import Turns
 
 
 def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,11 +106,9 @@ class Optimizer(torch.optim.Optimizer):
         variant: str | None = None,
         overrides: Overrides = (),
         engine: EngineName = "auto",
-        offload_state: bool = False,
         capturable: bool = False,
         replicas: Any = None,
         divide_work: bool | None = None,
-        message_dtype: Literal["int8"] | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
         differentiable: bool = False,
@@ -124,8 +118,8 @@ class Optimizer(torch.optim.Optimizer):
         options |= name_positional(self.rule, positional, options)
         entry = check_options(self.rule, lr, options, variant, overrides)
         engine = choose_engine(engine, foreach, fused, differentiable)
-        sharing = Sharing(replicas, divide_work, message_dtype)
-        self._begin(params, [(None, entry)], defaults_of(entry), engine, offload_state, capturable, sharing)
+        sharing = Sharing(replicas, divide_work)
+        self._begin(params, [(None, entry)], defaults_of(entry), engine, capturable, sharing)
 
     def _begin(
         self,
@@ -133,16 +127,14 @@ class Optimizer(torch.optim.Optimizer):
         entries: list[Entry],
         defaults: Mapping[str, Any],
         engine: EngineName,
-        offload_state: bool,
         capturable: bool,
         sharing: Sharing,
     ) -> None:
         """Take parameters that are to be stepped by the rules of these entries."""
         check_flag("capturable", capturable)
-        check_flag("offload_state", offload_state)
-        sharing.check(engine, offload_state=offload_state)
+        sharing.check(engine)
         self._groups = Groups(entries)
-        self._forget(engine, offload_state, sharing)
+        self._forget(engine, sharing)
         super().__init__(params, {**defaults, "capturable": capturable, "layout": LAYOUT})
         for p in self.parameters() if engine == "fused" else ():
             missing = reason_missing_for(p)
@@ -167,23 +159,20 @@ class Optimizer(torch.optim.Optimizer):
         variant, overrides = options.pop("variant", None), options.pop("overrides", ())
         return check_options(rule, lr, options, variant, overrides)
 
-    def _forget(self, engine: EngineName, offload_state: bool, sharing: Sharing) -> None:
+    def _forget(self, engine: EngineName, sharing: Sharing) -> None:
         """Have seen no step yet."""
         self._wanted_engine, self._sharing = engine, sharing
-        self._host = HostState(wanted=offload_state)
-        self._turns = Turns()
         self._engines_used: set[str] = set()
         self._last: Statistics = {}
         #: The statistics that were put there last.
         self._told: list[Statistics] = []
-        self._sorter = Sorter(engine, sharing, offload_state=offload_state)
+        self._sorter = Sorter(engine, sharing)
         self._agreement = Agreement(sharing)
         self._steps: dict[Hashable, RememberedStep] = {}
         #: The one that was taken last, if the next may be the same.
         self._latest: RememberedStep | None = None
         self._joint = JointGradient()
-        self._accumulation = Accumulation()
-        lists = Lists(sharing.message_dtype)
+        lists = Lists()
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
         self._idleness = Idleness()
         #: By the address of a parameter: what holds for it, as it was found of these settings for this shape.
@@ -202,12 +191,7 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        compiling = torch.compiler.is_compiling()
-        # asked before gradients are turned off: a compiler that stops in between has a graph of nothing but that
-        stays_eager = compiling and any(
-            self._host.wanted or self._rule_of(group).needs_whole for group in self.param_groups
-        )
-        if not compiling:
+        if not torch.compiler.is_compiling():
             # as torch.no_grad() does, in a tenth of the time
             are_enabled = torch.is_grad_enabled()
             torch._C._set_grad_enabled(False)
@@ -216,6 +200,8 @@ class Optimizer(torch.optim.Optimizer):
             finally:
                 torch._C._set_grad_enabled(are_enabled)
             return loss
+        # asked before gradients are turned off: a compiler that stops in between has a graph of nothing but that
+        stays_eager = any(self._rule_of(group).needs_whole for group in self.param_groups)
         with torch.no_grad():
             if stays_eager:
                 self._step_uncompiled()
@@ -233,8 +219,6 @@ class Optimizer(torch.optim.Optimizer):
             raise OptionError("max_grad_norm needs all gradients of a step at once: use step()")
         if any(group.get("spikes") for group in self.param_groups):
             raise OptionError("spikes needs all gradients of a step at once: use step()")
-        if any(group.get("accumulate") for group in self.param_groups):
-            raise OptionError("accumulate counts steps of all parameters: use step()")
         if p not in self._places():
             raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
         with torch.no_grad():
@@ -251,71 +235,28 @@ class Optimizer(torch.optim.Optimizer):
             raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
         with self._guard():
             known, self._written = len(self.state), False
-            accumulates = any(map(ACCUMULATE_OF, self.param_groups))
-            accumulate = self._accumulate_eagerly if compiling else self._accumulate
-            if (accumulates or self._accumulation.waiting) and not accumulate():
-                return
             try:
                 prepare = self._prepare_eagerly if compiling else self._prepare
                 buckets, runs = prepare(only, compiling=compiling)
                 self._engines_used = {bucket.way for bucket in buckets}
                 if not buckets and not self._last:
                     self._idleness.note_step(self.parameters())
-                if self._host.wanted:
-                    self._take_turns(buckets)
-                else:
-                    self._take(runs, buckets)
+                self._take(runs, buckets)
             finally:
-                if accumulates:
-                    self._accumulation.forget(self.param_groups)
                 if not self._written:
                     for p in list(self.state)[known:]:  # what was made for a step that is not taken
                         del self.state[p]
 
     def _guard(self) -> AbstractContextManager[object]:
-        """What is around a step: a lock, and more where state is on the host or autocast is on."""
-        if not torch._C._is_any_autocast_enabled() and not self._host.wanted:
+        """What is around a step: a lock, and autocast turned off where it is on."""
+        if not torch._C._is_any_autocast_enabled():
             return self._lock
         lowered = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
         stack = ExitStack()
         stack.enter_context(self._lock)
-        stack.enter_context(self._host.stepping())
         for device in lowered:  # products of matrices are in the precision that the rule is computed in
             stack.enter_context(torch.autocast(device, enabled=False))
         return stack
-
-    def _accumulate(self) -> bool:
-        """Add the gradients of this step to those before it, if that is asked for; whether to take a step with all."""
-        if not self.param_groups[0].get("accumulate"):
-            self._accumulation.forget(self.param_groups)
-            return True
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
-            raise OptionError("accumulate counts steps on the host, which no CUDA graph repeats: leave one of them out")
-        groups = self.param_groups
-        if not self._groups.have_same_names(groups):
-            self._places()
-        settings = self._groups.current_settings(groups)
-        handling = settings[0].base.handling
-        if not handling.accumulates:
-            self._accumulation.forget(self.param_groups)
-            return True
-        given = self._given(None)
-        if not self._accumulation.add_again(given, self.state, settings):
-            places = self._places()
-            gradients = {p: gradient_of(name, p, p.grad) for p, (name, _) in places.items() if p.grad is not None}
-            for p in gradients:
-                name, index = places[p]
-                self._state(name, p, self._setting(settings[index], name, p), groups[index])
-            self._accumulation.add(gradients, given, self.state, settings)
-        return self._accumulation.count(groups) >= (handling.accumulate or 1)
-
-    _accumulate_eagerly = torch.compiler.disable(_accumulate)  # type: ignore[no-untyped-call]
-
-    def _gradients(self, params: Sequence[Tensor]) -> list[Any]:
-        """What parameters are stepped by: their gradients, or the sums of those that were accumulated."""
-        if self._accumulation.waiting:
-            return self._accumulation.gradients(params, self.state)
-        return list(map(GRAD, params))
 
     # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
     _step_eagerly = torch.compiler.disable(_step, recursive=False)  # type: ignore[no-untyped-call]
@@ -331,11 +272,11 @@ class Optimizer(torch.optim.Optimizer):
 
         only: the one parameter to be stepped; None for all.
         """
-        groups, has_sums = self.param_groups, bool(self._accumulation.waiting)
-        repeated = self._latest if only is None and not compiling and not has_sums else None
+        groups = self.param_groups
+        repeated = self._latest if only is None and not compiling else None
         if repeated is not None and self._groups.have_same_names(groups):
             # the same parameters have gradients then: ranks have agreed on all but options
-            buckets = self._repeat(repeated, only) if self._agreement.holds(groups) else None
+            buckets = self._repeat(repeated, None) if self._agreement.holds(groups) else None
             if buckets is not None:
                 return buckets, repeated.runs
         places = self._places()
@@ -343,23 +284,20 @@ class Optimizer(torch.optim.Optimizer):
         rules, overrides = list(map(self._rule_of, groups)), self._groups.overrides
         self._agreement.reach(rules, places, groups, overrides, one_by_one=only is not None)
         settings = self._groups.current_settings(groups)
-        present: Hashable = id(only)
-        if only is None:
-            present = presence_of(self._gradients(self._groups.params)) + (b"sums" if has_sums else b"")
+        present: Hashable = presence_of(list(map(GRAD, self._groups.params))) if only is None else id(only)
         step = None if compiling else self._steps.get(present)
         if step is not None and (buckets := self._repeat(step, only)) is not None:
-            self._note_latest(step, only)
+            self._latest = step if only is None else None
             return buckets, step.runs
         chosen = places if only is None else {only: places[only]}
         buckets = self._sorter.sort(self, chosen, settings, compiling=compiling)
         self._joint.share_norms(self.state.values())
-        runs = self._lay_out(() if self._host.wanted else buckets, compiling=compiling)
+        runs = Runs(self._engines, buckets, self._check_state, compiling=compiling)
         if not compiling:
             self._steps.pop(present, None)
-            read = self._gradients if has_sums else None
-            step = RememberedStep(buckets, runs, self._given(only), chosen, self._states_of(only), settings, read)
+            step = RememberedStep(buckets, runs, self._given(only), chosen, self._states_of(only), settings)
             self._steps[present] = step
-            self._note_latest(step, only)
+            self._latest = step if only is None else None
             whole = [key for key in self._steps if isinstance(key, bytes)]
             if len(whole) > MOST_REMEMBERED:
                 del self._steps[whole[0]]
@@ -368,11 +306,6 @@ class Optimizer(torch.optim.Optimizer):
     def _repeat(self, step: RememberedStep, only: Tensor | None) -> list[Bucket] | None:
         """The buckets of a remembered step, if it still holds."""
         return step.recall(self._given(only), self._states_of(only), self._options)
-
-    def _note_latest(self, step: RememberedStep, only: Tensor | None) -> None:
-        """The next step may repeat this one."""
-        can_repeat = only is None and not self._accumulation.waiting
-        self._latest = step if can_repeat else None
 
     def _given(self, only: Tensor | None) -> list[list[Tensor]]:
         """The parameters that may be stepped, in lists as groups have them."""
@@ -388,47 +321,23 @@ class Optimizer(torch.optim.Optimizer):
         """The states of one parameter, or of all."""
         return self.state if only is None else {only: self.state.get(only, {})}
 
-    def _lay_out(self, buckets: Sequence[Bucket], *, compiling: bool = False) -> Runs:
-        return Runs(self._engines, buckets, self._check_state, compiling=compiling)
-
-    def _take_turns(self, buckets: Sequence[Bucket]) -> None:
-        """Step buckets whose state is on the host, as much of it at a time as the device has room for."""
-        if self.param_groups[0]["on_nonfinite"] == "raise":
-            # a first time without writing, since nothing is written before everything is known to be finite
-            nonfinite: list[str] = []
-
-            def note(names: Sequence[str]) -> bool:
-                nonfinite.extend(names)
-                return False
-
-            self._turns.take(self, buckets, self._lay_out, functools.partial(self._take, commit=note), writes=False)
-            raise_if_nonfinite(self._in_order(nonfinite))
-        self._turns.take(self, buckets, self._lay_out, functools.partial(self._take, looks=False))
-
-    def _take(
-        self,
-        runs: Runs,
-        buckets: Sequence[Bucket],
-        *,
-        looks: bool = True,
-        commit: Callable[[Sequence[str]], bool] | None = None,
-    ) -> None:
-        """Step buckets as one. looks: for steps that are not finite, where that is an error."""
+    def _take(self, runs: Runs, buckets: Sequence[Bucket]) -> None:
+        """Step buckets as one."""
         on_nonfinite = self.param_groups[0]["on_nonfinite"]
-        looks = looks and on_nonfinite == "raise" and not self._joint.skips_a_spike()
-        found = runs.take(buckets, on_nonfinite, looks=looks, commit=commit or self._commit)
+        looks = on_nonfinite == "raise" and not self._joint.skips_a_spike()
+        found = runs.take(buckets, on_nonfinite, looks=looks, commit=self._commit)
         if not are_the_same(found, self._told):  # a run that is taken again goes on telling the same
             self._told = found
             for each in found:
                 self._last.update(each)
 
-    def _commit(self, nonfinite: Sequence[str]) -> bool:
+    def _commit(self, nonfinite: Sequence[str]) -> None:
         """Before anything is written: refuse a step that is not finite."""
         if nonfinite:
-            raise_if_nonfinite(self._in_order(nonfinite))
+            names = ", ".join(map(repr, self._in_order(nonfinite)))
+            raise NonFiniteError(f"the gradient or the update is not finite: {names}")
         self._joint.commit()
         self._written = True
-        return True
 
     def _join_gradients(self, buckets: list[Bucket], runs: Runs) -> list[Bucket]:
         """Buckets with what depends on all gradients together."""
@@ -437,16 +346,11 @@ class Optimizer(torch.optim.Optimizer):
             runs,
             self._groups.settings[0].base.handling,
             # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
-            grad_scale=self._divisor() if self._accumulation.waiting else getattr(self, "grad_scale", None),
+            grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
             native=self._wanted_engine in ("auto", "fused"),
             in_order=self._in_order,
         )
-
-    def _divisor(self) -> Tensor:
-        """How many gradients a sum has."""
-        device = next(iter(self._accumulation.waiting)).device
-        return torch.full((), float(count_accumulated(self.param_groups)), dtype=torch.float64, device=device)
 
     # ---- groups
 
@@ -528,30 +432,21 @@ class Optimizer(torch.optim.Optimizer):
                 hints = getattr(self._groups.entries[group.get("entry", 0)][0], "hints", {})
                 yield Treatment(name, p, index, setting, *self._rate(group), hints.get(name, ""))
 
-    def explain(self, *, code: bool = False, program: bool = False) -> Explanation:
+    def explain(self, *, code: bool = False) -> Explanation:
         """How every parameter will be treated, what its state will cost, and what looks like a mistake.
 
         Parameters that are frozen (``requires_grad=False``) are counted by group and have no row. code: show the source
-        of the fused code too, once for each treatment. program: show the arithmetic too, as Python for numpy.
+        of the fused code too, once for each treatment.
         """
         groups = self.param_groups
         shown_only, unused = list(map(self._is_shown_only, groups)), self._groups.find_unused(groups)
-        given = list(self._treatments()), groups, shown_only, unused, self._host, self._sorter.reason_undivided
-        return explain(*given, code=code, program=program)
+        treatments = list(self._treatments())
+        stepped = (stepped_of(each.p, each.setting) for each in treatments)
+        needed = count_temporaries(stepped, self._wanted_engine)
+        given = treatments, groups, shown_only, unused, self._sorter.reason_undivided
+        return explain(*given, temporary_bytes=needed, code=code)
 
     # ---- state
-
-    # A step returns before its copies to the host are complete: reading state waits for them.
-    @property
-    def state(self) -> Any:
-        """By parameter, what is kept for it between steps. Reading it waits for copies to the host."""
-        if self._host.pending:
-            self._host.wait_to_read()
-        return self.__dict__["state"]
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.__dict__["state"] = state
 
     def make_state(self) -> None:
         """Make the state of every parameter that has none, as it is before the first step.
@@ -568,7 +463,7 @@ class Optimizer(torch.optim.Optimizer):
         """The state of a parameter, made if there is none."""
         state: dict[str, Tensor] = self.state[p]
         if not state:
-            state.update(make_state(name, p, setting, self._host, self._place_of_counts(p, group)))
+            state.update(make_state(name, p, setting, self._place_of_counts(p, group)))
         return state
 
     def _setting(self, settings: Settings, name: str, p: Tensor) -> Setting:
@@ -585,13 +480,13 @@ class Optimizer(torch.optim.Optimizer):
     def _fit_state(self, name: str, p: Tensor, setting: Setting) -> None:
         setting.rule.check_shape(name, tuple(p.shape))
         state = self.state.get(p)
-        if state and (changed := fit_around(name, p, setting, self._host, state)) and not self._conversion_told:
+        if state and (changed := fit_around(name, p, setting, state)) and not self._conversion_told:
             self._conversion_told = True
             warnings.warn(changed, ResumeWarning, stacklevel=5)
         as_kept = as_found(setting, p, {key: e for key, e in state.items() if key != "step"}) if state else setting
         self._check_state(name, p, as_kept)
         if state and as_kept is not setting:
-            made = convert_state(name, p, setting, self._host, state)
+            made = convert_entries(setting, p, name, state)
             if not self._conversion_told:
                 self._conversion_told = True
                 warn_converted(name, state, made)
@@ -622,12 +517,11 @@ class Optimizer(torch.optim.Optimizer):
         self._sorter.forget()
         self._steps.clear()
         self._latest = None
-        self._accumulation.latest = None
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
         self.state.clear()
-        self._forget(self._wanted_engine, self._host.wanted, self._sharing)
+        self._forget(self._wanted_engine, self._sharing)
 
     # ---- averages
 
@@ -679,7 +573,6 @@ class Optimizer(torch.optim.Optimizer):
             self._groups,
             self.param_groups,
             self.defaults,
-            self._host,
             self._place_of_counts,
             imported=imported,
         )
@@ -689,10 +582,8 @@ class Optimizer(torch.optim.Optimizer):
         ]
         self.__setstate__({"state": defaultdict(dict, state), "param_groups": loaded})
         self._groups.note_shapes(self.param_groups)
-        self._accumulation.restore(self.param_groups, self.state)
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
-        self._turns.forget()
         self._forget_memory()
         self._agreement.forget()
         for engine in self._engines.values():
@@ -700,20 +591,17 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"_entries": self._groups.entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
-        sharing = self._sharing.divide_work, self._sharing.message_dtype  # without a process group, which has no copies
-        beside = {"_offload_state": self._host.wanted, "_sharing": sharing}
-        return {**super().__getstate__(), **own, **beside}
+        # without the process group of replicas, which has no copies
+        return {**super().__getstate__(), **own, "_divide_work": self._sharing.divide_work}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        offload_state = state.pop("_offload_state", False)
-        sharing = Sharing(None, *state.pop("_sharing", ()))
+        sharing = Sharing(None, state.pop("_divide_work", None))
         own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
         super().__setstate__(state)
         if own:  # a copy or a pickle, and not load_state_dict, which comes here too
             self._groups = Groups(own["_entries"])
-            self._forget(own["_wanted_engine"], offload_state, sharing)
+            self._forget(own["_wanted_engine"], sharing)
             self._joint.skips = own["_skips"]
-            self._accumulation.restore(self.param_groups, self.state)
 
     # ---- what steps have found
 
@@ -756,11 +644,4 @@ class Optimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler may leave ``grad_scale`` and ``found_inf`` to a step, which then waits for nothing."""
         homes = [(p, group) for group in self.param_groups for p in group["params"]]
-        if any(group.get("accumulate") for _, group in homes):  # each gradient has a scale of its own
-            return False
         return all(not p.is_cpu and self._place_of_counts(p, group) == p.device for p, group in homes)
-
-
-def raise_if_nonfinite(names: Sequence[str]) -> None:
-    if names:
-        raise NonFiniteError(f"the gradient or the update is not finite: {', '.join(map(repr, names))}")

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import StateError
-from thalweg.exchange import EXPORTED_WHOLE, by_known_name, check_exchanged, check_mixture, pack_state
+from thalweg.exchange import EXPORTED_WHOLE, check_exchanged, entries_of, pack_state
 from thalweg.rules import Rule
-from thalweg.storage import ACCUMULATED
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.states import convert_count
 from thalweg.torch.sharding.shards import whole
-from thalweg.torch.step.accumulation import count_accumulated
 
 
 def export_state(optimizer: Optimizer) -> dict[str, Any]:
@@ -24,11 +22,9 @@ def export_state(optimizer: Optimizer) -> dict[str, Any]:
     ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.optax.import_state`` take it. What is sharded is
     brought together: every rank has to call it.
     """
-    if count := count_accumulated(optimizer.param_groups):
-        raise StateError(f"gradients of {count} steps wait for others: {EXPORTED_WHOLE}")
     found = {
         name: {"step": to_numpy(convert_count(name, state.get("step"))).astype("int64")}
-        | {key: to_numpy(entry) for key, entry in state.items() if key not in ("step", ACCUMULATED)}
+        | {key: to_numpy(entry) for key, entry in state.items() if key != "step"}
         for name, p, _ in optimizer._homes()
         if (state := optimizer.state.get(p))
     }
@@ -40,14 +36,12 @@ def export_state(optimizer: Optimizer) -> dict[str, Any]:
 def import_state(optimizer: Optimizer, exported: Mapping[str, Any]) -> None:
     """Continue from what another front end exported. On any error nothing is changed."""
     rule, by_name = getattr(optimizer, "rule", None), rules_by_name(optimizer)
-    if rule is None:
-        check_mixture(exported, by_name.values(), by_name.get)
-    else:
-        check_exchanged(exported, rule, optimizer.defaults)
-    names = list(by_name)
-    given = by_known_name(exported, names)
-    places = {name: place for place, name in enumerate(names)}
-    state = {places[name]: {key: to_tensor(entry) for key, entry in entries.items()} for name, entries in given.items()}
+    check_exchanged(exported, rule or by_name.values(), by_name.get, None if rule is None else optimizer.defaults)
+    places = {name: place for place, name in enumerate(by_name)}
+    state = {
+        places[name]: {key: to_tensor(entry) for key, entry in entries.items()}
+        for name, entries in entries_of(exported, list(by_name)).items()
+    }
     optimizer._load({"state": state, "param_groups": optimizer.state_dict()["param_groups"]}, imported=True)
 
 

@@ -82,13 +82,10 @@ class Mixture(Optimizer):
         on_nonfinite: Literal["propagate", "skip", "raise"] = "propagate",
         seed: int = 0,
         spikes: bool | Spikes = False,
-        accumulate: int | None = None,
         engine: EngineName = "auto",
-        offload_state: bool = False,
         capturable: bool = False,
         replicas: Any = None,
         divide_work: bool | None = None,
-        message_dtype: Literal["int8"] | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
         differentiable: bool = False,
@@ -100,14 +97,13 @@ class Mixture(Optimizer):
             on_nonfinite=on_nonfinite,
             seed=seed,
             spikes=spikes,
-            accumulate=accumulate,
         )
         Handling(**whole).validate()
         self._for_all = check_overrides(overrides)
         checked = checked_entries(entries, whole, self._for_all)
         engine = choose_engine(engine, foreach, fused, differentiable)
-        sharing = Sharing(replicas, divide_work, message_dtype)
-        self._begin(params, checked, to_plain(whole), engine, offload_state, capturable, sharing)
+        sharing = Sharing(replicas, divide_work)
+        self._begin(params, checked, to_plain(whole), engine, capturable, sharing)
         if not self.param_groups:
             raise ParameterError("params has groups without any parameter: pass list(model.named_parameters()) in one")
 

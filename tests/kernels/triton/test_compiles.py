@@ -83,7 +83,7 @@ def test_what_calls_from_xla_launch() -> None:
         from thalweg.kernels.products.choices import SMALL
         from thalweg.kernels.products.xla import launch_product
         from thalweg.kernels.triton import xla
-        from thalweg.programs.trace import stand_in
+        from thalweg.rules.rule import stand_in
         from thalweg.rules import RULES
         from thalweg.settings import Settings
         from thalweg.storage import describe_state

@@ -10,8 +10,9 @@ from lanes import one_in
 from on_device import FEW, gradients, parameters, side_by_side, train
 
 import thalweg.torch
-from thalweg import OptionError, Spikes
+from thalweg import OptionError
 from thalweg.rules import AdamW
+from thalweg.rules.ademamix import AdEMAMix
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 
@@ -21,11 +22,8 @@ AROUND: dict[str, dict[str, Any]] = {
     "both": dict(cautious="both", weight_decay=0.1),
     "averaged": dict(averaged=0.7, weight_decay=0.1),
     "schedule-free": dict(schedule_free=True, betas=(0.0, 0.9)),
-    "spikes": dict(tensor_spikes=Spikes(window=2, z=0.01)),
-    "spikes of updates": dict(tensor_spikes=Spikes(window=2, z=0.01, action="clip", of="update"), averaged=0.7),
 }
 KERNELS = [("AdamW", what) for what in AROUND] + [("LAMB", "averaged"), ("LAMB", "cautious")]
-KERNELS += [("Adafactor", "spikes"), ("SGD", "spikes")]
 
 
 @pytest.mark.parametrize(("rule", "what"), one_in(len(KERNELS), KERNELS, first=2))
@@ -76,37 +74,7 @@ def test_the_parts_of_muon_have_an_average(dtype: str) -> None:
 
 def test_too_many_entries_are_not_for_kernels() -> None:
     named = parameters(shapes=FEW)
-    optimizer = make("AdamW", named, "auto", graft=AdamW(), averaged=0.5, tensor_spikes=True)
+    optimizer = make("AdEMAMix", named, "auto", graft=AdEMAMix(), averaged=0.5)
     train(optimizer, named, gradients(1, shapes=FEW))
     assert optimizer.engine == "foreach"
     side_by_side("AdamW", gradients(1, shapes=FEW), shapes=FEW, graft=AdamW(), averaged=0.5)
-
-
-def test_gradients_are_added_up_by_kernels() -> None:
-    """To the bit as torch adds them, wherever they are."""
-    shapes = {"matrix": (34, 20), "vector": (2100,), "number": ()}
-    named = [(name, p.detach().to(torch.bfloat16) if name != "vector" else p) for name, p in parameters(shapes=shapes)]
-    named = [(name, torch.nn.Parameter(p)) for name, p in named]
-    optimizer = make("AdamW", named, "auto", accumulate=8)
-    wanted: dict[str, Any] = {}
-    for step in gradients(4, shapes=shapes):
-        for name, p in named:
-            p.grad = step[name].to(p.dtype)
-            wanted[name] = wanted[name] + p.grad.float() if name in wanted else p.grad.float()
-        optimizer.step()
-    assert len(optimizer._accumulation.latest.kernels.passes) == 2, "one for each dtype"
-    assert all(torch.equal(optimizer.state[p]["accumulated"], wanted[name]) for name, p in named)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("options", [dict(on_nonfinite="skip"), {}], ids=str)
-def test_spikes_of_one_tensor_leave_the_others_alone(options: dict[str, Any]) -> None:
-    """The numbers of each tensor are its own, and a step that is not finite leaves them alone."""
-    steps = gradients(5, shapes=FEW)
-    steps[3]["matrix"] *= 50
-    if options:
-        steps[4]["vector"][7] = float("nan")
-    given = dict(tensor_spikes=Spikes(window=2, z=2.0), **options)
-    fused, named = side_by_side("AdamW", steps, shapes=FEW, lockstep=True, **given)
-    counts = {name: float(fused.state[p]["spike_count"]) for name, p in named}
-    assert counts["matrix"] > counts["conv"] == 0

@@ -20,7 +20,7 @@ from thalweg import rules  # noqa: E402
 from thalweg.kernels.triton import xla  # noqa: E402
 from thalweg.kernels.triton.numbers import INTERPRETED  # noqa: E402
 from thalweg.programs.host import function_of, options_of  # noqa: E402
-from thalweg.programs.trace import stand_in  # noqa: E402
+from thalweg.rules.rule import stand_in  # noqa: E402
 from thalweg.settings import Settings  # noqa: E402
 from thalweg.spaces import torch as space  # noqa: E402
 from thalweg.storage import first_state  # noqa: E402

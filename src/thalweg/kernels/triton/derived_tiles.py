@@ -130,7 +130,6 @@ class TilePasses(Passes):
         self.statistics = Statistics(self.emitted.statistics, cuts, self.uploads)
         self.measuring = Grid(cuts, self.uploads, measuring.warps)
         self.stepping = Grid(cut_to_step(seen, self.vector, stepping), self.uploads, stepping.warps)
-        self.uploads.drop(self.partials)
         self.partials = self.uploads.empty((self.totals.shape[1], self.stepping.count))
         counts = [
             (elements_of(operand, stacked), *(max(1, whole_of(operand)[axis]) for axis in axes))

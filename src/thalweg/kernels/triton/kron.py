@@ -31,7 +31,6 @@ from thalweg.kernels.triton.kron_plan import Plan
 from thalweg.kernels.triton.kron_refresh import Refresh
 from thalweg.kernels.triton.kron_served import reason_unserved
 from thalweg.kernels.triton.products import Device, ceiling
-from thalweg.kernels.triton.uploads import in_blocks
 from thalweg.programs.parts import decide_by
 from thalweg.rules import Kron
 from thalweg.settings import Handling
@@ -211,12 +210,6 @@ def count_on(rule: Kron, t: int | None, before: float) -> tuple[bool, float]:
     assert t is not None
     is_due, after = decide_by(rule, "", {"refresh": before}, t)
     return is_due, after["refresh"]
-
-
-def scratch_bytes(batches: Sequence[Batch]) -> int:
-    """What the kernels of an optimizer keep for some batches: tables of each, and scratch memory that all share."""
-    shared = max((batch.scratch_size for batch in batches), default=0)
-    return sum(batch.uploads.kept_bytes for batch in batches) + in_blocks(shared)
 
 
 def layout_facts(rule: Kron, seed: int) -> tuple[Any, ...]:

@@ -86,10 +86,9 @@ class Batch:
         self.places = self.uploads.table(table)
         #: Bytes from the beginning of a gradient to each of its matrices.
         self.gradient_offsets = self.uploads.table(torch.tensor(self.starts) * g_dtype.itemsize)
-        keep = self.uploads.keep
-        self.figures = keep(torch.zeros((FIGURES + OWN_FIGURES, self.count), dtype=torch.float32, device=self.device))
-        self.due_flags = keep(torch.zeros(self.count, dtype=torch.int64, device=self.device))
-        self.finite = keep(torch.ones(len(names), dtype=torch.bool, device=self.device))
+        self.figures = torch.zeros((FIGURES + OWN_FIGURES, self.count), dtype=torch.float32, device=self.device)
+        self.due_flags = torch.zeros(self.count, dtype=torch.int64, device=self.device)
+        self.finite = torch.ones(len(names), dtype=torch.bool, device=self.device)
         self.due: list[bool] = [False] * len(names)
         #: The host's counts of refreshes and of steps, in the memory of the state.
         self.counts: list[list[c_float]] = []

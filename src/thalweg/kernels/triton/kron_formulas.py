@@ -21,9 +21,10 @@ from thalweg.kernels.triton.lines import Statements
 from thalweg.kernels.triton.loading import home, loaded
 from thalweg.programs.graph import Extent, Graph, Value, needed_by
 from thalweg.programs.host import function_of, options_of
-from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, stand_in, symbolic
+from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, symbolic
 from thalweg.rules import Annealed, Direction, Kron, factors, refresh
 from thalweg.rules.places import files_of
+from thalweg.rules.rule import stand_in
 
 #: A trace has two axes: the slices of a parameter, and the elements of one slice.
 SHAPE = (2, 2)

@@ -10,18 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: A device's memory is given out in multiples of this.
-BLOCK_BYTES = 512
 #: Of arrays.
 TYPES = {"i": torch.int32, "q": torch.int64, "f": torch.float32}
 #: Bytes up to which the driver takes a copy of the host's memory at once, so that it need not be pinned.
 STAGED = 2**15
 #: While a step is recorded that will be replayed: what tables are to hold when it is, and who fills them.
 deferred: ContextVar[list[tuple[Uploads, Tensor, Tensor]] | None] = ContextVar("deferred", default=None)
-
-
-def in_blocks(size: int) -> int:
-    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
 class Uploads:
@@ -36,24 +30,13 @@ class Uploads:
         self.pinned = device.type == "cuda"
         self.spare: Tensor | None = None
         self.captured: list[Tensor] = []
-        #: Bytes of the device that are kept from step to step, in the blocks that they come in.
-        self.kept_bytes = 0
-
-    def keep(self, memory: Tensor) -> Tensor:
-        """Count memory that is kept from step to step."""
-        self.kept_bytes += in_blocks(memory.nbytes)
-        return memory
-
-    def drop(self, memory: Tensor) -> None:
-        """Count memory no longer."""
-        self.kept_bytes -= in_blocks(memory.nbytes)
 
     def is_capturing(self) -> bool:
         return self.pinned and torch.cuda.is_current_stream_capturing()
 
     def empty(self, shape: Sequence[int], dtype: str = "float32") -> Tensor:
         """Scratch memory that is kept."""
-        return self.keep(torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=self.device))
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=self.device)
 
     def table(self, values: Tensor | array[Any], columns: int | None = None) -> Tensor:
         """A table that is made once."""
@@ -63,7 +46,7 @@ class Uploads:
             values = torch.frombuffer(values, dtype=dtype).clone() if len(values) else torch.empty(0, dtype=dtype)
         if columns is not None:
             values = values.reshape(-1, columns)
-        return self.keep((values.pin_memory() if self.pinned else values).to(self.device, non_blocking=True))
+        return (values.pin_memory() if self.pinned else values).to(self.device, non_blocking=True)
 
     def refill(self, table: Tensor, values: Sequence[int] | Tensor) -> None:
         """New numbers for a table, in place."""

@@ -187,9 +187,6 @@ class Recording:
             return self.table(array("q", [1 << PLACE_BITS]) * math.prod(shape))
         return self.take(shape, dtype)
 
-    def drop(self, memory: Memory) -> None:
-        pass
-
     def table(self, values: array[Any], columns: int | None = None) -> Memory:
         shape = (len(values),) if columns is None else (len(values) // columns, columns)
         if values.typecode == "q" and any(value >> PLACE_BITS for value in values):

@@ -15,7 +15,7 @@ from thalweg.kernels import triton as kernels
 from thalweg.kernels.cpu import library
 from thalweg.kernels.cpu import reasons as by_native
 from thalweg.kernels.triton import served as by_kernels
-from thalweg.rules import Annealed, Rule, Spikes, WholeRule
+from thalweg.rules import Annealed, Rule, WholeRule
 from thalweg.rules.entries import Count
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
@@ -214,7 +214,7 @@ def option_unknown(rule: Rule) -> str | None:
     def is_known(v: Any) -> bool:
         if isinstance(v, Rule):
             return option_unknown(v) is None
-        return v is None or isinstance(v, (str, Annealed, Spikes)) or is_number(v) or callable(v)
+        return v is None or isinstance(v, (str, Annealed)) or is_number(v) or callable(v)
 
     for name, value in vars(rule).items():
         if not all(map(is_known, value if isinstance(value, tuple) else (value,))):

@@ -22,12 +22,9 @@ from thalweg.torch.sharding.owners import Messages, Owners, Team, in_turn
 class Lists:
     """The lists of one optimizer. Whole tensors that this rank owns are kept from step to step."""
 
-    def __init__(self, message_dtype: str | None = None, most: int = STACK, slot: int = SLOT) -> None:
-        """message_dtype: the codes in which tensors travel, slot: how many elements at a time.
-
-        most: elements of a stack of small tensors.
-        """
-        self.owners, self.most = Owners(message_dtype, slot), most
+    def __init__(self, most: int = STACK, slot: int = SLOT) -> None:
+        """most: elements of a stack of small tensors. slot: how many elements travel to owners at a time."""
+        self.owners, self.most = Owners(slot), most
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> ListsRun:
         return ListsRun(self.owners, self.most)

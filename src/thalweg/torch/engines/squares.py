@@ -38,10 +38,6 @@ class Squares:
         if len(self.tables) > 1:
             self.order = torch.tensor([i for own in self.members for i in own]).argsort().to(device)
 
-    @property
-    def kept_bytes(self) -> int:
-        return sum(table.uploads.kept_bytes for table in self.tables)
-
     def key(self) -> Hashable:
         """What its launches depend on."""
         return tuple(table.is_aligned for table in self.tables)

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from thalweg.errors import OptionError, ResumeWarning, StateError, read_as
 from thalweg.exchange import check_version, list_names
+from thalweg.given import GONE
 from thalweg.rules import Rule
 from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count
 from thalweg.settings import Setting
 from thalweg.settings import in_words as rules_in_words
 from thalweg.spaces import torch as xp
-from thalweg.storage import BESIDE, RECORD, check_codes, check_eight_bits
-from thalweg.torch.offload.host import HostState, move_entry
+from thalweg.storage import RECORD, SPIKES, check_codes, check_eight_bits
 from thalweg.torch.params.groups import LAYOUT, Group, Groups, check_rate, defaults_of, homes_in, load_group, names_of
 from thalweg.torch.params.states import as_found, expected_entries, shapes_of
-from thalweg.torch.sharding.shards import is_distributed, lay_out, whole
+from thalweg.torch.sharding.shards import lay_out, whole
 
 #: What wrappers of a model put into the names of its parameters.
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -37,8 +37,6 @@ class Expected(NamedTuple):
     #: The keys of other counts, and where counts are.
     counts: Sequence[str]
     place_of_counts: torch.device
-    #: The keys of entries that are kept on the host.
-    hosted: Sequence[str]
 
 
 def read_state(
@@ -46,7 +44,6 @@ def read_state(
     groups: Groups,
     own: Sequence[Group],
     defaults: Group,
-    host: HostState,
     place_of_counts: Callable[[Tensor, Group], torch.device],
     *,
     imported: bool,
@@ -72,11 +69,10 @@ def read_state(
                 setting = as_found(setting, p, {key: entry for key, entry in s.items() if isinstance(entry, Tensor)})
             ghosts = expected_entries(setting, p, name)
             # what is new around a rule begins with the next step
-            new = {*keys_around(setting.rule_at(1), tuple(p.shape)), *BESIDE} - s.keys()
+            new = {*keys_around(setting.rule_at(1), tuple(p.shape)), SPIKES} - s.keys()
             ghosts = {key: ghost for key, ghost in ghosts.items() if key not in new}
             counts = setting.rule.keys(tuple(p.shape), Count)
-            hosted = host.keys(name, p, setting.rule_at(1), list(ghosts))
-            expected.append(Expected(name, p, ghosts, counts, place_of_counts(p, loaded[index]), hosted))
+            expected.append(Expected(name, p, ghosts, counts, place_of_counts(p, loaded[index])))
         for each, s in zip(expected, found, strict=True):
             if s:
                 check_entries(each, s)
@@ -113,10 +109,22 @@ def check_is_state(rules: Sequence[type[Rule]], saved: Any) -> None:
         other = "not a state of thalweg.torch" if None in found else f"a state of {rules_in_words(found)}"
         hint = ": import_peer continues runs of other optimizers" if None in found else ""
         raise StateError(f"this is {other} and cannot be loaded into {rules_in_words(known)}{hint}")
+    for group in saved["param_groups"]:
+        check_nothing_gone(group)
     for group in saved["param_groups"] if known else ():
         check_version(known[group["rule"]], group.get("rule_version"))
         if not isinstance(layout := group.get("layout", LAYOUT), int) or layout > LAYOUT:
             raise StateError(f"this state has layout {layout!r}, and this version reads up to {LAYOUT}: update thalweg")
+
+
+def check_nothing_gone(group: Mapping[str, Any]) -> None:
+    """Refuse a run with an option that earlier versions had: without it, the run would silently become another."""
+    for name in GONE:
+        if group.get(name):
+            raise StateError(
+                f"this state was saved with {name}={group[name]!r}, which is gone since 0.3: {GONE[name]}; to continue "
+                "this run, turn the option off with thalweg 0.2, take a step and save again"
+            )
 
 
 def check_form(saved: Mapping[str, Any]) -> None:
@@ -242,11 +250,7 @@ def restore(expected: Expected, saved: Mapping[str, Any]) -> dict[str, Tensor]:
     state = {}
     for key, value in saved.items():
         tensor = torch.as_tensor(value, dtype=torch.float32) if key == "step" else torch.as_tensor(value)
-        is_hosted = key in expected.hosted
         home = expected.place_of_counts if key in ("step", *expected.counts) else expected.p.device
-        if is_hosted and not is_distributed(expected.p):  # else it is laid out over ranks first, on their devices
-            home = torch.device("cpu")
         made = tensor.to(home, copy=True)
-        made = made if key == "step" else lay_out(made, expected.entries[key])
-        state[key] = move_entry(made, "cpu") if is_hosted else made
+        state[key] = made if key == "step" else lay_out(made, expected.entries[key])
     return state

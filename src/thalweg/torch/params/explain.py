@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from thalweg.explain import Explanation, GroupRow, explain_parameter, write_programs
+from thalweg.explain import Explanation, GroupRow, explain_parameter
 from thalweg.kernels import triton
 from thalweg.kernels.cpu.compiled import source_of as native_source
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
-from thalweg.torch.offload.host import HostState
 
 #: A count of steps is a tensor of float32 for each parameter.
 COUNTER_BYTES = 4
@@ -40,26 +39,21 @@ def explain(
     groups: Sequence[Mapping[str, Any]],
     shown_only: Sequence[bool],
     unused: tuple[Sequence[Any], Sequence[Any]],
-    host: HostState,
     reason_undivided: Callable[..., str | None],
     *,
+    temporary_bytes: int,
     code: bool,
-    program: bool,
 ) -> Explanation:
     """How parameters will be treated. A learning rate that is a tensor is not read: that would wait for it.
 
     shown_only: of each group, whether its lr is written by a scheduler for people to read, and not read by a step.
     unused: patterns of overrides, and of entries, that match no parameter. reason_undivided: why replicas do not divide
-    the work on a parameter, "" if they do, None if there are none.
+    the work on a parameter, "" if they do, None if there are none. temporary_bytes: what a step needs.
     """
-    rows, sources, written = [], dict[str, str](), []
-    beside: list[dict[str, None]] = [{} for _ in groups]  # why state stays beside parameters, in order
+    rows, sources = [], dict[str, str]()
     undivided: list[Counter[str | None]] = [Counter() for _ in groups]
     for name, p, index, setting, lr, factor, hint in treatments:
         undivided[index][reason_undivided(p, setting, capturable=groups[index]["capturable"])] += 1
-        reason = host.reason_against(name, p, setting.rule_at(1)) if host.wanted else ""
-        if reason:
-            beside[index][reason] = None
         row = explain_parameter(
             name,
             tuple(p.shape),
@@ -68,20 +62,18 @@ def explain(
             lr=lr,
             rms=rms_of(p),
             counter_bytes=COUNTER_BYTES,
-            is_hosted=host.wanted and not reason,
             hint=hint,
         )
         rows.append(row)
-        written.append((row, setting, lr is not None))
         title = f"{row.rule}, {row.treatment}, {row.dtype} on {p.device.type}:"
         if code and title not in sources:
             sources[title] = source_of(setting, p, has_lr=lr is not None)
     several = len({row.rule for row in rows}) > 1
     shown = [
-        explain_group(group, notes_on(group, is_shown, reasons, work), rule=group["rule"] if several else "")
-        for group, is_shown, reasons, work in zip(groups, shown_only, beside, undivided, strict=True)
+        explain_group(group, notes_on(group, is_shown, work), rule=group["rule"] if several else "")
+        for group, is_shown, work in zip(groups, shown_only, undivided, strict=True)
     ]
-    return Explanation(rows, unused[0], shown, sources, unused[1], write_programs(written if program else ()))
+    return Explanation(rows, unused[0], shown, sources, unused[1], temporary_bytes)
 
 
 def explain_group(group: Mapping[str, Any], notes: Iterator[str], *, rule: str) -> GroupRow:
@@ -93,11 +85,8 @@ def explain_group(group: Mapping[str, Any], notes: Iterator[str], *, rule: str) 
     return GroupRow(None if name is None else str(name), stepped, frozen, shown, tuple(notes), rule)
 
 
-def notes_on(
-    group: Mapping[str, Any], shown_only: bool, beside: Mapping[str, None], undivided: Mapping[str | None, int]
-) -> Iterator[str]:
-    """What a reader of a group should know. beside: why state stays beside parameters that should be on the host."""
-    yield from (f"offload_state has no effect: {reason}" for reason in beside)
+def notes_on(group: Mapping[str, Any], shown_only: bool, undivided: Mapping[str | None, int]) -> Iterator[str]:
+    """What a reader of a group should know."""
     for reason, count in undivided.items():
         if reason is not None:
             work = f"replicas {'do not ' if reason else ''}divide the work on {count} parameter{'s' * (count > 1)}"

@@ -34,7 +34,6 @@ from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
 from thalweg.rules.spikes import Spikes
 from thalweg.settings import Entry, RuleOptions, Settings, around_options, option_names
-from thalweg.storage import ACCUMULATED
 from thalweg.torch.params.checks import check_exchanged, check_parameter, reason_against_flat
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
 
@@ -47,20 +46,17 @@ Group: TypeAlias = Mapping[str, Any]
 #: The layout of state and groups. Newer layouts are refused by older versions.
 LAYOUT = 1
 #: Options that are decided for all groups together.
-JOINT = ("max_grad_norm", "on_nonfinite", "spikes", "accumulate")
+JOINT = ("max_grad_norm", "on_nonfinite", "spikes")
 #: What a group holds beside options, in lists.
 MEMBERS = ("params", "param_names")
 #: What a group has beside the options of its rule. lr_is_scale: its lr multiplies the step size that the rule makes.
-#: accumulated: how many gradients wait for a step.
-BESIDE = (*MEMBERS, ACCUMULATED, *BESIDE_OPTIONS)
+BESIDE = (*MEMBERS, *BESIDE_OPTIONS)
 #: Keys of schedulers and trainers that resemble options. All that resembles none is kept as well.
 FOREIGN = ("max_momentum", "base_momentum", "lr_scale", "wd_scale", "weight_decay_scale")
-#: Options around whole steps; a run may gain or drop them.
-AROUND_STEPS = ("spikes", "accumulate")
 #: Left out of groups where it is None: schedulers that cycle momentum write it into every group that shows it.
 SHOWN_IF_SET = ("momentum",)
 #: Asked of groups at every step.
-NAMES_OF, ACCUMULATE_OF = operator.methodcaller("get", "param_names"), operator.methodcaller("get", "accumulate")
+NAMES_OF = operator.methodcaller("get", "param_names")
 
 
 class Groups:
@@ -427,7 +423,7 @@ def as_plain(value: Any) -> Any:
 
 def is_shown(name: str, value: Any) -> bool:
     """Whether a group shows an option: not what may be around a rule, or a step, and is not."""
-    if name in (*around_options(), *AROUND_STEPS):
+    if name in (*around_options(), "spikes"):
         return value not in (None, False, 0)
     return value is not None or name not in SHOWN_IF_SET
 
@@ -440,7 +436,8 @@ def from_plain_value(value: Any) -> Any:
     if isinstance(value, (tuple, list)) and value[:1] in (("annealed",), ["annealed"]):
         return Annealed(*value[1:])
     if isinstance(value, (tuple, list)) and value[:1] in (("spikes",), ["spikes"]):
-        return Spikes(**dict(zip(vars(Spikes()), value[1:], strict=True)))
+        # 0.2 wrote one value more, which said that all gradients are judged together
+        return Spikes(**dict(zip(vars(Spikes()), value[1:], strict=False)))
     if isinstance(value, (tuple, list)) and value[:1] in (("rule",), ["rule"]):
         return RULES[value[1]](**{name: plain(own) for name, own in value[2:]})
     return value
@@ -479,7 +476,8 @@ def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> d
     # names stay: a loader that goes by name may bring those of another order
     group.pop("param_names", None)
     group.update({key: own[key] for key in ("param_names", "entry") if key in own})
-    new = [key for key in (*around_options(), *AROUND_STEPS) if key in own and key not in saved]
+    # a run may gain what is around a rule or a step
+    new = [key for key in (*around_options(), "spikes") if key in own and key not in saved]
     group.update({key: own[key] for key in new})
     if "lr_is_scale" in own:
         group.setdefault("lr_is_scale", group["lr"] is None)

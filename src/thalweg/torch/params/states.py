@@ -5,7 +5,7 @@ How it is before the first step, whether it fits the options, and how it is conv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -22,8 +22,6 @@ from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
 from thalweg.storage import (
-    ACCUMULATED,
-    BESIDE,
     RECORD,
     SPIKES,
     arithmetic,
@@ -33,10 +31,9 @@ from thalweg.storage import (
     first_state,
     keys_like_parameter,
 )
-from thalweg.torch.offload.host import HostState, move_entry, on_host
 from thalweg.torch.params.groups import Rate
 from thalweg.torch.sharding.layouts import check_groups, make_owned_state, place_state
-from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of, place_like
+from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of
 from thalweg.trial import check_update
 
 
@@ -44,14 +41,9 @@ class StatefulOptimizer(Protocol):
     """What a step asks of the optimizer that takes it."""
 
     param_groups: list[dict[str, Any]]
-    _host: HostState
 
     @property
     def state(self) -> Any: ...
-
-    def _places(self) -> Mapping[Tensor, tuple[str, int]]: ...
-
-    def _gradients(self, params: Sequence[Tensor]) -> list[Any]: ...
 
     def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]: ...
 
@@ -59,24 +51,17 @@ class StatefulOptimizer(Protocol):
 
     def _state(self, name: str, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]: ...
 
-    def _check_state(self, name: str, p: Tensor, setting: Setting) -> None: ...
-
     def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None: ...
-
-    def _forget_memory(self) -> None: ...
 
 
 # ---- before the first step
 
 
-def make_state(
-    name: str, p: Tensor, setting: Setting, host: HostState, place_of_counts: torch.device
-) -> dict[str, Tensor]:
+def make_state(name: str, p: Tensor, setting: Setting, place_of_counts: torch.device) -> dict[str, Tensor]:
     """All that is kept for a parameter. place_of_counts: where counts are, that of steps among them."""
     state = {"step": torch.zeros((), dtype=torch.float32, device=place_of_counts), **first_entries(p, setting, name)}
     if p.device.type != "meta":  # counts are beside the step, so that the host can tell without a wait
         state.update({key: state[key].to(place_of_counts) for key in setting.rule.keys(tuple(p.shape), Count)})
-    move_to_host(name, p, setting, host, state)
     return state
 
 
@@ -87,13 +72,9 @@ def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
 
 def entries_beside(p: Tensor, handling: Handling) -> dict[str, Tensor]:
     """What the optimizer keeps with the state of a parameter, for itself."""
-    guard, made = handling.guard, {}
-    if guard is not None:
-        made[SPIKES] = torch.zeros(guard.kept_shape, dtype=torch.float64, device=p.device)
-    if handling.accumulates:
-        held = local(p.detach())
-        made[ACCUMULATED] = place_like(torch.zeros_like(held, dtype=getattr(torch, arithmetic(xp.dtype(held)))), p, ())
-    return made
+    if handling.guard is None:
+        return {}
+    return {SPIKES: torch.zeros(handling.guard.kept_shape, dtype=torch.float64, device=p.device)}
 
 
 def entries_of_rule(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
@@ -112,12 +93,6 @@ def entries_of_rule(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]
 def expected_entries(setting: Setting, p: Tensor, name: str) -> dict[str, Tensor]:
     """A parameter's state as it would be, without its memory."""
     return first_entries(ghost_of(p), setting, name)
-
-
-def move_to_host(name: str, p: Tensor, setting: Setting, host: HostState, state: dict[str, Tensor]) -> None:
-    """Move what belongs there; the next step pins it."""
-    keys = host.keys(name, p, setting.rule_at(1), list(state))
-    state.update({key: on_host(state[key]) for key in keys})
 
 
 # ---- does it fit its options?
@@ -155,19 +130,18 @@ def as_found(setting: Setting, p: Tensor, s: Mapping[str, Tensor]) -> Setting:
     return replace(setting, handling=replace(handling, **kept_as))
 
 
-def fit_around(name: str, p: Tensor, setting: Setting, host: HostState, state: dict[str, Tensor]) -> str:
+def fit_around(name: str, p: Tensor, setting: Setting, state: dict[str, Tensor]) -> str:
     """Make what is new around a rule, and drop what is no longer; what was done, in words."""
     rule, shape, said = setting.rule_at(1), tuple(p.shape), []
     beside = entries_beside(ghost_of(p), setting.handling)
     if dropped := [
-        key for key in state if (is_kept_around(key) or key in BESIDE) and key not in {*rule.entries(shape), *beside}
+        key for key in state if (is_kept_around(key) or key == SPIKES) and key not in {*rule.entries(shape), *beside}
     ]:
         for key in dropped:
             del state[key]
         said.append(f"{', '.join(map(repr, dropped))} of {name!r} is dropped, which nothing needs any longer")
     if new := sorted((keys_around(rule, shape) | beside.keys()) - state.keys()):
         made = first_entries(p, setting, name)
-        move_to_host(name, p, setting, host, made)
         state.update({key: made[key] for key in new})
         said.append(f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step")
     return f"{'; '.join(said)}; and so for all others alike" if said else ""
@@ -176,20 +150,8 @@ def fit_around(name: str, p: Tensor, setting: Setting, host: HostState, state: d
 # ---- converted
 
 
-def convert_state(
-    name: str, p: Tensor, setting: Setting, host: HostState, state: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """State as its options keep it now: in eight bits or not, with a record or not."""
-    host.wait()
-    hosted = host.keys(name, p, setting.rule_at(1), list(state))
-    beside = {key: move_entry(state[key], p.device) for key in hosted}
-    made = convert_entries(setting, p, name, {**state, **beside})
-    move_to_host(name, p, setting, host, made)
-    return made
-
-
 def convert_entries(setting: Setting, p: Tensor, name: str, s: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State that is kept in other codes, or with another record, as these options keep it. It fits its parameter."""
+    """State as its options keep it now: in eight bits or not, with a record or not. It fits its parameter."""
     rule, space = setting.rule_at(1), Sharded([part_of(name, p)])
     concerned = keys_like_parameter(rule, tuple(p.shape), s)
     before = {key: TensorList([local(s[key])]) for key in concerned}

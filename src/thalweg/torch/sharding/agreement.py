@@ -83,8 +83,8 @@ class Agreement:
         if news not in self.reached:
             divided = [(name, p, index, self.groups_of(name, p, rules[index])) for name, p, index in self.distributed]
             divided = [each for each in divided if each[-1]]
-            told = f"divide_work={self.sharing.divide_work} and message_dtype={self.sharing.message_dtype!r}"
-            lines = [told, *describe(rules, divided, groups, overrides, gradients=not one_by_one)]
+            described = describe(rules, divided, groups, overrides, gradients=not one_by_one)
+            lines = [f"divide_work={self.sharing.divide_work}", *described]
             check_agreement(lines, [group for *_, across in divided for group in across])
             self.reached.add(news)
         self.values = list(chain.from_iterable(map(dict.values, groups)))

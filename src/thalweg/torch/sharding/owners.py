@@ -23,9 +23,9 @@ from thalweg.rules import Direction, Kron
 from thalweg.rules.whole import SLOT, no_loads, owners_of, slots_of
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding import collectives
-from thalweg.torch.sharding.collectives import Message
+from thalweg.torch.sharding.collectives import Message, widest
 from thalweg.torch.sharding.layouts import Block, factor_shapes
-from thalweg.torch.sharding.messages import Format, Reader, pack, show, size_answered, size_shown, unpack
+from thalweg.torch.sharding.messages import Reader, pack, show, size_answered, size_shown, unpack
 from thalweg.torch.sharding.requests import Batch, Made, Request
 from thalweg.torch.sharding.shards import MeshGroup
 from thalweg.torch.wholes import draw_noise, space_of_kernels, transform_stacks
@@ -43,9 +43,9 @@ MOST_KEPT = 256
 class Owners:
     """The teams of ranks over which one optimizer's parameters are sharded or replicated."""
 
-    def __init__(self, codes: str | None = None, slot: int = SLOT) -> None:
-        """codes: those in which tensors travel; None: in the dtype of the rule's products. slot: elements at a time."""
-        self.codes, self.slot = codes, slot
+    def __init__(self, slot: int = SLOT) -> None:
+        """slot: how many elements travel at a time."""
+        self.slot = slot
         self.teams: dict[TeamKey, Team] = {}
         self.whitening = OwnerWhitening()
 
@@ -128,11 +128,11 @@ class Ranks:
         return collectives.gather_objects(own, self.group) if self.size > 1 else [own]
 
     def exchange(
-        self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int], form: Format, device: torch.device
+        self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> collectives.Exchange:
         """One message to every rank, and one from each."""
         return collectives.Exchange(
-            outgoing, incoming, dtype=form.dtype, device=device, group=self.group, sent_from=self.device
+            outgoing, incoming, dtype=dtype, device=device, group=self.group, sent_from=self.device
         )
 
 
@@ -152,7 +152,7 @@ class Team:
 
     def __init__(self, shards: Ranks, replicas: Ranks, owners: Owners) -> None:
         self.shards, self.replicas = shards, replicas
-        self.codes, self.slot, self.whitening = owners.codes, owners.slot, owners.whitening
+        self.slot, self.whitening = owners.slot, owners.whitening
         #: By name, then by rank: the block of the parameter, and those of its factors.
         self.blocks: dict[str, list[dict[str, Block]]] = {}
         #: The replica, and the rank in it, that transforms a parameter.
@@ -205,15 +205,15 @@ class Team:
 
     def begin(self, requests: Sequence[Request]) -> tuple[list[Messages], list[Answer]]:
         """The slots of some requests, and what they will fill."""
-        form = Format.of(requests, self.codes)
+        dtype = widest([request.dtype for request in requests])
         apart = [[*zip(self.find_cold(request), request.turns, strict=True)] for request in requests]
-        key = form, tuple(facts_of(*both) for both in zip(requests, apart, strict=True))
+        key = dtype, tuple(facts_of(*both) for both in zip(requests, apart, strict=True))
         if key not in self.slots:
             if len(self.slots) == MOST_KEPT:
                 self.slots.clear()
-            self.slots[key] = self.lay_out(requests, apart, form)
+            self.slots[key] = self.lay_out(requests, apart, dtype)
         answers = [Answer(request) for request in requests]
-        return [self.make_slot(slot, requests, form, answers) for slot in self.slots[key]], answers
+        return [self.make_slot(slot, requests, dtype, answers) for slot in self.slots[key]], answers
 
     def find_cold(self, request: Request) -> Sequence[bool]:
         """Of each parameter, whether its owner does not have its factors as a whole."""
@@ -222,9 +222,9 @@ class Team:
         return [not request.remembered or self.known.get(name) != request.by_kernels for name in request.names]
 
     def lay_out(
-        self, requests: Sequence[Request], apart: Sequence[Sequence[tuple[bool, int]]], form: Format
+        self, requests: Sequence[Request], apart: Sequence[Sequence[tuple[bool, int]]], dtype: torch.dtype
     ) -> list[Slot]:
-        """Find what travels together. apart: whether a parameter is cold, and its turn."""
+        """Find what travels together. apart: whether a parameter is cold, and its turn. dtype: of messages."""
         slots = []
         for members in self.divide(requests):
             alike: dict[Hashable, Batch] = {}
@@ -233,23 +233,25 @@ class Team:
                 owner, blocks = self.owners[name], self.blocks[name]
                 kind = at, owner, shape, tuple(tuple(own.items()) for own in blocks), apart[at][i]
                 alike.setdefault(kind, Batch(at, [], owner, shape, blocks, apart[at][i][0])).members.append(i)
-            slots.append(self.measure(list(alike.values()), requests, form))
+            slots.append(self.measure(list(alike.values()), requests, dtype))
         return slots
 
-    def measure(self, batches: Sequence[Batch], requests: Sequence[Request], form: Format) -> Slot:
+    def measure(self, batches: Sequence[Batch], requests: Sequence[Request], dtype: torch.dtype) -> Slot:
         """A slot with the sizes of its messages."""
         shown, answered, told = [0] * self.shards.size, [0] * self.shards.size, [0] * self.replicas.size
         for batch in batches:
             (replica, owner), request = batch.owner, requests[batch.request]
-            size = size_answered(batch, request, form, self.shards.rank)
+            size = size_answered(batch, request, dtype, self.shards.rank)
             told[replica] += size
             if replica == self.replicas.rank:
                 answered[owner] += size
                 for rank in range(self.shards.size) if owner == self.shards.rank else ():
-                    shown[rank] += size_shown(batch, request, form, rank)
+                    shown[rank] += size_shown(batch, request, rank)
         return Slot(batches, shown, answered, told)
 
-    def make_slot(self, slot: Slot, requests: Sequence[Request], form: Format, answers: Sequence[Answer]) -> Messages:
+    def make_slot(
+        self, slot: Slot, requests: Sequence[Request], dtype: torch.dtype, answers: Sequence[Answer]
+    ) -> Messages:
         """Send shards to their owners, transform what this rank owns, send it back, and tell other replicas.
 
         What this replica does not own arrives from those that do.
@@ -261,43 +263,40 @@ class Team:
         if own and self.shards.size > 1:
             outgoing: list[list[Tensor]] = [[] for _ in ranks]
             for batch in own:
-                outgoing[batch.owner[1]] += show(batch, requests[batch.request], form)
-            arriving = self.shards.exchange(outgoing, slot.shown, form, device)
+                outgoing[batch.owner[1]] += show(batch, requests[batch.request])
+            arriving = self.shards.exchange(outgoing, slot.shown, dtype, device)
             del outgoing
         if self.shards.size > 1:
             yield None if arriving is None else arriving.message
         # free received messages before sending results
-        made = self.work(mine, requests, [] if arriving is None else self.read(arriving, form))
+        made = self.work(mine, requests, [] if arriving is None else read(arriving))
         self.note_known(own, requests)
         if arriving is not None:
             pieces = [
                 [
                     piece
                     for batch, result in zip(mine, made, strict=True)
-                    for piece in pack(batch, requests[batch.request], result, form, batch.blocks[rank])
+                    for piece in pack(batch, requests[batch.request], result, dtype, batch.blocks[rank])
                 ]
                 for rank in ranks
             ]
-            arriving = self.shards.exchange(pieces, slot.answered, form, device)
+            arriving = self.shards.exchange(pieces, slot.answered, dtype, device)
             del pieces, made
             yield arriving.message
-            readers = self.read(arriving, form)
+            readers = read(arriving)
             made = [unpack(b, requests[b.request], readers[b.owner[1]], self.shards.rank) for b in own]
         elif self.shards.size > 1:
             yield None
         if self.replicas.size > 1:
             both = zip(own, made, strict=True)
-            piece = [piece for batch, result in both for piece in pack(batch, requests[batch.request], result, form)]
-            telling = self.replicas.exchange([piece] * self.replicas.size, slot.told, form, device)
+            piece = [piece for batch, result in both for piece in pack(batch, requests[batch.request], result, dtype)]
+            telling = self.replicas.exchange([piece] * self.replicas.size, slot.told, dtype, device)
             del piece, made
             yield telling.message
-            readers, own = self.read(telling, form), list(slot.batches)
+            readers, own = read(telling), list(slot.batches)
             made = [unpack(b, requests[b.request], readers[b.owner[0]], self.shards.rank) for b in own]
         for batch, result in zip(own, made, strict=True):
             answers[batch.request].take(batch, result)
-
-    def read(self, exchange: collectives.Exchange, form: Format) -> list[Reader]:
-        return [Reader(message, form) for message in exchange.read()]
 
     def note_known(self, batches: Sequence[Batch], requests: Sequence[Request]) -> None:
         for batch in batches:
@@ -402,6 +401,10 @@ class Team:
                 self.whole[name][key].copy_(x)
 
 
+def read(exchange: collectives.Exchange) -> list[Reader]:
+    return list(map(Reader, exchange.read()))
+
+
 def facts_of(request: Request, apart: Sequence[tuple[bool, int]]) -> Hashable:
     """What the layout of messages depends on."""
     first = request.parts[0].shape
@@ -414,7 +417,7 @@ def assemble(batch: Batch, key: str, shape: Shape, dtype: torch.dtype, readers: 
     """A stack of whole tensors, or of one of their factors, from the shards of all ranks."""
     whole = torch.empty((batch.size, *shape), dtype=dtype, device=readers[0].message.device)
     for reader, blocks in zip(readers, batch.blocks, strict=True):
-        shards = reader.next_stack(batch.size, blocks[key].shape, coded=key == "p")
+        shards = reader.next_stack(batch.size, blocks[key].shape)
         whole[(slice(None), *blocks[key].slices)].copy_(shards)
     return whole
 

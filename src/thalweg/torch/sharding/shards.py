@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.errors import ParameterError
 from thalweg.spaces.sharded import Part
-from thalweg.storage import BESIDE
+from thalweg.storage import SPIKES
 
 
 def is_distributed(p: Tensor) -> bool:
@@ -146,4 +146,4 @@ def whole(x: Tensor) -> Tensor:
 
 def local_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What engines see of a parameter's state."""
-    return {key: local(entry) for key, entry in state.items() if key not in BESIDE}
+    return {key: local(entry) for key, entry in state.items() if key != SPIKES}

@@ -1,4 +1,4 @@
-"""How ranks share the work on whole tensors: whether replicas divide it, and in how many bits it travels."""
+"""How ranks share the work on whole tensors: whether replicas divide it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from thalweg.errors import OptionError
 from thalweg.rules import Rule
-from thalweg.rules.checks import check_choice
 from thalweg.rules.whole import WholeRule, is_worth_sending
 from thalweg.spaces import torch as xp
 from thalweg.storage import arithmetic
@@ -25,22 +24,18 @@ class Sharing:
     group: Any = None
     #: Whether replicas divide transforms; None: where that pays.
     divide_work: bool | None = None
-    #: The codes in which tensors travel; None: the dtype of the rule's products.
-    message_dtype: str | None = None
     #: By device, the group as that of a mesh.
     meshes: dict[str, MeshGroup] = field(default_factory=dict, compare=False)
 
-    def check(self, engine: str, *, offload_state: bool) -> None:
+    def check(self, engine: str) -> None:
         if self.divide_work is not None and not isinstance(self.divide_work, bool):
             raise OptionError(f"divide_work must be True, False or None, got {self.divide_work!r}")
-        check_choice("message_dtype", self.message_dtype, None, "int8")
         if self.group is not None and not isinstance(self.group, torch.distributed.ProcessGroup):
             raise OptionError(
                 f"replicas must be a process group, such as torch.distributed.group.WORLD, got {self.group!r}"
             )
-        if self.divide_work and (engine == "fused" or offload_state):
-            other = "offload_state=True" if offload_state else "engine='fused'"
-            raise OptionError(f"divide_work=True cannot be combined with {other}: leave one of them out")
+        if self.divide_work and engine == "fused":
+            raise OptionError("divide_work=True cannot be combined with engine='fused': leave one of them out")
 
     def groups_of(self, p: Tensor) -> tuple[MeshGroup, ...]:
         """The groups of ranks that hold the same as this one."""
@@ -59,14 +54,14 @@ class Sharing:
             self.meshes[device] = MeshGroup(DeviceMesh.from_group(self.group, device), 0)
         return (self.meshes[device],)
 
-    def reason_against(self, p: Tensor, rule: Rule, engine: str, *, offload_state: bool) -> str:
+    def reason_against(self, p: Tensor, rule: Rule, engine: str) -> str:
         """Why each replica transforms a parameter by itself, "" if they divide the work."""
         if not isinstance(rule, WholeRule) or not p.ndim:
             return "its step needs no whole tensors"
         if self.divide_work is not None:
             return "" if self.divide_work else "divide_work=False"
-        if engine == "fused" or offload_state:
-            return "offload_state=True" if offload_state else "engine='fused'"
+        if engine == "fused":
+            return "engine='fused'"
         if is_worth_sending(rule, tuple(p.shape), arithmetic(xp.dtype(p)), p.device.type):
             return ""
         return "messages would take longer"

@@ -33,11 +33,11 @@ from thalweg.torch.step.gradients import gradient_of
 class Sorter:
     """Sorts the parameters of one optimizer, and remembers how each of them is treated."""
 
-    def __init__(self, wanted: EngineName, sharing: Sharing, *, offload_state: bool) -> None:
+    def __init__(self, wanted: EngineName, sharing: Sharing) -> None:
         self.wanted: EngineName = wanted
         #: Whether it is asked at all what fused code can step: some of it is compiled for the answer.
         self.may_fuse = wanted in ("auto", "fused")
-        self.sharing, self.offload_state = sharing, offload_state
+        self.sharing = sharing
         self.forget()
 
     def forget(self) -> None:
@@ -58,10 +58,8 @@ class Sorter:
         places: the name and group of those to be stepped. settings: of each group.
         """
         optimizer._convert_counts(places)
-        given = zip(places.items(), optimizer._gradients(list(places)), strict=True)
-        found = [(name, p, index, g) for (p, (name, index)), g in given if g is not None]
-        gradients = {p: gradient_of(name, p, g) for name, p, _, g in found}
-        named = [(name, p, index) for name, p, index, _ in found]
+        named = [(name, p, index) for p, (name, index) in places.items() if p.grad is not None]
+        gradients = {p: gradient_of(name, p, p.grad) for name, p, _ in named if p.grad is not None}
         members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
         parts: dict[str, Part] = {}
         shared: dict[Any, tuple[int, Setting, int | None, str, bool]] = {}
@@ -127,7 +125,7 @@ class Sorter:
         rule = setting.rule_at(1)
         if not rule.needs_whole or not self.sharing.groups_of(p):
             return None
-        reason = self.sharing.reason_against(p, rule, self.wanted, offload_state=self.offload_state)
+        reason = self.sharing.reason_against(p, rule, self.wanted)
         can_lose = not reason and self.sharing.divide_work is None and self.wanted == "auto"
         if can_lose and would_lose_kernels(setting, p, capturable=capturable):
             return "fused kernels step it as a whole, and not where work is divided"

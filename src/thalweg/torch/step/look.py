@@ -7,7 +7,7 @@ import functools
 import operator
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, Protocol, TypeAlias
 
@@ -23,8 +23,6 @@ DEVICE, DTYPE, GRAD, LAYOUT, SHAPE = map(operator.attrgetter, ("device", "dtype"
 LOCAL, SPEC = map(operator.attrgetter, ("_local_tensor", "_spec"))
 States: TypeAlias = Mapping[Tensor, Any]
 Given: TypeAlias = list[list[Tensor]]
-#: Gives what parameters are stepped by, in the place of their gradients.
-Read: TypeAlias = Callable[[Sequence[Tensor]], list[Any]]
 
 
 class AnyLook(Protocol):
@@ -38,10 +36,8 @@ class AnyLook(Protocol):
         """
 
 
-def look_at(given: Given, order: list[int], states: States, read: Read | None = None) -> AnyLook:
+def look_at(given: Given, order: list[int], states: States) -> AnyLook:
     """given: parameters, in lists as groups have them. order: the places of those with gradients, as told."""
-    if read is not None:
-        return PlainLook(given, order, states, read)
     python, params = interpreter(), list(chain.from_iterable(given))
     stepped = [params[i] for i in order]
     kept = [*stepped, *entries_of(states)]
@@ -191,17 +187,16 @@ def objects_of(states: States) -> list[Any]:
 class PlainLook:
     """The same without native code."""
 
-    def __init__(self, given: Given, order: list[int], states: States, read: Read = read_gradients) -> None:
-        self.read = read
+    def __init__(self, given: Given, order: list[int], states: States) -> None:
         self.sizes, self.params, self.order = list(map(len, given)), list(chain.from_iterable(given)), order
         self.stepped = [self.params[i] for i in order]
         self.are_dtensors = any(map(is_distributed, self.stepped))
-        self.objects, self.forms = self.look(read(self.stepped), states)
+        self.objects, self.forms = self.look(read_gradients(self.stepped), states)
 
     def find_gradients(self, given: Given, states: States) -> tuple[list[Any], array[int], bool] | None:
         if list(map(len, given)) != self.sizes or not are_the_same(list(chain.from_iterable(given)), self.params):
             return None
-        grads = self.read(self.params)
+        grads = read_gradients(self.params)
         own = [grads[i] for i in self.order]
         if sum(g is not None for g in grads) != len(own) or any(g is None for g in own):
             return None

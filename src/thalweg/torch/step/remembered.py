@@ -18,7 +18,7 @@ from thalweg.kernels.cpu.tables import Counts
 from thalweg.settings import Settings
 from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.protocol import Bucket
-from thalweg.torch.step.look import Given, Read, look_at
+from thalweg.torch.step.look import Given, look_at
 from thalweg.torch.step.runs import Runs
 
 #: Steps of different parameters that are remembered at once: experts and adversaries take turns.
@@ -41,11 +41,10 @@ class RememberedStep:
         places: Mapping[Tensor, tuple[str, int]],
         states: Mapping[Tensor, Any],
         settings: Sequence[Settings],
-        read: Read | None = None,
     ) -> None:
         """given: parameters, in lists as groups have them. places: the name and group of those to be stepped.
 
-        settings: of every group. read: gives what parameters are stepped by, if not their gradients.
+        settings: of every group.
         """
         # without gradients: they must not be kept alive after the step
         self.buckets = [replace(bucket, grads=()) for bucket in buckets]
@@ -55,7 +54,7 @@ class RememberedStep:
         #: The places of those parameters among all that were given.
         at = {p: i for i, p in enumerate(chain.from_iterable(given))}
         order = [at[p] for p in params]
-        self.look = look_at(given, order, states, read)
+        self.look = look_at(given, order, states)
         #: Puts gradients into the order of the buckets.
         self.sort_gradients: Callable[[Sequence[Any]], Sequence[Any]] = (
             operator.itemgetter(*order) if len(order) > 1 else lambda grads: [grads[i] for i in order]
@@ -70,7 +69,7 @@ class RememberedStep:
             found: dict[Any, tuple[str, Tensor]] = {}
             for name in bucket.names:
                 _, matched = settings[bucket.group].of(name, named[name])
-                found.setdefault((named[name].ndim, *matched), (name, named[name]))
+                found.setdefault((named[name].shape, *matched), (name, named[name]))
             self.examples.append(list(found.values()))
 
     def recall(

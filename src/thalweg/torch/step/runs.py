@@ -42,12 +42,12 @@ class Runs:
         on_nonfinite: str,
         *,
         looks: bool,
-        commit: Callable[[Sequence[str]], bool],
+        commit: Callable[[Sequence[str]], None],
     ) -> list[Statistics]:
         """Take a step with the gradients of these buckets; return its statistics, run by run.
 
         looks: whether to look for steps that are not finite, where that is an error. commit: is called with their names
-        before anything is written, and says whether to write.
+        before anything is written, and raises where that must not be.
         """
         computations: list[Computation] = []
         prepared, taken = [], False
@@ -61,10 +61,10 @@ class Runs:
             if computations:
                 self.run_computations(computations)
             nonfinite = [name for run in prepared for name in run.nonfinite()] if looks else []
-            if commit(nonfinite):
-                taken = True
-                for run in prepared:
-                    statistics.append(run.write())
+            commit(nonfinite)
+            taken = True
+            for run in prepared:
+                statistics.append(run.write())
         finally:
             for run in prepared:
                 run.release(taken=taken)

@@ -1,0 +1,242 @@
+"""A step of one parameter: by native code where that can serve it, or by the rule as it is."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from thalweg.arrays import Shape, State
+from thalweg.boundary import Advance, advance
+from thalweg.errors import NonFiniteError, OptionError
+from thalweg.kernels.cpu.library import reason_missing, warn_once
+from thalweg.kernels.cpu.noise import fill_normal
+from thalweg.kernels.cpu.operands import operand_of
+from thalweg.kernels.cpu.reasons import reason_unserved
+from thalweg.kernels.cpu.tables import END, MEASURE, WRITE, Operand, Options, Tables, sums_of_squares
+from thalweg.kernels.threads import num_threads, of_machine
+from thalweg.numpy.arrays import Arr, Name, address, dtype_name
+from thalweg.rules import Rule
+from thalweg.rules.checks import check_choice
+from thalweg.rules.noise import tensor_id
+from thalweg.settings import Handling, Setting
+from thalweg.spaces import numpy as xp
+from thalweg.storage import arithmetic
+
+#: Native code, or numpy's own arithmetic; "auto" takes native code wherever it can.
+Engine: TypeAlias = Literal["auto", "reference", "fused"]
+#: Tells the figures of a parameter's step.
+Figures: TypeAlias = Callable[[], Mapping[str, Any]]
+
+
+@dataclass
+class Tracked:
+    """A parameter between its steps."""
+
+    state: State[Arr]
+    step: int = 0
+    #: How often it was left alone.
+    skipped: int = 0
+    #: None until the parameter is seen (again): after its state was loaded, or options changed.
+    setting: Setting | None = None
+    shape: Shape | None = None
+    #: Whether it is a buffer of one axis without a given shape: it may hold a matrix, and is not taken for a vector.
+    is_raw: bool = False
+    #: Tells the figures of the last step.
+    stats: Figures = dict
+    #: Why native code cannot step it, "" if it can, None: not asked yet.
+    unserved: str | None = None
+    #: How native code was shown it the last time.
+    operand: Operand | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "operand": None}  # a copy has its own memory
+
+
+class Job(NamedTuple):
+    """A step of one parameter, checked and ready to be taken."""
+
+    name: Name
+    weights: Arr
+    gradient: Arr
+    #: Where the parameter and its gradient lie: first byte, and the one behind the last.
+    place: tuple[int, int]
+    gradient_place: tuple[int, int]
+    tracked: Tracked
+    rule: Rule
+    handling: Handling
+    t: int
+    lr: float | None
+    lr_scale: float
+
+    def compute(self, grad_scale: float | None, noise: Callable[[], Arr] | None = None) -> Advance:
+        """The parameter and its state after the step; nothing is written."""
+        step: Any = dict(t=self.t, lr=self.lr, lr_scale=self.lr_scale, grad_scale=grad_scale, noise=noise)
+        with np.errstate(all="ignore"):  # what is not finite is dealt with below, or wanted
+            p, g, state = self.weights, self.gradient, self.tracked.state
+            result = advance(xp, self.rule, self.handling, p, g, state, tensor=tensor_id(self.name), **step)
+        if self.handling.on_nonfinite == "raise":
+            self.check_finite(result.finite)
+        return result
+
+    def check_finite(self, is_finite: Any) -> None:
+        if not is_finite:
+            told = f"parameter {self.name!r}, step {self.t}"
+            raise NonFiniteError(f"{told}: the gradient or the update is not finite")
+
+
+# ---- engines
+
+
+def check_engine(engine: Any) -> None:
+    """Refuse an engine that there is not, or not here."""
+    check_choice("engine", engine, "auto", "reference", "fused")
+    if engine == "fused" and (reason := reason_missing()) is not None:
+        raise refusal("", reason)
+
+
+def refusal(where: str, reason: str) -> OptionError:
+    better = "use engine='auto', which takes the fastest engine that can run"
+    return OptionError(f"engine='fused' cannot run{where}: {reason}; {better}")
+
+
+def divide(jobs: Sequence[Job], engine: Engine, is_aliased: bool) -> tuple[list[Job], list[Job]]:
+    """The jobs for native code, and those for the rule as it is. is_aliased: parameters overlap others' gradients."""
+    missing = "numpy was asked for" if engine == "reference" else reason_missing()
+    if missing is not None and engine == "auto":
+        warn_once(missing)
+    aliased = "parameters overlap other parameters' gradients in memory" if is_aliased else None
+    native: list[Job] = []
+    others: list[Job] = []
+    for job in jobs:
+        reason = missing or aliased or reason_against(job)
+        if reason is not None and engine == "fused":
+            raise refusal(f" for parameter {job.name!r}", reason)
+        (native if reason is None else others).append(job)
+    return native, others
+
+
+def reason_against(job: Job) -> str | None:
+    """Why native code cannot step this parameter, or None if it can."""
+    tracked = job.tracked
+    if tracked.unserved is None:  # shape and rule decide, and do not change
+        tracked.unserved = reason_unserved(job.rule, job.handling, job.weights.shape, dtype_name(job.weights)) or ""
+    if tracked.unserved:
+        return tracked.unserved
+    if tracked.operand is None and not all(entry.flags.c_contiguous for entry in tracked.state.values()):
+        return "its state is not in C order"
+    if not job.weights.flags.c_contiguous:
+        return "it is not in C order"
+    (start, end), (first, last) = job.place, job.gradient_place
+    if not (start < last and first < end) or not job.gradient.flags.c_contiguous:
+        return None  # apart in memory, or to be copied
+    is_same = start == first and job.weights.dtype == job.gradient.dtype
+    return None if is_same else "its gradient overlaps it in memory"
+
+
+class Laid(NamedTuple):
+    """Operands that are laid out, and what decided how."""
+
+    operands: list[Operand]
+    layout: list[Any]
+    tables: Tables
+
+
+class Native:
+    """The native engine of one optimizer, with tables that are kept between steps."""
+
+    def __init__(self) -> None:
+        #: What is laid out, of the last step of these names.
+        self.laid: dict[tuple[Name, ...], Laid] = {}
+        #: Held by a step from its first table to its last figure.
+        self.lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[type[Native], tuple[()]]:
+        return Native, ()  # copies begin empty: addresses belong to this optimizer alone
+
+    def measure(self, jobs: Sequence[Job], grad_scale: float | None) -> tuple[list[bool], Callable[[], list[Figures]]]:
+        """For each job whether its step is to be taken, and what takes them and returns the figures of each.
+
+        Nothing is written before. What has changed since the last step of these jobs is laid out.
+        """
+        if not jobs:
+            return [], list
+        gradients = [np.ascontiguousarray(job.gradient) for job in jobs]
+        groups: dict[Any, int] = {}
+        options: list[Options] = []
+        operands = []
+        for job, gradient in zip(jobs, gradients, strict=True):
+            key = id(job.rule), id(job.handling), job.t, job.lr, job.lr_scale
+            group = groups.setdefault(key, len(options))
+            if group == len(options):
+                declared = job.tracked.setting.rule if job.tracked.setting is not None else None
+                options.append(Options(job.rule, job.handling, job.t, job.lr, job.lr_scale, grad_scale, declared))
+            operands.append(show_job(job, group, gradient))
+        tables = self.lay_out(tuple([job.name for job in jobs]), operands, options)
+        tables.point(array("Q", map(address, gradients)))
+        tables.fill(options, num_threads(of_machine))
+        is_guarded, taken = options[0].is_guarded, [True] * len(jobs)  # the same for the whole step
+        if is_guarded:
+            tables.run(MEASURE, WRITE)
+            taken = tables.finite()
+
+        def write() -> list[Figures]:
+            if is_guarded:
+                tables.skip([not is_taken for is_taken in taken])
+            tables.run(WRITE if is_guarded else MEASURE, END)
+            figures = tables.figures()
+            return [partial(figures.of, index, reshape) for index in range(len(gradients))]
+
+        return taken, write
+
+    def lay_out(self, names: tuple[Name, ...], operands: list[Operand], options: list[Options]) -> Tables:
+        """The tables of these parameters: those of the last step, if nothing has changed."""
+        layout, laid = [option.layout for option in options], self.laid.get(names)
+        if laid is None or laid.layout != layout or not all(map(operator.is_, operands, laid.operands)):
+            # a name is in one list or in few: all at once, or each by itself
+            self.laid = {key: tables for key, tables in self.laid.items() if len(key) == len(names) == 1}
+            laid = self.laid[names] = Laid(operands, layout, Tables(operands, options))
+        return laid.tables
+
+
+def show_job(job: Job, group: int, gradient: Arr) -> Operand:
+    """How native code is shown a parameter: as the last time, if nothing has moved but its gradient."""
+    tracked, known = job.tracked, job.tracked.operand
+    dtypes = dtype_name(job.weights), dtype_name(gradient)
+    if known is not None and (known.p, known.group) == (job.place[0], group) and known.dtypes[:2] == dtypes:
+        return known
+    assert tracked.setting is not None
+    rule, shape = tracked.setting.rule, job.weights.shape
+    tracked.operand = operand_of(rule, job.name, shape, job.weights, dtypes[1], tracked.state, place_of, group)
+    return tracked.operand
+
+
+def place_of(x: Arr) -> tuple[int, str]:
+    return address(x), dtype_name(x)
+
+
+def reshape(values: list[float], shape: Shape) -> Arr:
+    return np.array(values).reshape(shape)
+
+
+def squares_of(arrays: Sequence[Arr], engine: Engine) -> list[float]:
+    """The sum of squares of each array, in double precision."""
+    if engine == "reference" or reason_missing() is not None:
+        with np.errstate(all="ignore"):
+            return [float(np.square(x, dtype=np.float64).sum()) for x in arrays]
+    whole = [np.ascontiguousarray(x) for x in arrays]
+    return sums_of_squares([(*place_of(x), x.size) for x in whole], num_threads(of_machine))
+
+
+def normal_of(job: Job) -> Arr:
+    """The noise of a parameter's step, as ``rules.noise.normal`` gives it."""
+    noise = np.empty(job.weights.shape, arithmetic(dtype_name(job.weights)))
+    stream = dict(seed=job.handling.seed, tensor=tensor_id(job.name), t=job.t)
+    fill_normal(address(noise), noise.dtype.name, noise.size, **stream, threads=num_threads(of_machine))
+    return noise

@@ -1,0 +1,109 @@
+"""The strict space: the shapes that arrays with numbers have, and no more than every array library can do."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import EVERY
+
+from thalweg.arrays import Space, Squares
+from thalweg.errors import OptionError, RuleError
+from thalweg.rules import RULES
+from thalweg.settings import Settings
+from thalweg.spaces import numpy as with_numbers
+from thalweg.spaces.strict import Strict
+from thalweg.trial import try_update
+
+PARAMETERS = [(), (1,), (7,), (0,), (3, 0), (5, 4), (12, 10), (3, 4, 5, 2), (2, 12, 10)]
+OPTIONS = [(case.name, options) for case in EVERY for options in case.options.values()]
+
+
+def shapes_of(space: Any, rule: Any, p: Any, g: Any, state: Any, noise: Any) -> dict[str, Any]:
+    update = rule.update(space, g, state, p, t=1.0, lr=0.1, lr_scale=1.0, noise=noise)
+    arrays = {"delta": update.delta, "finite": update.finite, **update.state, **update.stats}
+    shape = space.shape if space is not with_numbers else np.shape
+    return {key: () if isinstance(x, (bool, int, float)) else shape(x) for key, x in arrays.items() if x is not None}
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_every_rule_has_the_shapes_that_it_has_with_numbers(name: str, options: dict[str, Any]) -> None:
+    random = np.random.default_rng(0)
+    for shape in PARAMETERS:
+        rule = Settings(RULES[name], options).base.for_shape(shape).rule_at(1)
+        try:
+            rule.check_shape("p", shape)
+        except OptionError:
+            continue
+        strict = Strict(name, frozenset())
+        p, g = (np.asarray(random.standard_normal(shape), "float32") for _ in range(2))
+        with np.errstate(all="ignore"):
+            state = rule.init(with_numbers, p)
+            wanted = shapes_of(with_numbers, rule, p, g, state, lambda like=p: np.zeros_like(like))
+        outlines = {key: strict.array(np.shape(entry)) for key, entry in state.items()}
+        arrays = strict.array(shape), strict.array(shape), outlines
+        assert shapes_of(strict, rule, *arrays, lambda x=arrays[0]: x) == wanted, shape
+        try_update(rule, shape)
+
+
+def test_it_has_the_functions_of_every_space() -> None:
+    strict = Strict("Mine", frozenset())
+    for name, _ in inspect.getmembers(Space, inspect.isfunction):
+        if not name.startswith("_"):
+            assert callable(getattr(strict, name)), name
+
+
+#: What cannot be done with m, (4, 6), and v, (3,), and what is said of it.
+REFUSED: list[tuple[Any, str]] = [
+    (lambda xp, m, v: m + v, r"computes with shapes \(4, 6\) and \(3,\), which do not go together"),
+    (lambda xp, m, v: xp.where(m > 0, m, v), "which do not go together"),
+    (lambda xp, m, v: xp.maximum(m, v), "which do not go together"),
+    (lambda xp, m, v: m * None, "computes with a NoneType: use arrays, options and numbers"),
+    (lambda xp, m, v: m * np.ones(6), "calls a function of numpy: use the functions of xp"),
+    (lambda xp, m, v: np.float64(2) * m, "calls a function of numpy"),
+    (lambda xp, m, v: xp.tanh(m), "uses xp.tanh, which is no function of xp"),
+    (lambda xp, m, v: xp.sums(m), "reduces something without axes: write pairs, such as"),
+    (lambda xp, m, v: xp.sums((m, (2,))), r"asks for axis 2 of an array of shape \(4, 6\)"),
+    (lambda xp, m, v: xp.means(Squares(0.5, None)), "needs an array, and has a float"),
+    (lambda xp, m, v: xp.amax(v, (-2,)), r"asks for axis -2 of an array of shape \(3,\)"),
+    (lambda xp, m, v: xp.reshape(m, (5, 5)), r"reshapes an array of shape \(4, 6\) to \(5, 5\)"),
+    (lambda xp, m, v: xp.reshape(m, (-1,)), "give all sizes"),
+    (lambda xp, m, v: xp.reshape_like(m, v), r"reshapes an array of shape \(4, 6\) to \(3,\)"),
+    (lambda xp, m, v: xp.swapaxes(v, 0, 1), r"asks for axis 1 of an array of shape \(3,\)"),
+    (lambda xp, m, v: xp.cut(m, 1, (2, 3)), r"cuts an array of shape \(4, 6\) along axis 1 into parts of \(2, 3\)"),
+    (lambda xp, m, v: xp.join([m, xp.swapaxes(m, 0, 1)], 0), r"joins arrays of shapes \(4, 6\), \(6, 4\) along axis 0"),
+    (lambda xp, m, v: xp.matmul(m, m), r"multiplies matrices of shapes \(4, 6\) and \(4, 6\)"),
+    (lambda xp, m, v: xp.matmul(m, v), r"needs matrices, and has an array of shape \(3,\)"),
+    (lambda xp, m, v: xp.matmul_add(m, xp.swapaxes(m, 0, 1), m, 1.0, 1.0), "which do not go together"),
+    (lambda xp, m, v: xp.eigenvectors(m), r"needs square matrices, and has an array of shape \(4, 6\)"),
+    (lambda xp, m, v: xp.orthonormal(v), "needs square matrices"),
+    (lambda xp, m, v: xp.solve(xp.identity(6, m), m), r"multiplies matrices of shapes \(6, 6\) and \(4, 6\)"),
+    (lambda xp, m, v: xp.arrange(m, v, 1), r"arranges axis 1 of an array of shape \(4, 6\) by numbers of shape"),
+    (lambda xp, m, v: xp.astype(m, "float23"), "asks for the dtype 'float23': use one of float32"),
+    (lambda xp, m, v: xp.matmul_rounded(m, xp.swapaxes(m, 0, 1), "bf61"), "asks for the dtype 'bf61'"),
+    (lambda xp, m, v: xp.cond(m[0] > 0, lambda: m, lambda: v), "takes a part of a value"),
+    (lambda xp, m, v: xp.cond(xp.amax(m, None) > 0, lambda: m, lambda: v), r"\(4, 6\) on one side of xp.cond"),
+    (lambda xp, m, v: ~(m > 0), r"uses \| or ~ on truth values"),
+    (lambda xp, m, v: 7 % m, "uses //, % or round"),
+    (lambda xp, m, v: [] if m == m else m, "branches on a value"),
+]
+
+
+@pytest.mark.parametrize(("do", "message"), REFUSED)
+def test_what_no_library_can_do_is_refused_with_the_line(do: Any, message: str) -> None:
+    xp = Strict("Mine", frozenset({__file__}))
+    line = rf"^Mine, line {do.__code__.co_firstlineno} of .*{__name__.rpartition('.')[2]}.py: update "
+    with pytest.raises(RuleError, match=f"{line}.*{message}"):
+        do(xp, xp.array((4, 6)), xp.array((3,)))
+
+
+def test_both_sides_of_a_condition_are_looked_at() -> None:
+    xp = Strict("Mine", frozenset())
+    m = xp.array((4, 6))
+    assert xp.cond(True, lambda: (m, 0.0), lambda: None) == (m, 0.0)
+    told = []
+    chosen = xp.cond(m > 0, lambda: told.append("yes") or [m], lambda: told.append("no") or [m])
+    assert told == ["yes", "no"]
+    assert chosen[0].sizes == (4, 6)

@@ -1,0 +1,56 @@
+"""Which checks an optimizer of ours does not offer. Any other that it does not offer is a regression, and is red."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import pytest
+
+#: What is offered where there is a GPU.
+ON_GPU = {"gpu-steps-as-cpu", "state-moves-to-another-device", "cuda-graphs"}
+#: What none of ours offers: promises that an author has to declare, and complex parameters, which are refused.
+BY_NONE = {"scale-invariant", "odd", "temporaries", "complex-parameters"}
+NO_BETAS, NO_MOMENTUM, NO_EPS = "betas-out-of-range", "momentum-out-of-range", "eps-out-of-range"
+
+NOT_OFFERED: dict[str, set[str]] = {
+    "SGD": {NO_BETAS, NO_EPS},
+    "AdamW": {NO_MOMENTUM},
+    "LARS": {NO_BETAS},
+    "LAMB": {NO_MOMENTUM},
+    "Adafactor": {NO_BETAS, NO_MOMENTUM},
+    "Muon": {NO_BETAS, "channels-last", "scalars"},  # it takes matrices alone
+    "Kron": {NO_BETAS},
+    "SOAP": {NO_MOMENTUM},
+    "AdEMAMix": {NO_MOMENTUM},
+    "Lion": {NO_MOMENTUM, NO_EPS, "bfloat16-follows-float32"},  # its steps are smaller than bfloat16 can show
+    "MARS": {NO_MOMENTUM},
+    "adamw_and_adafactor": {NO_MOMENTUM},
+    "muon_and_adamw": {NO_BETAS},
+    "Layerwise": {NO_BETAS, NO_MOMENTUM, NO_EPS},
+}
+#: Of those for optax.
+NOT_OFFERED_BY_OPTAX: dict[str, set[str]] = {"muon": {"scalars-and-empty"}}
+#: Over ranks, with lr alone: this SGD keeps no state.
+NOT_OFFERED_BY_RANKS: dict[str, set[str]] = {"thalweg.torch.SGD": {"spread-from-one-process"}}
+
+
+def require_offers(params: list[Any], not_offered: Collection[str]) -> list[Any]:
+    """The parameters that `thalweg.check.parametrize` makes, each of which fails if it skips without being listed."""
+    made = []
+    for param in params:
+        run = partial(run_offered, param.id, param.values[0], not_offered)
+        made.append(pytest.param(run, id=param.id, marks=param.marks))
+    return made
+
+
+def run_offered(name: str, check: Callable[[], None], not_offered: Collection[str]) -> None:
+    try:
+        check()
+    except pytest.skip.Exception as skipped:
+        if name not in not_offered:
+            pytest.fail(f"{name} is not offered any more: {skipped}", pytrace=False)
+        raise
+    if name in not_offered and name not in ON_GPU:
+        pytest.fail(f"{name} is offered, and listed as what is not", pytrace=False)

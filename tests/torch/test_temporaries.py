@@ -1,0 +1,122 @@
+"""What a step needs in memory beside parameters, gradients and state: never more than ``explain()`` tells."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+from lanes import by_turns
+
+torch = pytest.importorskip("torch")
+
+from measured_peaks import allocator_peak  # noqa: E402
+from side_by_side import needs_core  # noqa: E402
+
+import thalweg.torch  # noqa: E402
+from thalweg.rules import RULES  # noqa: E402
+
+Shapes = list[tuple[int, ...]]
+SHAPES: Shapes = [(130, 140), (70, 400), (130,), (7,), (), (0, 4), (3, 60, 50), (130, 140)]
+#: Several chunks of lists, and one tensor that is larger than a chunk.
+LARGE: Shapes = [(1000, 1000)] * 8 + [(2000, 2000)]
+AROUND: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "averaged": dict(averaged=0.99),
+    "skip": dict(on_nonfinite="skip", max_grad_norm=1.0),
+    "raise": dict(on_nonfinite="raise"),
+}
+KRON_AT_MOST = dict(whiten="gradient", geometry="eq", weight_decay=0.1, weight_decay_mode="gradient")
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((rule, options) for rule in RULES for options in AROUND.values()),
+    ("Kron", KRON_AT_MOST),
+    ("Kron", {"max_skew": None}),
+    ("Kron", {"block_size": 32}),
+    ("Muon", {"ns_dtype": "float32", "normalize": "rows"}),
+    ("AdamW", {"state_dtype": "int8"}),
+]
+
+
+def make(rule: str, shapes: Shapes, dtype: str, engine: str, options: dict[str, Any]) -> Any:
+    random, named = torch.Generator().manual_seed(0), []
+    for i, shape in enumerate(shapes):
+        if rule == "Muon" and len(shape) < 2:
+            continue
+        p = torch.nn.Parameter(torch.randn(shape, generator=random).to(getattr(torch, dtype)))
+        p.grad = torch.randn(shape, generator=random).to(p.dtype)
+        named.append((f"p{i}", p))
+    rate = {} if rule == "Adafactor" else {"lr": 1e-3}
+    optimizer = thalweg.torch.optimizer(RULES[rule])(named, engine=engine, **rate, **options)
+    optimizer.make_state()
+    return optimizer
+
+
+@by_turns()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("engine", ["reference", "foreach"])
+@pytest.mark.parametrize(("rule", "options"), CASES)
+def test_lists(rule: str, options: dict[str, Any], engine: str, dtype: str) -> None:
+    optimizer = make(rule, SHAPES, dtype, engine, options)
+    told = optimizer.explain().temporary_bytes
+    for _ in range(2):
+        assert allocator_peak(optimizer.step, warm_up=0) <= told
+
+
+@pytest.mark.slow
+@by_turns()
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("rule", ["AdamW", "MARS", "Muon", "Kron", "SOAP"])
+def test_chunks_of_lists(rule: str, rounding: str) -> None:
+    """What is told of a model of several chunks is a few of them, and not much more than it needs."""
+    optimizer = make(rule, LARGE, "bfloat16", "foreach", dict(rounding=rounding))
+    told = optimizer.explain().temporary_bytes
+    measured = allocator_peak(optimizer.step, warm_up=1)
+    assert measured <= told <= 3 * measured
+
+
+@needs_core
+@by_turns()
+@pytest.mark.parametrize("shapes", [SHAPES, [(2048, 300)], [(600, 64, 3, 3), (600,)], [(7,)]], ids=str)
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if not rule.needs_whole])
+def test_native_code(rule: str, shapes: Shapes) -> None:
+    options = {"min_dim_size_to_factor": 2} if rule == "Adafactor" else {}
+    make(rule, shapes, "float32", "fused", options).step()  # what is remembered at first use is not of one optimizer
+    optimizer = make(rule, shapes, "float32", "fused", options)
+    told = optimizer.explain().temporary_bytes
+    tracemalloc.start()
+    try:
+        optimizer.step()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most <= told + 2**16  # Python's own objects
+    assert allocator_peak(optimizer.step, warm_up=0) < 2**16
+
+
+@pytest.mark.slow
+@by_turns()
+@pytest.mark.parametrize("shapes", [SHAPES, [(640, 640)], [(7,)]], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 1.0}], ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_kernels_for_gpus(rule: str, shapes: Shapes, options: dict[str, Any]) -> None:
+    """Interpreted on a CPU: what tables take, and stacks."""
+    pytest.importorskip("triton")
+    from interpreter import serving
+
+    if rule == "Muon":
+        shapes = [shape for shape in shapes if len(shape) > 1] or [(7, 9)]
+    options = options | ({"min_dim_size_to_factor": 2} if rule == "Adafactor" else {})
+    with serving():
+        optimizer = make(rule, shapes, "float32", "auto", options)
+        told = optimizer.explain().temporary_bytes
+        assert allocator_peak(optimizer.step, warm_up=0) <= told
+
+
+def test_a_model_without_memory_is_taken_for_one_on_a_gpu() -> None:
+    with torch.device("meta"):
+        model = torch.nn.Linear(1000, 1000)
+    lists, kernels = (
+        thalweg.torch.LAMB(model.named_parameters(), lr=1e-3, engine=engine).explain() for engine in ("foreach", "auto")
+    )
+    assert kernels.temporary_bytes < 4 * 1_001_000 / 20 < lists.temporary_bytes
+    assert f"temporaries at most: {kernels.temporary_bytes:,} bytes" in str(kernels)
