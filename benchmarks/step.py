@@ -54,9 +54,9 @@ import torch
 import torch.distributed as dist
 
 import thalweg.torch
-from thalweg.errors import CommandError, OptimError, RuleError
+from thalweg.errors import CommandError, OptimError
 from thalweg.given import TABLE
-from thalweg.plan.models import BUILTIN, builtin
+from thalweg.plan.models import BUILT_IN, shapes_of
 from thalweg.programs.budget import bytes_moved
 from thalweg.rules import RULES
 from thalweg.settings import Settings, option_names
@@ -110,10 +110,6 @@ Samples = dict[str, dict[str, list[float]]]  # seconds by contestant and column
 
 
 # ---- what is stepped
-
-
-def shapes_of(model: str) -> Shapes:
-    return {tensor.name: tensor.shape for tensor in builtin(model).tensors}
 
 
 def choose_shapes(given: argparse.Namespace, rule: str) -> Shapes:
@@ -363,8 +359,8 @@ def compare(rule: Any, given: argparse.Namespace, copied: float) -> dict[str, An
     options, shapes = choose_options(rule, given), choose_shapes(given, rule.__name__)
     elements = sum(math.prod(shape) for shape in shapes.values())
     setting, moved = set_options(rule, options), None
-    with contextlib.suppress(RuleError):  # a rule that multiplies matrices has no passes to count
-        moved = None if given.ranks else sum(bytes_moved(setting, shape, given.dtype) for shape in shapes.values())
+    if not (given.ranks or setting.rule.needs_whole):
+        moved = sum(bytes_moved(setting, shape, given.dtype) for shape in shapes.values())
     floor = None if moved is None else moved / copied
     period = getattr(setting.rule, "precondition_frequency", 1)
     steps = 20 if elements < 16_000_000 else 3
@@ -485,7 +481,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     about, _, more = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser("step.py", None, about, more, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda message: parser.exit(2, f"step.py: {message}\n")  # type: ignore
-    parser.add_argument("--model", choices=BUILTIN, default="gpt2", help="default: %(default)s")
+    parser.add_argument("--model", choices=BUILT_IN, default="gpt2", help="default: %(default)s")
     parser.add_argument("--optimizers", default="lamb,lars,adafactor", help="rules, or all (default: %(default)s)")
     parser.add_argument("--front-end", choices=["torch", "jax"], default="torch")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

@@ -11,25 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from thalweg.errors import CommandError, OptimError, StateError
-from thalweg.plan.sources import resolve
+from thalweg.plan.load import load_model
 
-NAMES = ["state.npz", "model.safetensors", "model.safetensors.index.json", "shapes.json", "config.json", "runs.jsonl"]
+NAMES = ["state.npz", "model.safetensors", "runs.jsonl"]
+NAMES += ["compiled", "option"]
+STATES = ["adamw.torch.json", "own.torch.json", "own.numpy.json", "adamw.optax.json"]
 #: What reading a kind needs, by how its name ends.
-NEEDED = {"config.json": ["torch"], "gemma3.json": ["torch"], "model.safetensors": ["safetensors"]}
-NEEDED |= {"model.safetensors.index.json": ["safetensors"]}
+NEEDED = {"model.safetensors": ["safetensors", "torch"]}
 NEEDED |= {name: ["torch", "optax"] for name in STATES}
-
-
-@pytest.fixture(autouse=True)
-def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes its own time; what reaches it was checked before."""
-
-    def build(*_: object) -> tuple[object, str]:
-        import torch
-
-        return torch.nn.Linear(2, 2, device="meta"), "nobody"
-
-    monkeypatch.setattr("thalweg.plan.sources.build_module", build)
 
 
 def kind_of(name: str, folder: Path) -> Kind:
@@ -95,9 +84,11 @@ def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
 def test_a_pipe_in_the_folder_of_a_model_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "model.safetensors.index.json")
+    pytest.importorskip("safetensors")
+    pytest.importorskip("torch")
+    os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(CommandError, match="is not a file"):
-        resolve(str(tmp_path))
+        load_model(str(tmp_path))
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="links need a privilege there")

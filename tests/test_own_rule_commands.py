@@ -12,62 +12,46 @@ import pytest
 from lanes import by_turns
 from own_rules import Signed, every
 
-import thalweg.numpy
 from thalweg import Rule
 from thalweg.errors import CommandError
 from thalweg.plan import plan
-from thalweg.plan.models import Model, Tensor
 from thalweg.race import ArrayTask, ModelTask, race
 
-MODEL = Model("small", "", (Tensor("w", (60, 40)), Tensor("b", (40,))))
-ELEMENTS = MODEL.parameters
+#: A model of a matrix and a vector.
+ELEMENTS = 60 * 40 + 60
 
 
-@pytest.mark.parametrize(
-    "where", [{"device": "cpu"}, {"front_end": "numpy"}, {"front_end": "optax"}, {"device": "cuda"}]
-)
+def small_model() -> Any:
+    return pytest.importorskip("torch").nn.Linear(40, 60)
+
+
 @every
-def test_plan(rule: type[Rule], where: dict[str, str]) -> None:
-    (cost,) = plan(MODEL, optimizers=[rule], **where).costs
-    counts = {"numpy": 8 * 2, "optax": 4}.get(where.get("front_end", ""), 4 * 2)
-    assert cost.share.state_bytes == 4 * ELEMENTS + counts
-    assert cost.share.moved_bytes >= 20 * ELEMENTS  # reads p, g and m, and writes p and m
-    assert rule.__name__ not in [each.optimizer for each in plan(MODEL, **where).costs]  # nobody else asked for it
+def test_plan(rule: type[Rule]) -> None:
+    (cost,) = plan(small_model(), optimizers=[rule]).optimizers
+    assert cost.state_bytes == 4 * ELEMENTS + 4 * 2
+    assert cost.moved_bytes >= 20 * ELEMENTS  # reads p, g and m, and writes p and m
+    assert rule.__name__ not in [each.optimizer for each in plan(small_model()).optimizers]  # nobody else asked for it
 
 
 @every
 def test_plans_of_shards(rule: type[Rule]) -> None:
-    (cost,) = plan(MODEL, optimizers=[rule], device="cpu", world=2, layout="fsdp2").costs
-    assert cost.share.state_bytes == 4 * (30 * 40 + 20) + 4 * 2
+    (cost,) = plan(small_model(), optimizers=[rule], world=2).optimizers
+    assert cost.state_bytes == 4 * (30 * 40 + 30) + 4 * 2
 
 
 @by_turns()
-@pytest.mark.parametrize("front_end", ["torch", "numpy"])
 @every
-def test_its_peak_is_measured(rule: type[Rule], front_end: str) -> None:
-    from measured_peaks import allocator_peak, traced_peak
+def test_its_temporaries_are_fewer_than_it_tells(rule: type[Rule]) -> None:
+    from measured_peaks import allocator_peak
 
-    shapes = [(600, 700), (300, 500), (90,)]
-    model = Model("larger", "", tuple(Tensor(f"p{i}", shape) for i, shape in enumerate(shapes)))
-    engine = "foreach" if front_end == "torch" else "reference"
-    planned = plan(model, optimizers=[rule], front_end=front_end, device="cpu", engine=engine).costs[0].share.peak_bytes
-    random = np.random.default_rng(0)
-    arrays = [random.standard_normal(shape).astype("float32") for shape in shapes]
-    if front_end == "torch":
-        torch = pytest.importorskip("torch")
-        from thalweg.torch import optimizer as of_torch
+    torch = pytest.importorskip("torch")
+    from thalweg.torch import optimizer as of_torch
 
-        params = [torch.nn.Parameter(torch.from_numpy(array)) for array in arrays]
-        for p in params:
-            p.grad = torch.ones_like(p)
-        optimizer = of_torch(rule)(params, lr=1e-3, engine="foreach")
-        measured = allocator_peak(optimizer.step, warm_up=1)
-    else:
-        grads = [np.ones_like(array) for array in arrays]
-        stepper = thalweg.numpy.optimizer(rule)(lr=1e-3, engine="reference")
-        measured = traced_peak(lambda: stepper.step(arrays, grads), warm_up=1)
-    assert measured > 2**20
-    assert measured <= planned <= 1.4 * measured
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in [(600, 700), (300, 500), (90,)]]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer = of_torch(rule)(params, lr=1e-3, engine="foreach")
+    assert 2**20 < allocator_peak(optimizer.step, warm_up=1) <= optimizer.explain().temporary_bytes
 
 
 def parabola() -> ArrayTask:
@@ -107,8 +91,9 @@ def test_a_race_in_torch() -> None:
 
 
 def test_explain() -> None:
-    rows = plan(MODEL, optimizers=[Signed], front_end="numpy").explain("Signed").rows
-    assert [row.state_bytes for row in rows] == [4 * 2400 + 8, 4 * 40 + 8]
+    (cost,) = plan(small_model(), optimizers=[Signed]).optimizers
+    rows = cost.explanation.rows
+    assert [row.state_bytes for row in rows] == [4 * 2400 + 4, 4 * 60 + 4]
     assert "exp_avg" not in str(rows[0].warnings)
 
 
@@ -151,4 +136,4 @@ class TestByReference:
         if "takes a model" in message:
             pytest.importorskip("torch")
         with pytest.raises(CommandError, match=message):
-            plan(MODEL, optimizers=[reference])
+            plan(small_model(), optimizers=[reference])

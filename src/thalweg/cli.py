@@ -17,7 +17,7 @@ with extra("cli"):
 
 VERBS = {
     "race": "Which optimizer learns fastest? Run them side by side and draw what happened.",
-    "plan": "What will it cost? State, peak and traffic for a model, before anything is allocated.",
+    "plan": "What will it cost? State, temporaries and bytes moved for a model, before anything is allocated.",
     "check": "Does an optimizer, yours or another's, keep what users rely on? More than a hundred small checks.",
 }
 #: Exit codes beside 0: it could not be done; it was asked for wrongly, as click has it; Ctrl-C.

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import thalweg.numpy
 from thalweg.errors import CommandError, OptimError
 from thalweg.kernels.cpu.compiler import SUFFIX, find_kept
-from thalweg.plan.sources import resolve
+from thalweg.plan.load import load_model
 from thalweg.race.run import read_records
 from thalweg.show.arguments import parse_option
 
@@ -72,24 +72,6 @@ RESULT: dict[str, Any] = dict(step=[0, 1], seconds=[0.0, 1.0], loss=[1.0, None],
 RESULT |= dict(state_bytes=1, engine="auto")
 HEADER = {"w": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]}}
 HEADER |= {"b": {"dtype": "BF16", "shape": [16], "data_offsets": [32, 64]}, "__metadata__": {"format": "pt"}}
-LLAMA = dict(model_type="llama", hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
-LLAMA |= dict(vocab_size=10, architectures=["LlamaForCausalLM"], torch_dtype="bfloat16")
-SEEN = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=9, patch_size=3)
-OTHERS: list[dict[str, Any]] = [
-    dict(model_type="gpt2", n_embd=8, n_layer=2, n_head=2, n_inner=16, vocab_size=10, n_positions=5),
-    dict(LLAMA, model_type="qwen3_moe", num_experts=4, mlp_only_layers=[1], decoder_sparse_step=2, head_dim=4),
-    dict(
-        model_type="t5",
-        d_model=8,
-        num_layers=2,
-        num_decoder_layers=3,
-        num_heads=2,
-        d_kv=4,
-        feed_forward_proj="gated-gelu",
-    ),
-    dict(model_type="gemma3", text_config=dict(LLAMA, num_key_value_heads=1, head_dim=4), vision_config=SEEN),
-    dict(SEEN, model_type="vit", num_channels=1, qkv_bias=False, pooler_output_size=4),
-]
 
 
 @dataclass(frozen=True)
@@ -130,17 +112,10 @@ def read_option(path: Path) -> Any:
 def kinds(folder: Path) -> dict[str, Kind]:
     optimizer().save(folder / "whole.npz")
     about, arrays = npz_parts(folder / "whole.npz")
-    (folder / "part.safetensors").write_bytes(safetensors(HEADER))
-    index = {"weight_map": {"w": "part.safetensors", "b": "part.safetensors"}}
-    shapes = {"w": [2, 3], "b": {"shape": [3], "dtype": "float16"}}
     whole = {"run": RUN, "result": RESULT, "where": {}}
     found = [
         Kind("state.npz", about, lambda says: npz(says, arrays), lambda path: optimizer().load(path)),
-        Kind("model.safetensors", HEADER, safetensors, lambda path: resolve(str(path))),
-        Kind("model.safetensors.index.json", index, as_json, lambda path: resolve(str(path))),
-        Kind("shapes.json", shapes, as_json, lambda path: resolve(str(path))),
-        Kind("config.json", LLAMA, as_json, lambda path: resolve(str(path))),
-        *(Kind(f"{each['model_type']}.json", each, as_json, lambda path: resolve(str(path))) for each in OTHERS),
+        Kind("model.safetensors", HEADER, safetensors, lambda path: load_model(str(path))),
         Kind("runs.jsonl", whole, record, read_records),
         Kind("compiled", None, lambda says: CODE, read_cache),
         Kind("option", {"a": [1, None, "x"]}, as_json, read_option),
@@ -190,26 +165,12 @@ def bombs() -> dict[str, bytes]:
 
     deep = b"[" * 100_000
     huge = {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 0]}
-    layers = {**LLAMA, "num_hidden_layers": 10**9}
     return {
         "axes/state.npz": zipped("(" + "4294967296," * 30 + ")", bytes(8)),
         "length/model.safetensors": (2**63).to_bytes(8, "little") + b"{}",
         "long/model.safetensors": (99_000_000).to_bytes(8, "little") + b"{}",
         "shape/model.safetensors": safetensors({"w": huge}),
         "deep/model.safetensors": len(deep).to_bytes(8, "little") + deep,
-        "folder/model.safetensors.index.json": as_json({"weight_map": {"w": ".."}}),
-        "elsewhere/model.safetensors.index.json": as_json({"weight_map": {"w": "/etc/passwd"}}),
-        "deep/model.safetensors.index.json": deep,
-        "name/model.safetensors.index.json": as_json({"weight_map": {"w": "x" * 5000}}),
-        "deep/shapes.json": deep,
-        "dtype/shapes.json": as_json({"w": {"shape": [1], "dtype": ["a"]}}),
-        "shape/shapes.json": as_json([[2**62] * 60]),
-        "digits/shapes.json": b"[[" + b"9" * 5000 + b"]]",
-        "layers/config.json": as_json(layers),
-        "wide/config.json": as_json({**LLAMA, "hidden_size": 10**15}),
-        "dtype/config.json": as_json({**LLAMA, "torch_dtype": ["a"]}),
-        "layers/qwen3_moe.json": as_json({**OTHERS[1], "mlp_only_layers": 7}),
-        "deep/config.json": b'{"model_type": "llama", "x": ' + deep,
         "deep/runs.jsonl": deep + b"\n",
         "within/runs.jsonl": b'{"run": ' + deep + b"\n",
         "unhashable/option": b"{[]: 1}",

@@ -98,10 +98,10 @@ def command(
     from thalweg.show.console import console
 
     screen = console()
-    screen.print("\n".join(describe_model(found)), markup=False)
+    screen.print("\n".join(describe_model(found)), markup=False, soft_wrap=True)
     screen.print()
     screen.print(make_cost_table(found))
     screen.print()
-    screen.print("\n".join(describe_figures(found)), markup=False)
-    for cost in found.costs if explain else ():
+    screen.print("\n".join(describe_figures(found)), markup=False, soft_wrap=True)
+    for cost in found.optimizers if explain else ():
         click.echo(f"\n{cost.optimizer}\n{cost.explanation}")

@@ -22,9 +22,8 @@ def describe_model(found: Plan) -> Iterator[str]:
     size = f"{found.parameters:,} parameters in {count_words(found.tensors, 'tensor')}, {' and '.join(found.dtypes)}"
     yield f"{found.model}{about}: {size}"
     yield f"parameters take {human_bytes(found.parameter_bytes)}{each}, gradients the same"
-    if found.frozen_tensors:
-        frozen = f"{found.frozen_parameters:,} parameters in {count_words(found.frozen_tensors, 'tensor')}"
-        yield f"frozen: {frozen}, take {human_bytes(found.frozen_bytes)}{each}, without gradients and state"
+    if found.frozen_bytes:
+        yield f"frozen: {found.frozen_parameters:,} parameters, take {human_bytes(found.frozen_bytes)}{each}"
 
 
 def make_cost_table(found: Plan) -> Table:
@@ -43,7 +42,7 @@ def make_cost_table(found: Plan) -> Table:
     table = make_table()
     for title in columns:
         table.add_column(title, justify="left" if title in ("optimizer", "fits") else "right", no_wrap=True)
-    for cost in found.costs:
+    for cost in found.optimizers:
         table.add_row(*(show(cost) for show in columns.values()))
     return table
 
@@ -57,7 +56,7 @@ def show_fit(found: Plan, cost: Cost) -> Text:
 
 def describe_figures(found: Plan) -> Iterator[str]:
     """What the columns mean, and what is not counted."""
-    frozen = "frozen weights, " if found.frozen_tensors else ""
+    frozen = "frozen weights, " if found.frozen_bytes else ""
     assumed = " (an H100's; --bandwidth sets yours)" if found.bandwidth == BANDWIDTH else ""
     yield "state: kept between steps. temporaries: needed within a step, on a GPU with thalweg's kernels."
     yield f"all together: parameters, gradients, {frozen}state and temporaries. Activations are not counted."
@@ -65,11 +64,11 @@ def describe_figures(found: Plan) -> Iterator[str]:
         f"moved: the least that a step reads and writes; floor: how long that takes at {human_bytes(found.bandwidth)}/s"
         f"{assumed}. Products of matrices come on top."
     )
-    for cost in found.costs:
+    for cost in found.optimizers:
         if is_mixture(cost.optimizer):
             parts = (
-                f"{rule} steps {parameters:,} parameters in {count_words(tensors, 'tensor')}"
-                for rule, (tensors, parameters) in cost.rules.items()
+                f"{rule} steps {part.parameters:,} parameters in {count_words(part.tensors, 'tensor')}"
+                for rule, part in cost.rules.items()
             )
             yield f"{cost.optimizer}: {'; '.join(parts)}."
     for name, reason in found.refused.items():

@@ -59,19 +59,20 @@ def bytes_moved(setting: Setting, shape: Shape, dtype: str, held: Shape | None =
     # all gradients are read once more for their joint norm
     clipping = size[GRADIENT] if setting.handling.needs_norm else 0
     if setting.rule_at(1).needs_whole:
-        return clipping + bytes_of_whole(setting, shape, size)
+        return clipping + bytes_of_whole(setting, shape, size, is_shard=held not in (None, shape))
     return clipping + passes_of(setting, shape, dtype).count_bytes(size)
 
 
-def bytes_of_whole(setting: Setting, shape: Shape, size: Mapping[str, int]) -> int:
+def bytes_of_whole(setting: Setting, shape: Shape, size: Mapping[str, int], *, is_shard: bool) -> int:
     """What a step moves beside its matrix products: it reads everything, and writes all but factors.
 
-    size: that of the parameter, its gradient and each entry of its state, in bytes.
+    size: that of the parameter, its gradient and each entry of its state, in bytes. is_shard: whether another rank may
+    read the factors.
     """
-    rule = setting.rule_at(1)
-    factors = rule.keys(shape, PerSlice)
-    written = sum(bytes_ for key, bytes_ in size.items() if key not in (GRADIENT, *factors))
-    return sum(size.values()) + written
+    factors = setting.rule_at(1).keys(shape, PerSlice)
+    like_parameter = sum(bytes_ for key, bytes_ in size.items() if key not in factors)
+    read_only = 0 if is_shard else sum(size[key] for key in factors)
+    return 2 * like_parameter - size[GRADIENT] + read_only
 
 
 class Example:

@@ -64,8 +64,8 @@ class WholeRule(Rule):
     #: Whether ``prepare`` reads the gradient and the state alone and ``apply`` the direction and the parameter alone,
     #: with figures that decide nothing but ``finite``: then fused code can be made of both.
     IN_PARTS: ClassVar[bool] = False
-    #: How many numbers of ``whole_dtype`` ``transform`` has alive for each element, at most: what ``explain()`` tells of
-    #: the memory that a step needs is made of it.
+    #: How many numbers of ``whole_dtype`` ``transform`` has alive for each element, at most: ``explain()`` tells by it
+    #: what memory a step needs.
     TEMPORARIES: ClassVar[int] = 16
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

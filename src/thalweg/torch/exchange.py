@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.errors import StateError
-from thalweg.exchange import EXPORTED_WHOLE, check_exchanged, entries_of, pack_state
+from thalweg.exchange import check_exchanged, entries_of, pack_state
 from thalweg.rules import Rule
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.states import convert_count

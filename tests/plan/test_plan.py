@@ -1,0 +1,379 @@
+"""``thalweg plan``: every figure is what an optimizer of that model really keeps, and every mistake is one sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lanes import by_turns
+
+pytest.importorskip("click")
+torch = pytest.importorskip("torch")
+
+import thalweg.torch  # noqa: E402
+from thalweg.cli import run  # noqa: E402
+from thalweg.errors import CommandError  # noqa: E402
+from thalweg.plan import Plan, plan  # noqa: E402
+from thalweg.plan.cost import Part  # noqa: E402
+from thalweg.plan.models import arrange_parameters, build_module, shapes_of  # noqa: E402
+from thalweg.plan.optimizers import USUAL  # noqa: E402
+from thalweg.rules import RULES  # noqa: E402
+from thalweg.show.arguments import Given  # noqa: E402
+from thalweg.show.registered import OWN_MIXTURES  # noqa: E402
+
+SHAPES = [(), (1,), (7,), (1000,), (0,), (3, 0), (5, 4), (130, 140), (3, 4, 5, 2), (16, 8, 3, 3), (2, 130, 140)]
+STACKED = [(3, 7), (2, 130, 140), (4, 5, 6)]
+CASES: list[tuple[str, dict[str, Any], Any]] = [
+    *((name, {"vectors": "row"} if name == "Muon" else {}, SHAPES) for name in RULES),
+    ("LARS", {"momentum": 0.0}, SHAPES),
+    ("LAMB", {"momentum_dtype": "float16", "on_nonfinite": "skip"}, SHAPES),
+    ("AdamW", {"state_dtype": "int8"}, SHAPES),
+    ("AdamW", {"spikes": True}, SHAPES),
+    ("AdamW", {"averaged": 0.99, "cautious": True}, SHAPES),
+    ("SGD", {"rounding": "compensated"}, SHAPES),
+    ("Adafactor", {"momentum": 0.9, "min_dim_size_to_factor": 2}, SHAPES),
+    ("Kron", {"max_size_dense": 8, "precond_dtype": "bfloat16"}, SHAPES),
+    *((name, {"stacked_axes": 1}, STACKED) for name in ("LARS", "LAMB", "Adafactor", "Kron")),
+]
+
+
+class Net(torch.nn.Module):  # type: ignore[misc]
+    """A small model with everything that a mixture tells apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(50, 16)
+        self.blocks = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.LayerNorm(64))])
+        self.lm_head = torch.nn.Linear(64, 50, bias=False)
+
+
+def given(name: str, options: dict[str, Any]) -> list[Given]:
+    return [Given(name, key, value) for key, value in options.items()]
+
+
+def bytes_of(optimizer: Any) -> int:
+    entries = {id(entry): entry for state in optimizer.state.values() for entry in state.values()}  # some are shared
+    return sum(entry.nbytes for entry in entries.values())
+
+
+def step(optimizer: Any, module: Any) -> None:
+    for p in module.parameters():
+        p.grad = torch.full_like(p, 0.5) if p.requires_grad else None
+    optimizer.step()
+
+
+# ---- the figures
+
+
+@by_turns()
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(("name", "options", "shapes"), CASES)
+def test_a_rule_keeps_what_its_plan_says(name: str, options: dict[str, Any], shapes: Any, dtype: str) -> None:
+    named = {f"p{i}": torch.nn.Parameter(torch.ones(shape)) for i, shape in enumerate(shapes)}
+    module = arrange_parameters(named)
+    (cost,) = plan(module, optimizers=[name], options=given(name, options), dtype=dtype).optimizers
+    module = module.to(getattr(torch, dtype))
+    rate = {} if name == "Adafactor" else {"lr": 1e-3}
+    optimizer = thalweg.torch.optimizer(RULES[name])(
+        list(module.named_parameters()), **rate, **{**USUAL.get(name, {}), **options}
+    )
+    told = optimizer.explain()
+    step(optimizer, module)
+    assert cost.state_bytes == bytes_of(optimizer)
+    assert [row.state_bytes for row in cost.explanation.rows] == [row.state_bytes for row in told.rows]
+    assert cost.rules == {name: Part(len(shapes), sum(map(math.prod, shapes)))}
+
+
+@pytest.mark.parametrize("name", ["muon_adamw", "kron_adamw"])
+def test_a_mixture_keeps_what_its_plan_says(name: str) -> None:
+    module = Net()
+    found = plan(module, optimizers=[name], frozen=["embed.*"], memory=10**6)
+    (cost,) = found.optimizers
+    module.embed.requires_grad_(False)
+    optimizer = getattr(thalweg.torch, name)(module)
+    step(optimizer, module)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    assert cost.state_bytes == bytes_of(optimizer)
+    assert found.parameter_bytes == sum(p.nbytes for p in trained) == sum(p.grad.nbytes for p in trained)
+    assert found.frozen_bytes == module.embed.weight.nbytes
+    assert cost.total_bytes == 2 * found.parameter_bytes + found.frozen_bytes + cost.state_bytes + cost.temporary_bytes
+    assert cost.fits is (cost.total_bytes <= 10**6)
+    hidden = Part(1, 16 * 64)
+    rest = Part(len(trained) - 1, sum(p.numel() for p in trained) - 16 * 64)
+    assert cost.rules == {"Muon" if name == "muon_adamw" else "Kron": hidden, "AdamW": rest}
+
+
+@pytest.mark.parametrize(
+    ("rule", "moved"), [("SGD", 20), ("AdamW", 28), ("LARS", 28), ("LAMB", 40), ("Lion", 20), ("Muon", 20)]
+)
+def test_bytes_moved_are_those_of_the_passes(rule: str, moved: int) -> None:
+    (cost,) = plan(torch.nn.Linear(1000, 500, bias=False), optimizers=[rule], bandwidth=1e9).optimizers
+    assert cost.moved_bytes == pytest.approx(moved * 500_000, rel=1e-4)
+    assert cost.floor_seconds == cost.moved_bytes / 1e9
+
+
+def test_factors_are_read_and_what_is_like_the_parameter_is_written_too() -> None:
+    (cost,) = plan(torch.nn.Linear(100, 100, bias=False), optimizers=["Kron"]).optimizers
+    parameter = gradient = momentum = factor = 4 * 100 * 100
+    assert cost.moved_bytes == pytest.approx(gradient + 2 * parameter + 2 * momentum + 2 * factor, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adafactor", "Kron", "muon_adamw"])
+def test_a_rank_of_fsdp2_keeps_what_its_plan_says(name: str) -> None:
+    """The first of three ranks, which has most: rows of parameters, of momentum and of factors."""
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    module = Net()
+    found = plan(module, optimizers=[name], world=3)
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=3)
+    try:
+        mesh = init_device_mesh("cpu", (3,))
+        for inner in module.modules():
+            for key, p in list(inner.named_parameters(recurse=False)):
+                setattr(inner, key, torch.nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])))
+        make: Any = getattr(thalweg.torch, name)
+        rate = {"lr": 1e-3} if name in ("AdamW", "Kron") else {}
+        optimizer = make(module if name == "muon_adamw" else list(module.named_parameters()), **rate)
+        optimizer.make_state()
+        held = [
+            entry.to_local() if hasattr(entry, "to_local") else entry
+            for state in optimizer.state.values()
+            for entry in state.values()
+        ]
+        assert found.optimizers[0].state_bytes == sum(entry.nbytes for entry in held)
+        assert found.parameter_bytes == sum(p.to_local().nbytes for p in module.parameters())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_the_temporaries_are_those_that_the_optimizer_tells() -> None:
+    module = torch.nn.Linear(300, 200)
+    for name in ("LAMB", "Kron"):
+        (cost,) = plan(module, optimizers=[name]).optimizers
+        assert cost.temporary_bytes == cost.explanation.temporary_bytes
+    shards = plan(module, optimizers=["LAMB"], world=4).optimizers[0]
+    assert shards.temporary_bytes < plan(module, optimizers=["LAMB"]).optimizers[0].temporary_bytes
+
+
+# ---- models
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "hidden"),
+    [("gpt2", 124_439_808, 48), ("bert-large", 335_141_888, 145), ("resnet50", 25_557_032, 53)],
+)
+def test_what_is_built_in_is_told_apart_by_names(model: str, parameters: int, hidden: int) -> None:
+    found = plan(model, optimizers=["muon_adamw"])
+    assert found.parameters == parameters
+    assert found.optimizers[0].rules["Muon"].tensors == hidden
+    module = build_module(model)
+    assert {name: tuple(p.shape) for name, p in module.named_parameters()} == shapes_of(model)
+
+
+def test_a_module_is_not_changed() -> None:
+    module = Net()
+    plan(module, dtype="bf16", frozen=["embed.*"], optimizers=["AdamW"])
+    assert all(p.requires_grad and p.device.type == "cpu" and p.dtype == torch.float32 for p in module.parameters())
+
+
+def test_what_is_tied_counts_once() -> None:
+    module = Net()
+    module.embed = torch.nn.Embedding(50, 64)
+    module.lm_head.weight = module.embed.weight
+    assert plan(module, optimizers=["AdamW"]).parameters == sum(p.numel() for p in module.parameters())
+
+
+def test_a_folder_of_safetensors(tmp_path: Path) -> None:
+    save = pytest.importorskip("safetensors.torch").save_file
+    save(
+        {"a.weight": torch.ones(4, 6, dtype=torch.bfloat16), "ids": torch.ones(3, dtype=torch.int64)},
+        tmp_path / "1.safetensors",
+    )
+    save({"bn.running_mean": torch.ones(4), "b.weight": torch.ones(5)}, tmp_path / "2.safetensors")
+    found = plan(str(tmp_path), optimizers=["AdamW"])
+    assert (found.parameters, found.parameter_bytes) == (24 + 5, 2 * 24 + 4 * 5)
+    assert found.about == "2 safetensors files, 2 tensors that are no parameter left out"
+    assert plan(str(tmp_path / "1.safetensors"), optimizers=["AdamW"], dtype="float32").parameter_bytes == 4 * 24
+    save({"a.weight": torch.ones(4, dtype=torch.float8_e4m3fn)}, tmp_path / "1.safetensors")
+    with pytest.raises(CommandError, match=r"'a.weight' has dtype F8_E4M3, which cannot be trained: set --dtype"):
+        plan(str(tmp_path))
+    (tmp_path / "2.safetensors").write_bytes(b"\x80\x04pickled")
+    with pytest.raises(CommandError, match=r"2.safetensors is damaged, or not a safetensors file"):
+        plan(str(tmp_path / "2.safetensors"))
+
+
+@pytest.mark.slow
+def test_a_configuration_is_built_by_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=50
+    )
+    model = transformers.LlamaForCausalLM(config)
+    for architectures, wanted in ((["LlamaForCausalLM"], model), (None, model.model)):
+        config.architectures = architectures
+        config.save_pretrained(tmp_path)
+        found = plan(str(tmp_path), optimizers=["AdamW"])
+        assert found.parameters == sum(p.numel() for p in wanted.parameters())
+        assert type(wanted).__name__ in found.about
+    (tmp_path / "config.json").write_text('{"model_type": "no such"}')
+    with pytest.raises(CommandError, match=r"config.json: transformers cannot build it: "):
+        plan(str(tmp_path))
+
+
+def test_without_transformers_one_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(CommandError, match="install transformers to plan it: pip install torch transformers"):
+        plan(str(tmp_path))
+
+
+# ---- options
+
+
+def test_options_for_all_go_to_those_on_which_they_have_an_effect() -> None:
+    options = [Given("", "momentum_dtype", "bfloat16"), Given("sgd", "momentum", 0.5)]
+    plain, narrow = (
+        {cost.optimizer: cost.state_bytes for cost in plan("small", options=own).optimizers} for own in ([], options)
+    )
+    assert narrow["Adafactor"] == plain["Adafactor"]  # which has no momentum
+    for name in ("SGD", "AdamW", "muon_adamw"):
+        assert narrow[name] < plain[name]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([Given("", "momentumm", 1)], "no optimizer here has an option 'momentumm': did you mean 'momentum'?"),
+        ([Given("", "lr", 1)], "no figure depends on the learning rate: leave out --option lr"),
+        ([Given("lamb", "trust", True)], "the option lamb.trust is for LAMB, which is not among the optimizers: SGD"),
+        ([Given("sgd", "momentum", -1)], "SGD: momentum must be"),
+    ],
+)
+def test_options_that_cannot_be_meant(options: list[Given], message: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        plan("small", optimizers=["SGD"], options=options)
+    assert message in str(refused.value)
+
+
+# ---- the command
+
+SOURCE = """
+import torch
+import thalweg.torch
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(100_000, 100_000), torch.nn.LayerNorm(100_000))
+
+def broken():
+    raise RuntimeError("out of luck")
+
+def wrong():
+    return 3
+
+def mixture(model):
+    entries = [("0.weight", thalweg.torch.Lion.options(lr=1e-4)), ("*", thalweg.torch.AdamW.options(lr=1e-3))]
+    return thalweg.torch.Mixture(model.named_parameters(), entries)
+
+def partial(model):
+    return thalweg.torch.AdamW(model[0].named_parameters(), lr=1e-3)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "plannable", raising=False)
+    OWN_MIXTURES.clear()
+    (tmp_path / "plannable.py").write_text(SOURCE)
+    (tmp_path / "model.pt").write_bytes(b"\x80")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "pickles").mkdir()
+    (tmp_path / "pickles" / "weights.bin").write_bytes(b"\x80")
+    (tmp_path / "bad.json").write_text("{")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("gpt3", "there is no model 'gpt3': did you mean 'gpt2'?"),
+        ("nothing_like_it", "there are gpt2, bert-large"),
+        ("meta/llama", "there is no such folder or model: meta/llama; plan downloads nothing"),
+        ("gone.safetensors", "there is no file gone.safetensors"),
+        ("gone.json", "there is no file gone.json"),
+        ("bad.json", "bad.json: transformers cannot build it"),
+        ("model.pt", "model.pt may be a pickle, which plan does not open"),
+        ("empty", "empty has no parameters in .safetensors files, and no config.json"),
+        ("pickles", "weights.bin may be a pickle, which plan does not open"),
+        ("plannable:broken", "plannable:broken could not be built: RuntimeError: out of luck"),
+        ("plannable:wrong", "plannable:wrong returned a int: it must return a torch.nn.Module"),
+        ("plannable:built", "module 'plannable' has no 'built': did you mean 'build'?"),
+        ("no_such_module:build", "there is no module 'no_such_module'"),
+        ("gpt2 --optimizers adam", "there is no optimizer 'adam': did you mean 'AdamW'?"),
+        ("gpt2 --optimizers muon", "it is no matrix, and Muon orthogonalizes matrices"),
+        ("gpt2 --optimizers plannable:broken", "broken could not be made, it must be a rule, or a function"),
+        ("plannable:build --optimizers plannable:partial", "it leaves out parameter '1.weight'"),
+        ("gpt2 --frozen nothing*", "--frozen nothing* matches no parameter; the first ones are transformer.wte.weight"),
+        ("gpt2 --frozen *", "gpt2 has no floating-point parameter that requires a gradient"),
+        ("gpt2 --dtype int4", "there is no dtype 'int4'"),
+        ("gpt2 --memory 80", "--memory 80 has no unit"),
+        ("gpt2 --bandwidth fast", "'fast' is not a bandwidth"),
+        ("gpt2 --world 0", "0 is not in the range"),
+        ("gpt2 --option eps", "--option 'eps' must be NAME=VALUE"),
+        ("gpt2 --mesh dp=8", "No such option"),
+        ("", "Missing argument 'MODEL'"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "bad.json" in words:
+        pytest.importorskip("transformers")
+    assert run(["plan", *words.split()]) == 2
+    out, error = capsys.readouterr()
+    assert not out
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    code = run(["plan", *words.split()])
+    out, error = capsys.readouterr()
+    assert (code, error) == (0, "")
+    return out
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_factory_takes_no_memory_and_the_table_shows_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """40 GB of parameters."""
+    out = shown("plannable:build --optimizers plannable:mixture,lamb,muon --memory 150GB", capsys)
+    assert "plannable:build (Sequential): 10,000,300,000 parameters in 4 tensors, float32" in out
+    assert "yes, 29" in out
+    assert "no, 10." in out
+    assert "mixture: Lion steps 10,000,000,000 parameters in 1 tensor; AdamW steps 300,000 parameters" in out
+    assert "Muon is not planned: parameter '0.bias'" in out
+
+
+def test_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "gpt2 --optimizers lamb,adafactor --dtype bf16 --frozen *.wte.* --world 4 --bandwidth 1TB/s"
+    found = json.loads(shown(f"{words} --json", capsys))
+    expected: Plan = plan(
+        "gpt2", optimizers=["LAMB", "Adafactor"], dtype="bfloat16", frozen=["*.wte.*"], world=4, bandwidth=1e12
+    )
+    assert found == json.loads(json.dumps(expected.to_plain()))
+    assert found["dtypes"] == ["bfloat16"]
+    assert found["frozen_parameters"] == 50257 * 768
+    rows = json.loads(shown("gpt2 --optimizers lamb --explain --json", capsys))["optimizers"][0]["tensors"]
+    assert [row["name"] for row in rows] == list(shapes_of("gpt2"))
+
+
+def test_explain_lists_every_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown("gpt2 --optimizers adafactor --explain", capsys)
+    assert "factored over axes 0 and 1" in out
+    assert all(name in out for name in shapes_of("gpt2"))
