@@ -17,7 +17,6 @@ from check_faulty import Adam
 from own_rules import Signed
 
 from thalweg.check import Report, Verdict, check, parametrize
-from thalweg.check.page import document
 from thalweg.check.tables import repeat_command
 from thalweg.cli import run
 
@@ -25,8 +24,8 @@ FEW = ["--only", "zero-grad,loading-twice,odd"]
 
 
 def test_what_failed_is_shown_with_how_to_see_it_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    record, table, page = tmp_path / "found.json", tmp_path / "found.md", tmp_path / "found.html"
-    files = ["--json", str(record), "--markdown", str(table), "--html", str(page)]
+    record, table = tmp_path / "found.json", tmp_path / "found.md"
+    files = ["--json", str(record), "--markdown", str(table)]
     options = ["--options", '{"lr": 0.1}', "--against", "check_faulty:Adam(betas=(0.8, 0.9)),thalweg.torch.LAMB"]
     assert run(["check", "check_faulty:Adam", *options, *FEW, *files]) == 1
     printed = capsys.readouterr().out
@@ -38,15 +37,12 @@ def test_what_failed_is_shown_with_how_to_see_it_again(capsys: pytest.CaptureFix
     assert [each["counts"].get("failed", 0) for each in found] == [1, 1, 0]
     assert "| `check_faulty:Adam` | 1 of 2 | - | loading-twice |" in table.read_text()
     assert "| `thalweg.torch.LAMB` | 2 of 2 | - | none |" in table.read_text()
-    assert "2 of 9 verdicts are failures." in page.read_text("utf-8")
-    assert "thalweg check &#x27;check_faulty:Adam(lr=0.1)&#x27; --only loading-twice" in page.read_text("utf-8")
 
 
 def test_one_that_cannot_be_constructed_is_a_row(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    table, page = tmp_path / "found.md", tmp_path / "found.html"
+    table = tmp_path / "found.md"
     others = "torch.optim.AdamW(lr=-1),thalweg.torch.AdamW"
-    files = ["--markdown", str(table), "--html", str(page)]
-    assert run(["check", "thalweg.torch.LAMB", "--against", others, *FEW, *files]) == 1
+    assert run(["check", "thalweg.torch.LAMB", "--against", others, *FEW, "--markdown", str(table)]) == 1
     printed = capsys.readouterr().out
     assert "failed: torch.optim.AdamW(lr=-1), construction" in printed
     assert "Invalid learning rate: -1" in printed
@@ -54,20 +50,6 @@ def test_one_that_cannot_be_constructed_is_a_row(capsys: pytest.CaptureFixture[s
     assert "| `torch.optim.AdamW(lr=-1)` | 0 of 1 | - | construction |" in table.read_text()
     assert "Invalid learning rate: -1" in table.read_text()
     assert "| `thalweg.torch.AdamW` | 2 of 2 | - | none |" in table.read_text()
-    assert "Invalid learning rate: -1" in page.read_text("utf-8")
-
-
-def test_the_page_escapes_every_text_and_asks_for_nothing() -> None:
-    evil = "</td><script src='http://x'>$title & \""
-    verdicts = [
-        Verdict(check=evil, group=evil, holds=evil, outcome=outcome, seen=evil)
-        for outcome in ("passed", "failed", "not offered")
-    ]
-    found = Report(subject=evil, options={}, versions={evil: evil}, verdicts=verdicts)
-    for page in (document([found]), document([found, found])):
-        assert "script src" not in page.replace("&lt;script src", "")
-        assert page.count("<script>") == 2
-        assert "default-src 'none'" in page
 
 
 def test_the_command_that_shows_a_failure_again() -> None:

@@ -39,9 +39,6 @@ SOME_FAILED = 1
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a table to this file, one row per optimizer.",
 )
-@click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with everything to this file."
-)
 def command(
     optimizer: str,
     options: str | None,
@@ -52,7 +49,6 @@ def command(
     listing: bool,
     json_file: Path | None,
     markdown: Path | None,
-    html: Path | None,
 ) -> int:
     """Does an optimizer, yours or another library's, keep what users rely on? More than a hundred small checks.
 
@@ -69,7 +65,6 @@ def command(
 
     The exit code is 1 if a check failed, or if one of --against cannot be constructed.
     """
-    from thalweg.check.page import document
     from thalweg.check.references import ConstructionError, split_references, subject_of
     from thalweg.check.registry import choose_checks
     from thalweg.check.run import check, report_unconstructed
@@ -103,8 +98,6 @@ def command(
         json_file.write_text(json.dumps([each.plain() for each in reports], indent=1, default=str) + "\n", "utf-8")
     if markdown is not None:
         markdown.write_text(as_markdown(reports), "utf-8")
-    if html is not None:
-        html.write_text(document(reports), "utf-8")
     return SOME_FAILED if any(each.failed for each in reports) else 0
 
 
