@@ -253,7 +253,9 @@ class Optimizer(torch.optim.Optimizer):
                 buckets, runs = prepare(only, compiling=compiling)
                 refuse_capture(buckets)
                 self._engines_used = {bucket.way for bucket in buckets}
-                if not buckets and not self._last:
+                if buckets:
+                    self._idleness.stop()
+                else:
                     self._idleness.note_step(self.parameters())
                 self._take(runs, buckets)
             finally:
