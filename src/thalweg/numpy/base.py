@@ -42,7 +42,7 @@ from thalweg.numpy.arrays import (
 from thalweg.numpy.checks import Rate, check_plain, check_served, checked_rate
 from thalweg.numpy.memory import Job, Tracked
 from thalweg.numpy.stepping import Engine, Stepping
-from thalweg.rules.around import NO_AVERAGE, Wrapped, keys_around
+from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average, keys_around
 from thalweg.rules.checks import check_flag, check_number
 from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own, option_names
 from thalweg.spaces import numpy as xp
@@ -342,8 +342,8 @@ class Optimizer(Stepping):
         They are those of ``averaged`` or ``schedule_free``. Arrays that have none are as they are.
         """
         known = {name: self._tracked[name] for name, _, _ in pairs(params, params) if name in self._tracked}
-        rules = {name: own.setting.rule_at(1) for name, own in known.items() if own.setting is not None}
-        rules = {name: rule for name, rule in rules.items() if isinstance(rule, Wrapped) and rule.has_average()}
+        rules = {name: own.setting.rule_at(own.step + 1) for name, own in known.items() if own.setting is not None}
+        rules = {name: rule for name, rule in rules.items() if keeps_average(rule)}
         if not rules:
             raise OptionError(f"{NO_AVERAGE}; and take a step")
         held: list[tuple[Arr, Arr]] = []
@@ -352,7 +352,7 @@ class Optimizer(Stepping):
                 if name in rules:
                     rule, state = cast(Wrapped, rules[name]), known[name].state
                     held.append((own, own.copy()))
-                    own[...] = rule.evaluate_at(xp, state, seen(xp, own, state))
+                    own[...] = rule.evaluate_at(xp, state, seen(xp, own, state), known[name].step)
             self._is_evaluated = True
             yield
         finally:
