@@ -387,3 +387,6 @@ class Muon(WholeRule):
 
     def whole_dtype(self, arithmetic: str) -> str:
         return self.ns_dtype or arithmetic
+
+    def count_temporaries(self) -> int:
+        return 10 if self.normalize is None else 18

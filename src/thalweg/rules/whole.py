@@ -64,9 +64,6 @@ class WholeRule(Rule):
     #: Whether ``prepare`` reads the gradient and the state alone and ``apply`` the direction and the parameter alone,
     #: with figures that decide nothing but ``finite``: then fused code can be made of both.
     IN_PARTS: ClassVar[bool] = False
-    #: How many numbers of ``whole_dtype`` ``transform`` has alive for each element, at most: ``explain()`` tells by it
-    #: what memory a step needs.
-    TEMPORARIES: ClassVar[int] = 16
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -130,6 +127,10 @@ class WholeRule(Rule):
     def whole_dtype(self, arithmetic: str) -> str:
         """The dtype of these tensors and of the direction, for a parameter that is computed in this precision."""
         return arithmetic
+
+    def count_temporaries(self) -> int:
+        """How many numbers of this dtype ``transform`` has alive for each element, at most; ``explain()`` shows it."""
+        return 16
 
     def has_whole_slices(self, shape: Shape, sharded: Collection[int]) -> bool:
         """Whether a rank can transform what it has of a stack that is sharded along these axes among others."""
