@@ -111,8 +111,8 @@ def untried_subject(given: Any, options: Mapping[str, Any] | None, facts: Mappin
         raise CommandError(f"{name}: unknown facts {', '.join(unknown)}; there are {', '.join(known)}")
     all_options = {**written, **(options or {})}
     # classes of optimizers, and functions that take parameters first, are for torch; others make transformations
-    first = next(iter(inspect.signature(factory).parameters), "")
-    if not inspect.isclass(factory) and first not in ("params", "parameters"):
+    is_class = inspect.isclass(factory)
+    if not is_class and next(iter(inspect.signature(factory).parameters), "") not in ("params", "parameters"):
         return Subject(name=name, factory=factory, options=all_options, facts=Facts(**declared), kind="optax")
     from thalweg.check.problem import TorchSubject
 
