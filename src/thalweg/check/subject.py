@@ -61,33 +61,38 @@ class Subject:
 def subject_of(given: Any, options: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None) -> Subject:
     """A subject from ``package.Class``, ``module:Class``, ``package.Class(lr=0.1)``, or from the class itself.
 
-    It is constructed and stepped once; one that refuses a vector gets the fact that it needs matrices.
+    It is constructed, and what it tells by that is among its facts: one that refuses a vector needs matrices.
     """
     subject = untried_subject(given, options, facts)
     with keep_surroundings(subject.kind):
         try:
-            step_once(subject, (4, 3))
+            construct(subject)
         except Exception as error:
             said = f"{json.dumps(dict(subject.options), default=str)}: {describe_error(error)}"
             raise CommandError(f"{subject.name} cannot be tried with the options {said}") from error
         try:
-            step_once(subject, (4,))
+            step_vector(subject)
         except Exception:
             return replace(subject, facts=replace(subject.facts, needs_matrices=True))
     return subject
 
 
-def step_once(subject: Any, shape: tuple[int, ...]) -> None:
-    """Construct the optimizer and step one parameter of this shape."""
+def construct(subject: Any) -> None:
+    """Construct the optimizer; one for torch steps a matrix too."""
     if subject.kind == "torch":
-        subject.run_steps([shape])
-        return
-    made = subject.make()
-    if not (hasattr(made, "init") and hasattr(made, "update")):
+        subject.run_steps([(4, 3)])
+    elif not (hasattr(made := subject.make(), "init") and hasattr(made, "update")):
         raise TypeError(f"it takes no params and makes no gradient transformation, but {type(made).__name__}")
+
+
+def step_vector(subject: Any) -> None:
+    """Step a parameter of one dimension."""
+    if subject.kind == "torch":
+        subject.run_steps([(4,)])
+        return
     import jax.numpy as jnp
 
-    tree = {"parameter": jnp.ones(shape)}
+    made, tree = subject.make(), {"vector": jnp.ones(4)}
     made.update(tree, made.init(tree), tree)
 
 
