@@ -43,13 +43,19 @@ KINDS: dict[str, tuple[Callable[[], Any], str]] = {
     "object": (lambda: ones().astype(object), "dtype object"),
     "text": (lambda: ones().astype(str), "dtype <U"),
     "longdouble": (lambda: ones().astype("longdouble"), "dtype (float128|float64|longdouble)"),
-    "foreign byte order": (lambda: ones().astype(">f4" if np.little_endian else "<f4"), r"byte order.*newbyteorder"),
+    "foreign byte order": (
+        lambda: ones().astype(">f4" if np.little_endian else "<f4"),
+        "byte order of this machine; convert it",
+    ),
     "list": (lambda: ones().tolist(), "must be a numpy array, got list"),
     "number": (lambda: 1.0, "must be a numpy array, got float"),
     "text alone": (lambda: "weights", "must be a numpy array, got str"),
     "masked": (lambda: np.ma.masked_array(ones(), mask=False), "must be a numpy array, got MaskedArray"),
     "tensor of torch": (lambda: torch().ones(3, 4), "got Tensor; thalweg.torch steps tensors of torch"),
-    "parameter of torch": (lambda: torch().nn.Parameter(torch().ones(3, 4)), "got Parameter; thalweg.torch steps tensors of torch"),
+    "parameter of torch": (
+        lambda: torch().nn.Parameter(torch().ones(3, 4)),
+        "got Parameter; thalweg.torch steps tensors of torch",
+    ),
     "array of jax": (jax_ones, "thalweg.optax arrays of JAX"),
 }
 if np.dtype("longdouble") == np.dtype("float64"):
