@@ -83,6 +83,17 @@ class Optimizer:
         if not hasattr(self, "_tracked"):  # a copy whose options are changed goes on with its state
             self.clear_state()
 
+    def clear_state(self) -> None:
+        """Forget every parameter, and the count of iterations."""
+        self._tracked: dict[Name, Tracked] = {}
+        #: What is kept of former norms for ``spikes``, and what the last step told of them.
+        self._norms: Arr | None = None
+        self._joint_figures: dict[str, Any] = {}
+        #: Whether a state was loaded, and nothing was told of how it was kept.
+        self._is_loaded = False
+        #: How many iterations have ended, counted under ``global_step=True`` alone.
+        self.iteration = 0
+
     # ---- options
 
     @property
@@ -321,7 +332,7 @@ class Optimizer:
                 weights[...] = before
 
     def explain(self, params: Params) -> Explanation:
-        """How each parameter will be treated, what its state will cost (none is made), and what looks like a mistake."""
+        """How each parameter will be treated, what its state will cost (none is made), what looks like a mistake."""
         rows = []
         lr = value_at("lr", self.lr, 1)
         arrays = [(checked_name(name), weights) for name, weights, _ in pairs(params, params)]
@@ -366,17 +377,6 @@ class Optimizer:
     def skipped(self) -> dict[Name, int]:
         """How often each parameter was left alone by ``on_nonfinite="skip"`` or ``spikes``."""
         return {name: tracked.skipped for name, tracked in self._tracked.items()}
-
-    def clear_state(self) -> None:
-        """Forget every parameter, and the count of iterations."""
-        self._tracked: dict[Name, Tracked] = {}
-        #: What is kept of former norms for ``spikes``, and what the last step told of them.
-        self._norms: Arr | None = None
-        self._joint_figures: dict[str, Any] = {}
-        #: Whether a state was loaded, and nothing was told of how it was kept.
-        self._is_loaded = False
-        #: How many iterations have ended, counted under ``global_step=True`` alone.
-        self.iteration = 0
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain values and copies of arrays."""
