@@ -292,5 +292,5 @@ def test_a_run_that_gains_an_average_begins_it_and_one_that_loses_it_is_refused(
     with pytest.warns(ResumeWarning, match="'average' of 'w' is new and begins with this step"):
         again.step(params, {"w": draw(1)})
     assert np.allclose(again.state["w"]["average"], 0.7 * before + 0.3 * params["w"], rtol=1e-12)
-    with pytest.raises(StateError, match="'w' does not fit its options: .*'average'"):
+    with pytest.raises(StateError, match=r"'w' does not fit its options: .*'average'"):
         plain.load_state_dict(again.state_dict())
