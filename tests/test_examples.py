@@ -19,15 +19,37 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.nightly
 def test_a_race_on_a_task_of_your_own(tmp_path: Path) -> None:
-    for needed in ("torch.nn", "click", "matplotlib", "plotly"):
+    for needed in ("torch.nn", "click", "plotly"):
         pytest.importorskip(needed)
     asked = ["own_task:task", "--optimizers", "adamw,kron", "--steps", "3", "--json", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "thalweg", "race", *asked]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "examples")
     assert result.returncode == 0, result.stderr
-    (course,) = json.loads(result.stdout)["courses"]
-    assert len(course["results"]) == 2
-    assert all(one["loss"] < one["curve"]["loss"][0] for one in course["results"])
+    results = json.loads(result.stdout)["results"]
+    assert len(results) == 2
+    assert all(one["loss"] < one["curve"]["loss"][0] for one in results)
+
+
+@pytest.mark.nightly
+def test_pictures_are_the_same_again(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        import draw_race
+        import valley
+    finally:
+        sys.path.remove(str(ROOT / "examples"))
+    from thalweg.race import race
+
+    path = valley.walk(valley.VALLEYS[0], "Kron", 0.01)
+    assert (path == valley.walk(valley.VALLEYS[0], "Kron", 0.01)).all()
+    assert valley.VALLEYS[0].height(*path[-1]) < valley.VALLEYS[0].height(*path[0])
+    summary = race("digits", optimizers=["SGD", "LAMB"], rates={"": [0.05]}, steps=5, seeds=2).run().summary
+    for name in ("first.svg", "second.svg"):
+        draw_race.draw_race(summary, str(tmp_path / name))
+    picture = (tmp_path / "first.svg").read_text()
+    assert picture == (tmp_path / "second.svg").read_text()
+    assert "LAMB  lr 0.05" in picture
 
 
 @pytest.mark.nightly

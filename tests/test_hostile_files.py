@@ -14,11 +14,10 @@ from thalweg.errors import CommandError, OptimError, StateError
 from thalweg.plan.load import load_model
 
 NAMES = ["state.npz", "model.safetensors", "runs.jsonl"]
-NAMES += ["race.json", "images-idx3.gz", "compiled", "option"]
+NAMES += ["compiled", "option"]
 STATES = ["adamw.torch.json", "own.torch.json", "own.numpy.json", "adamw.optax.json"]
 #: What reading a kind needs, by how its name ends.
-NEEDED = {"idx1": ["torch"], "idx3.gz": ["torch"]}
-NEEDED |= {"model.safetensors": ["safetensors", "torch"]}
+NEEDED = {"model.safetensors": ["safetensors", "torch"]}
 NEEDED |= {name: ["torch", "optax"] for name in STATES}
 
 
@@ -75,7 +74,7 @@ def test_what_is_whole_is_read_and_no_lie_gets_an_exception_of_another_kind(name
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
-@pytest.mark.parametrize("name", ["state.npz", "model.safetensors", "runs.jsonl", "race.json"])
+@pytest.mark.parametrize("name", ["state.npz", "model.safetensors", "runs.jsonl"])
 def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
     kind = kind_of(name, tmp_path)
     os.mkfifo(tmp_path / name)

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from lanes import by_turns
 from own_rules import Signed, every
-from thalweg.show.palette import COLOURS, RIVALS, colour_of
 
 from thalweg import Rule
 from thalweg.errors import CommandError
 from thalweg.plan import plan
 from thalweg.race import ArrayTask, ModelTask, race
-from thalweg.show.registered import name_rule
 
 #: A model of a matrix and a vector.
 ELEMENTS = 60 * 40 + 60
@@ -69,13 +67,7 @@ def parabola() -> ArrayTask:
 @every
 def test_a_race_in_numpy(rule: type[Rule]) -> None:
     summary = race(parabola(), optimizers=[rule, "LAMB"], seeds=1).run().summary
-    looks = {who["name"]: who for who in summary["contestants"]}
-    name = name_rule(rule)  # with its module, if another of its name was met before
-    assert looks[name]["colour"] == colour_of(name)
-    assert looks[name]["colour"] not in (*COLOURS.values(), *RIVALS)
-    (course,) = summary["courses"]
-    losses = [result["loss"] for result in course["results"] if result["contestant"] == name]
-    assert losses
+    assert {result["contestant"] for result in summary["results"]} == {rule.__name__, "LAMB"}
     assert json.dumps(summary)
 
 
@@ -95,7 +87,7 @@ def test_a_race_in_torch() -> None:
         steps=3,
     )
     summary = race(task, optimizers=[Signed], seeds=1, rates={"": [0.01]}).run().summary
-    assert summary["missing"] == 0
+    assert [result["contestant"] for result in summary["results"]] == ["Signed"]
 
 
 def test_explain() -> None:
@@ -124,8 +116,7 @@ class TestByReference:
 
         for line in (
             "plan gpt2 --optimizers spelt_rules:Spelt,lamb --option spelt.beta=0.5 --json",
-            "race valley --optimizers spelt_rules:Spelt --steps 2 --seeds 1 --lr 0.1 --json",
-            "race valley --redraw --out report/valley --json",
+            "race --optimizers spelt_rules:Spelt --steps 2 --seeds 1 --lr 0.1 --json",
         ):
             ended = run(line.split())
             shown = capsys.readouterr()

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from thalweg.show.published import prepare_timm
 from torch import nn
 from torch.optim import Optimizer
 
@@ -44,8 +43,6 @@ def enter(name: str, task: SuiteTask) -> Contestant:
     middle = entry.text if task.name.startswith("text") else entry.images
     return Contestant(
         name=name,
-        rule=name,
-        kind="mixture",
         make=entry.make,
         options={**entry.options, "weight_decay": entry.decay * task.decay},
         rates=[float(f"{middle * factor:.2g}") for factor in (1 / 3, 1, 3)],
@@ -65,8 +62,6 @@ def make_own(kind: str, model: nn.Module, *, lr: float, standard: bool = True, *
 
 def make_peer(path: str, model: nn.Module, *, lr: float, weight_decay: float, **options: Any) -> Optimizer:
     """An optimizer of another package, by its path: matrices with decay, tensors of one axis without."""
-    if path.startswith("timm."):
-        prepare_timm()
     module, _, name = path.rpartition(".")
     groups = [
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": weight_decay},

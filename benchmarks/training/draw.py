@@ -3,28 +3,26 @@
     python -m benchmarks.training.draw
 
 Writes results.md beside the records, and a picture of every task into docs/images if matplotlib is installed. Runs
-nothing: the same records give the same files. ``thalweg race --redraw --out FOLDER`` draws one task's folder as a race.
+nothing: the same records give the same files.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.training.tasks import TASKS
-from thalweg.errors import CommandError
-from thalweg.race.contest import PROGRAMME, RECORDS
-from thalweg.race.programme import Course, Programme
-from thalweg.race.records import Book
-from thalweg.race.run import Record
-from thalweg.race.summary import course_summary
+from thalweg.race.contest import RECORDS
+from thalweg.race.run import Record, read_records
+from thalweg.race.summary import list_results
 
 ROOT = Path(__file__).resolve().parents[2]
 BASELINE = "torch AdamW"
@@ -68,15 +66,14 @@ class Result:
 class Field:
     """The results of one task, best first, and what they are measured against."""
 
-    def __init__(self, course: Course, records: Sequence[Record]) -> None:
-        self.course, self.where = course, records[-1].where
+    def __init__(self, task: Mapping[str, Any], records: Sequence[Record]) -> None:
+        self.task, self.where = task, records[-1].where
         latest = {record.run.contestant: record.run.optimizer for record in records}  # the last settings of a name
         self.records = [record for record in records if record.run.optimizer == latest[record.run.contestant]]
         self.entered = list(latest)
-        self.is_share = course.best_score == "most"
+        self.is_share = task["best_score"] == "most"
         self.digits = 2 if self.is_share else 3
-        summary = course_summary(course, self.records)
-        found = [self.read_result(result) for result in summary["results"]]
+        found = [self.read_result(result) for result in list_results(self.records, None)]
         sign = -1 if self.is_share else 1
         self.results = sorted(
             (result for result in found if result.curves), key=lambda result: sign * statistics.mean(result.tests)
@@ -135,7 +132,7 @@ class Field:
             return f"no {BASELINE}"
         if self.base.ms is None or result.ms is None:
             return "no time"
-        step = min(self.course.steps * self.base.ms / result.ms, self.course.steps)
+        step = min(self.task["steps"] * self.base.ms / result.ms, self.task["steps"])
         losses = [loss_at(curve, step) for curve in result.curves]
         known = [self.read_loss(loss) for loss in losses if loss is not None]
         return self.write_spread(known) if len(known) == len(losses) else "not scored by then"
@@ -203,13 +200,13 @@ def write_line(cells: Sequence[str]) -> str:
 
 def write_section(field: Field, contestants: Collection[str]) -> str:
     """The contestants of a task, best first, and who is missing."""
-    course, first = field.course, field.records[0]
+    task, first = field.task, field.records[0]
     device = field.where["machine"].get("gpu", "cpu")
     about = (
-        f"{course.about}; {first.result.parameters:,} parameters, {course.steps} steps of {course.batch_size}; "
+        f"{task['about']}; {first.result.parameters:,} parameters, {task['steps']} steps of {task['batch_size']}; "
         f"{device}, torch {field.where['versions']['torch']}, data {first.run.fingerprint[:12]}."
     )
-    lines = [f"## {course.title}", "", about[0].upper() + about[1:], "", HEAD.format(BASELINE)]
+    lines = [f"## {task['title']}", "", about[0].upper() + about[1:], "", HEAD.format(BASELINE)]
     lines += map(field.write_row, field.results)
     for remark, who in (
         ("Rate chosen by seed 0 alone", [result.contestant for result in field.results if result.chosen_once]),
@@ -263,13 +260,14 @@ def draw_picture(field: Field, folder: Path) -> None:
 
     Those with one seed are drawn where nobody has more.
     """
-    from thalweg.show.pictures import entitle, figure, quieten, save
+    import matplotlib
+    from matplotlib.figure import Figure
 
     drawn = [result for result in field.results if result.seeds > 1] or field.results
     if not drawn:  # everyone diverged
         return
     best = [result for result in drawn if result.contestant != BASELINE][: CURVES - 1]
-    picture = figure(11, 4.6)
+    picture = Figure(figsize=(11, 4.6), layout="constrained")
     by_steps, by_seconds = picture.subplots(1, 2, sharey=True)
     late: list[float] = []
     for result in (result for result in drawn if result in best or result.contestant == BASELINE):
@@ -288,26 +286,30 @@ def draw_picture(field: Field, folder: Path) -> None:
         late += mean[len(mean) // 4 :]
     room = (max(late) - min(late)) / 15
     for axes, name in ((by_steps, "step"), (by_seconds, "seconds")):
-        quieten(axes)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.grid(color="#e4e4e4")
         axes.set(xlabel=name, ylim=(min(late) - room, max(late) + room))
     by_steps.set_ylabel("validation, %" if field.is_share else "validation loss")
     by_steps.legend(fontsize=8, frameon=False)
-    entitle(by_steps, field.course.title, f"{field.course.about}; {field.where['machine'].get('gpu', 'cpu')}")
-    save(picture, folder, f"training-{field.course.title}", ["svg"])
+    about = f"{field.task['about']}; {field.where['machine'].get('gpu', 'cpu')}"
+    by_steps.set_title(f"{field.task['title']}\n{about}", loc="left", fontsize=10)
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": "thalweg", "svg.fonttype": "none"}):
+        picture.savefig(folder / f"training-{field.task['title']}.svg", metadata={"Date": None})
 
 
 def load_fields(folder: Path) -> dict[str, Field]:
     """By task, all that its folder holds: every race there has added to it."""
     found = {}
-    for path in sorted(folder.glob(f"*/{PROGRAMME}")):
-        (course,) = Programme.load(path).courses
+    for path in sorted(folder.glob("*/task.json")):
+        task = json.loads(path.read_text("utf-8"))
         records = [
             record
-            for record in Book(path.with_name(RECORDS)).records.values()
-            if (record.run.task, record.run.steps, record.run.batch_size)
-            == (course.task, course.steps, course.batch_size)
+            for record in read_records(path.with_name(RECORDS))[0].values()
+            if (record.run.steps, record.run.batch_size) == (task["steps"], task["batch_size"])
         ]
-        found[course.title] = Field(replace(course, runs=[record.run for record in records]), records)
+        if records:
+            found[task["title"]] = Field(task, records)
     return found
 
 
@@ -318,10 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     from benchmarks.training.contestants import CONTESTANTS
 
-    try:
-        found = load_fields(given.records)
-    except CommandError as error:
-        raise SystemExit(str(error)) from None
+    found = load_fields(given.records)
     if not found:
         raise SystemExit(
             f"{given.records} holds no records: run python -m benchmarks.training.run --records, or name another"

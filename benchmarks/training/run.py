@@ -3,15 +3,15 @@
     python -m benchmarks.training.run --device cuda --data FOLDER --records FOLDER --seeds 3
 
 ``--records`` has one folder a task, as ``thalweg race --out`` makes it. Runs that it holds already are not run again,
-so that the same command goes on after Ctrl-C. FOLDER of --data holds the four files of Fashion-MNIST (Debian's package
-dataset-fashion-mnist has them under /usr/share/datasets/fashion-mnist). On a GPU the forward and backward pass is one
-graph, compiled; optimizers step as users would have them step.
+so that the same command goes on after Ctrl-C. FOLDER of --data is where torchvision keeps Fashion-MNIST. On a GPU the
+forward and backward pass is one graph, compiled; optimizers step as users would have them step.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -23,9 +23,13 @@ from benchmarks.training.contestants import CONTESTANTS, enter
 from benchmarks.training.tasks import TASKS, check_task, make_task
 from thalweg.errors import CommandError
 from thalweg.race.contest import race
-from thalweg.race.terminal import progress_bars, results_tables
+from thalweg.race.table import results_table, show_progress
+from thalweg.race.task import Task
 from thalweg.show.arguments import split_words
 from thalweg.show.console import aside, console
+
+#: What is written down of a task.
+DESCRIPTION = ("title", "about", "steps", "batch_size", "loss_name", "score_name", "best_score")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -39,7 +43,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seeds", type=int, default=1, help="seeds at the best rates (default: %(default)s)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--data", type=Path, help="folder of the four files of Fashion-MNIST")
+    parser.add_argument("--data", type=Path, help="folder where torchvision keeps Fashion-MNIST")
     parser.add_argument("--records", type=Path, required=True, help="folder where runs are recorded, a folder a task")
     parser.add_argument("--steps", type=int, help="other steps than the task's")
     parser.add_argument("--tiny", action="store_true", help="small models and data, to try the scripts")
@@ -59,6 +63,13 @@ def choose_contestants(text: str) -> list[str]:
             raise CommandError(f"nobody is called {glob!r}; put ; between names, which are {'; '.join(CONTESTANTS)}")
         found |= dict.fromkeys(matched)
     return list(found)
+
+
+def describe_task(task: Task, folder: Path) -> None:
+    """Write what draw.py says of a task beside its records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = {name: getattr(task, name) for name in DESCRIPTION}
+    (folder / "task.json").write_text(json.dumps(words) + "\n", "utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -82,10 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 folder=given.records / name,
                 command=command,
             )
-            with progress_bars(aside(), ready) as (on_measure, on_run):
+            describe_task(ready.task, given.records / name)
+            with show_progress(aside(), ready) as (on_measure, on_run):
                 outcome = ready.run(on_measure, on_run)
-            for table in results_tables(outcome.summary):
-                console().print(table)
+            console().print(results_table(outcome.summary))
+            console().print(outcome.summary["verdict"])
     except CommandError as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:

@@ -8,12 +8,12 @@ backward pass as one graph.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,9 @@ from torch.nn import functional as F
 
 from benchmarks.training import corpus
 from thalweg.errors import CommandError
-from thalweg.race.adapters import put_averages
 from thalweg.race.array_task import shuffle_batches
-from thalweg.race.contestants import LARGE_RATES
-from thalweg.race.model_task import ModelTask, ModelTraining
+from thalweg.race.model_task import ModelTask
 from thalweg.race.task import Measure
-from thalweg.race.tasks import fashion
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 TEXTS = ("text", "text-plain", "text-124m")
@@ -66,28 +63,23 @@ class SuiteTask(ModelTask):
         self.captured[0].model.load_state_dict(model.state_dict())
         return self.captured[0].model
 
-    def training(self, *parts: Any) -> SuiteTraining:
-        return SuiteTraining(*parts)
-
-
-class SuiteTraining(ModelTraining):
-    task: SuiteTask
-
-    def compute_gradients(self, batch: Tensor) -> None:
-        if self.task.captured:
-            self.task.captured[0].run(batch)
+    def compute_gradients(self, model: nn.Module, batch: Tensor) -> None:
+        if self.captured:
+            self.captured[0].run(batch)
         else:
-            super().compute_gradients(batch)
+            super().compute_gradients(model, batch)
 
-    def measure(self) -> Measure:
+    def measure(self, model: nn.Module, *, is_over: bool) -> Measure:
         """Validation, of which a part chooses nothing and is enough on the way; test data only at the end."""
-        is_over = self.steps == self.last
-        self.model.eval()
-        with torch.no_grad(), self.device.mixed_precision(), put_averages(self.optimizer):
-            validation = self.task.score(self.model, "validation", not is_over)
-            test = self.task.score(self.model, "test", False) if is_over else math.nan
-        self.model.train()
-        return Measure(validation if self.task.best_score == "least" else 1 - validation, test)
+        with mixed_precision(next(model.parameters()).device.type):
+            validation = self.score(model, "validation", not is_over)
+            test = self.score(model, "test", False) if is_over else math.nan
+        return Measure(validation if self.best_score == "least" else 1 - validation, test)
+
+
+def mixed_precision(kind: str) -> torch.autocast:
+    """Products in bfloat16 on a GPU."""
+    return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda", cache_enabled=False)
 
 
 class Graph:
@@ -119,7 +111,7 @@ class Graph:
 
     def run_backward(self, loss: Loss) -> None:
         self.model.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        with mixed_precision("cuda"):
             value = loss(self.model, self.batch)
         value.backward()
 
@@ -219,7 +211,6 @@ def text(kind: str = "", *, tiny: bool = False) -> SuiteTask:
         data=data,
         max_grad_norm=1.0,
         decay=0.1,
-        rates=LARGE_RATES,
         fingerprint=digest + (" tiny" if tiny else ""),
     )
 
@@ -228,7 +219,20 @@ def text(kind: str = "", *, tiny: bool = False) -> SuiteTask:
 
 
 def convnet() -> nn.Module:
-    return fashion.large_network((28, 28))
+    def convolution(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    return nn.Sequential(
+        *convolution(1, 32),
+        nn.MaxPool2d(2),
+        *convolution(32, 64),
+        *convolution(64, 128),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128 * 7 * 7, 256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    )
 
 
 class ViT(nn.Module):
@@ -249,9 +253,18 @@ class ViT(nn.Module):
         return logits
 
 
+def load_images(folder: Path) -> dict[str, Tensor]:
+    """Fashion-MNIST as torchvision keeps it in a folder, fetched into it where it is not there."""
+    from torchvision.datasets import FashionMNIST
+
+    sets = {"train": FashionMNIST(folder, download=True), "test": FashionMNIST(folder, train=False, download=True)}
+    images = {f"{part}_images": each.data for part, each in sets.items()}
+    return images | {f"{part}_labels": each.targets for part, each in sets.items()}
+
+
 def images(folder: Path, name: str, batch_size: int, *, tiny: bool = False) -> SuiteTask:
     """Eight epochs of the convnet at any batch size, or sixteen of the transformer."""
-    read = {part: torch.from_numpy(found.copy()) for part, found in fashion.load(folder).items()}
+    read = load_images(folder)
     shuffled = torch.randperm(len(read["train_labels"]), generator=torch.Generator().manual_seed(0))
     numbers = {"train": shuffled[VALIDATION:], "validation": shuffled[:VALIDATION]}
     pixels = {part: read["train_images"][own] for part, own in numbers.items()} | {"test": read["test_images"]}
@@ -293,7 +306,6 @@ def images(folder: Path, name: str, batch_size: int, *, tiny: bool = False) -> S
         data=data,
         max_grad_norm=None if name == "fashion" else 1.0,
         decay=0.05,
-        rates=LARGE_RATES,
         fingerprint=hashlib.sha256(read["train_images"].numpy().tobytes()).hexdigest()[:12] + (" tiny" if tiny else ""),
     )
 
@@ -309,9 +321,9 @@ def check_task(name: str, data: Path | None) -> None:
             "fashion-512"
         )
     if data is None:
-        raise CommandError(f"{name} needs --data, the folder of the four files of Fashion-MNIST")
-    for file, _ in fashion.FILES.values():
-        fashion.find(data, file)
+        raise CommandError(f"{name} needs --data, a folder for Fashion-MNIST")
+    if importlib.util.find_spec("torchvision") is None:
+        raise CommandError(f"{name} needs torchvision, which reads Fashion-MNIST: pip install torchvision")
 
 
 def make_task(name: str, data: Path | None, *, tiny: bool = False) -> SuiteTask:

@@ -54,7 +54,7 @@ def check_exchanged(
     """
     check_form(saved)
     known = {one.__name__: one for one in ((rule,) if isinstance(rule, type) else rule)}
-    makers = saved.get(MIXED) if saved["optimizer"] == MIXTURE else None
+    makers: Any = saved.get(MIXED) if saved["optimizer"] == MIXTURE else None
     is_mixed = isinstance(makers, Mapping)
     if is_mixed == isinstance(rule, type) or not (is_mixed or saved["optimizer"] in known):
         made_by = in_words(maker for maker, _ in makers.values()) if makers else saved["optimizer"]

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import hashlib
 import io
 import json
 import os
-import struct
 import time
 import tracemalloc
 import warnings
@@ -29,8 +27,7 @@ import thalweg.numpy
 from thalweg.errors import CommandError, OptimError
 from thalweg.kernels.cpu.compiler import SUFFIX, find_kept
 from thalweg.plan.load import load_model
-from thalweg.race.programme import Programme
-from thalweg.race.records import Book, compute_checksum
+from thalweg.race.run import read_records
 from thalweg.show.arguments import parse_option
 
 #: Of processor time and of memory: so many times the file, and what any reading takes.
@@ -65,18 +62,14 @@ def safetensors(header: Any, data: bytes = b"\0" * 64) -> bytes:
 
 
 def record(content: Any) -> bytes:
-    """A line of a race, with the checksum of what it says."""
-    return (
-        json.dumps({**content, "checksum": compute_checksum(content)} if isinstance(content, dict) else content) + "\n"
-    ).encode()
+    """A line of a race."""
+    return (json.dumps(content) + "\n").encode()
 
 
 RUN = dict(task="t", fingerprint="f", contestant="c", optimizer="o", lr=0.1, seed=0, batch_size=None, steps=1)
 RUN |= dict(engine="auto", device="cpu", thalweg="0")
-RESULT: dict[str, Any] = dict(step=[0, 1], seconds=[0.0, 1.0], loss=[1.0, None], score=None, path=None, parameters=1)
-RESULT |= dict(layers=dict(names=["a"], step=[1], update=[[0.1]], trust=None), state_bytes=1, engine="auto")
-COURSE = dict(name="t", task="t", title="t", about="", batch_size=None, steps=1, loss_name="loss", score_name=None)
-COURSE |= dict(target=None, contours=None, runs=[RUN])
+RESULT: dict[str, Any] = dict(step=[0, 1], seconds=[0.0, 1.0], loss=[1.0, None], score=None, parameters=1)
+RESULT |= dict(state_bytes=1, engine="auto")
 HEADER = {"w": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]}}
 HEADER |= {"b": {"dtype": "BF16", "shape": [16], "data_offsets": [32, 64]}, "__metadata__": {"format": "pt"}}
 
@@ -95,27 +88,6 @@ class Kind:
 
 def as_json(says: Any) -> bytes:
     return json.dumps(says).encode()
-
-
-def idx(says: Any) -> bytes:
-    """The bytes of an array of labels or pictures; numbers that do not fit are cut."""
-    told = says if isinstance(says, dict) else {}
-    sizes = [size for size in told["sizes"] if isinstance(size, int)] if isinstance(told.get("sizes"), list) else []
-    count = told["bytes"] if isinstance(told.get("bytes"), int) else 0
-    return (
-        bytes((0, 0, 8, len(sizes) % 256))
-        + b"".join(struct.pack(">I", size % 2**32) for size in sizes)
-        + bytes(min(max(count, 0), 100_000))
-    )
-
-
-def read_idx_file(axes: int) -> Callable[[Path], Any]:
-    def read(path: Path) -> Any:
-        from thalweg.race.tasks.fashion import read_idx  # which needs torch
-
-        return read_idx(path, axes)
-
-    return read
 
 
 #: What the cache has under the key: native code, as far as its name says.
@@ -140,22 +112,11 @@ def read_option(path: Path) -> Any:
 def kinds(folder: Path) -> dict[str, Kind]:
     optimizer().save(folder / "whole.npz")
     about, arrays = npz_parts(folder / "whole.npz")
-    race = dict(
-        title="t", command="c", contestants={"LAMB": "LAMB()"}, courses=[COURSE], rivals=[], own=["LAMB"], given={}
-    )
     whole = {"run": RUN, "result": RESULT, "where": {}}
     found = [
         Kind("state.npz", about, lambda says: npz(says, arrays), lambda path: optimizer().load(path)),
         Kind("model.safetensors", HEADER, safetensors, lambda path: load_model(str(path))),
-        Kind("runs.jsonl", whole, record, Book),
-        Kind("race.json", race, as_json, Programme.load),
-        Kind("labels-idx1", {"sizes": [20], "bytes": 20}, idx, read_idx_file(1)),
-        Kind(
-            "images-idx3.gz",
-            {"sizes": [2, 9, 9], "bytes": 162},
-            lambda says: gzip.compress(idx(says)),
-            read_idx_file(3),
-        ),
+        Kind("runs.jsonl", whole, record, read_records),
         Kind("compiled", None, lambda says: CODE, read_cache),
         Kind("option", {"a": [1, None, "x"]}, as_json, read_option),
     ]
@@ -210,11 +171,8 @@ def bombs() -> dict[str, bytes]:
         "long/model.safetensors": (99_000_000).to_bytes(8, "little") + b"{}",
         "shape/model.safetensors": safetensors({"w": huge}),
         "deep/model.safetensors": len(deep).to_bytes(8, "little") + deep,
-        "deep/race.json": deep,
         "deep/runs.jsonl": deep + b"\n",
         "within/runs.jsonl": b'{"run": ' + deep + b"\n",
-        "sizes/labels-idx1": idx({"sizes": [2**32 - 1], "bytes": 9}),
-        "unpacks/images-idx3.gz": gzip.compress(idx({"sizes": [10, 100, 100], "bytes": 100_000})),
         "unhashable/option": b"{[]: 1}",
         "deep/option": deep,
         "unhashable/runs.jsonl": record({"run": {**RUN, "task": ["a"]}, "result": RESULT, "where": {}}),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from thalweg.numpy.arrays import (
 from thalweg.numpy.checkpoints import read_file, read_state, write_file
 from thalweg.numpy.engines import Engine, Figures, Job, Native, Tracked, check_engine, divide, separate, squares_of
 from thalweg.rules import Rule
-from thalweg.rules.around import NO_AVERAGE, Wrapped
+from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average
 from thalweg.rules.checks import check_flag, check_number
 from thalweg.rules.spikes import judge
 from thalweg.settings import Settings
@@ -315,9 +315,9 @@ class Optimizer:
         replaced = []
         for name, weights, _ in pairs(params, params):
             tracked = self._tracked.get(name, Tracked({}))
-            rule = tracked.setting and tracked.setting.rule_at(1)
-            if isinstance(rule, Wrapped) and rule.has_average():
-                average = rule.evaluate_at(xp, tracked.state, seen(xp, weights, tracked.state))
+            if tracked.setting is not None and keeps_average(tracked.setting.rule):
+                rule = cast(Wrapped, tracked.setting.rule_at(tracked.step + 1))
+                average = rule.evaluate_at(xp, tracked.state, seen(xp, weights, tracked.state), tracked.step)
                 replaced.append((weights, weights.copy(), average))
         if not replaced:
             raise OptionError(f"{NO_AVERAGE}; and take a step")

@@ -157,8 +157,9 @@ def arrange_parameters(params: Mapping[str, nn.Parameter]) -> nn.Module:
         if len(shape) == 2:
             is_turned = name in ("c_attn", "c_fc", "c_proj")
             return Conv1D() if is_turned else nn.Linear(shape[1], shape[0], device="meta")
-        convolution: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(shape) - 3]
-        return convolution(shape[1], shape[0], shape[2:], device="meta")
+        make: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(shape) - 3]
+        convolution: nn.Module = make(shape[1], shape[0], shape[2:], device="meta")
+        return convolution
 
     root = nn.Module()
     for path, p in params.items():

@@ -1,8 +1,7 @@
 """The race: optimizers side by side on a task, each at the best of its learning rates.
 
 ``thalweg race`` runs it, against optimizers of other libraries too. A task of your own is an ``ArrayTask`` (numpy) or
-a ``ModelTask`` (PyTorch).
-Only the terminal, the pictures and the page need more than numpy.
+a ``ModelTask`` (PyTorch). Only the terminal and the report need more than numpy.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ if TYPE_CHECKING:
     from thalweg.race.model_task import ModelTask as ModelTask
     from thalweg.race.task import Task as Task
 
-#: The tasks that can be raced on by name.
-TASKS = ("digits", "valley", "text", "fashion")
-#: Loaded when asked for: the command has a word to say before numpy is there.
+#: Loaded when asked for: the command sets the number of threads before numpy is there.
 PUBLIC = {"ArrayTask": "array_task", "ModelTask": "model_task", "Task": "task", "race": "contest"}
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from thalweg.errors import CommandError
-from thalweg.race.adapters import make_for_arrays, put_averages
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Array, Measure, Run, Task, Training, read_measure, relative
+from thalweg.race.optimizers import make_for_arrays
+from thalweg.race.task import Array, Measure, Run, Task, Training, put_averages
+
+
+def no_batches(seed: int, batch_size: Any) -> Iterator[Any]:
+    return itertools.repeat(None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +36,14 @@ class ArrayTask(Task):
     gradients: Callable[[Any, Any], Mapping[str, Array]]
     #: The loss, or the loss and a score, of some parameters.
     evaluate: Callable[[Any], Any]
-    #: Batches, endlessly, for a seed and a batch size; None: there are none, and ``gradients`` gets None.
-    batches: Callable[[int, Any], Iterator[Any]] | None = None
+    #: Batches, endlessly, for a seed and a batch size; without them ``gradients`` gets None.
+    batches: Callable[[int, Any], Iterator[Any]] = no_batches
 
     functions: ClassVar[tuple[str, ...]] = ("init", "gradients", "evaluate", "batches")
 
     def start(self, contestant: Contestant, run: Run) -> Training:
         if run.device != "cpu":
-            raise CommandError(f"task {self.name!r} is plain numpy and runs only on the cpu, not on {run.device!r}")
+            raise self.error(f"it is plain numpy and runs only on the cpu, not on {run.device!r}")
         params = self.call("init", self.init, run.seed)
         if not isinstance(params, Mapping):
             raise self.error(f"init must return arrays by name, got {type(params).__name__}")
@@ -47,36 +51,19 @@ class ArrayTask(Task):
             if not isinstance(p, np.ndarray):
                 raise self.error(f"init must return arrays by name, and {name!r} is a {type(p).__name__}")
         params = {name: np.array(p) for name, p in params.items()}
-        optimizer = make_for_arrays(contestant, params, self.schedule(run), run.engine, self.name)
-        return ArrayTraining(self, params, optimizer, run)
+        optimizer, batches = make_for_arrays(contestant, params, self, run), self.begin_batches(self.batches, run)
 
+        def step(number: int) -> None:
+            # a rate that is too large is part of any sweep: its overflows are recorded, not warned of
+            with np.errstate(all="ignore"):
+                gradients = self.call("gradients", self.gradients, params, next(batches))
+                self.call("step()", optimizer.step, params, gradients)
 
-class ArrayTraining(Training):
-    def __init__(self, task: ArrayTask, params: dict[str, Array], optimizer: Any, run: Run) -> None:
-        self.task, self.params, self.optimizer = task, params, optimizer
-        self.batches = None if task.batches is None else task.begin_batches(task.batches, run)
+        def measure(number: int) -> Measure:
+            with np.errstate(all="ignore"), put_averages(optimizer, params):
+                return self.read_measure(self.call("evaluate", self.evaluate, params))
 
-    def step(self) -> None:
-        batch = None if self.batches is None else self.task.next_batch(self.batches)
-        # a rate that is too large is part of any sweep: its overflows are recorded, not warned of
-        with np.errstate(all="ignore"):
-            gradients = self.task.call("gradients", self.task.gradients, self.params, batch)
-            self.task.call("step()", self.optimizer.step, self.params, gradients)
-
-    def measure(self) -> Measure:
-        with np.errstate(all="ignore"), put_averages(self.optimizer, self.params):
-            return read_measure(self.task, self.task.call("evaluate", self.task.evaluate, self.params))
-
-    def parameters(self) -> dict[str, Array]:
-        return {name: p.copy() for name, p in self.params.items()}
-
-    def changes(self, before: Mapping[str, Array]) -> dict[str, float]:
-        with np.errstate(all="ignore"):
-            return {name: relative(rms(p - before[name]), rms(before[name])) for name, p in self.params.items()}
-
-
-def rms(x: Array) -> float:
-    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) if x.size else 0.0
+        return Training(optimizer, step, measure, sum(p.size for p in params.values()))
 
 
 def shuffle_batches(count: int, seed: int, batch_size: int) -> Iterator[Array]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from thalweg.race.adapters import follow_schedule, make_for_model, name_in, put_averages
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Measure, Run, Task, Training, blame, read_measure, relative
+from thalweg.race.optimizers import follow_schedule, make_for_model, name_in
+from thalweg.race.task import Measure, Run, Task, Training, blame, put_averages
 from thalweg.show.devices import Device
 from thalweg.show.extras import extra
 
@@ -33,91 +33,49 @@ class ModelTask(Task):
         with extra("torch"):
             import torch
         device = Device(run.device)
-        occupied = device.count_bytes_in_use()
-
         with device.seed_torch(run.seed, 0):
             model = self.call("model", self.model, run.seed)
         if not isinstance(model, torch.nn.Module):
             raise self.error(f"model must return a torch.nn.Module, got {type(model).__name__}")
         model = self.place_model(model.to(device.name))
-        optimizer = make_for_model(contestant, model, run.lr, run.engine, self.name)
-        return self.training(self, model, contestant, optimizer, run, device, occupied)
+        optimizer = make_for_model(contestant, model, self, run)
+        set_rate, batches = follow_schedule(optimizer, self, run), self.begin_batches(self.batches, run)
+
+        def step(number: int) -> None:
+            set_rate(number)
+            batch = device.move(next(batches))
+            with device.seed_torch(run.seed, number):  # for dropout and the like
+                self.compute_gradients(model, batch)
+            if self.max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
+            with blame(name_in(self, contestant), "step()"):
+                optimizer.step()
+
+        def measure(number: int) -> Measure:
+            training = model.training
+            model.eval()
+            with torch.no_grad(), put_averages(optimizer):
+                measured = self.measure(model, is_over=number == run.steps)
+            model.train(training)
+            return measured
+
+        return Training(optimizer, step, measure, sum(p.numel() for p in model.parameters()), device.wait)
+
+    # ---- what a task may do otherwise
 
     def place_model(self, model: Any) -> Any:
         """The model that is trained: the one given, or another with its weights."""
         return model
 
-    def training(self, *parts: Any) -> ModelTraining:
-        return ModelTraining(*parts)
-
-
-class ModelTraining(Training):
-    """A training of a model. What a task trains otherwise, its own subclass says."""
-
-    def __init__(
-        self,
-        task: ModelTask,
-        model: Any,
-        contestant: Contestant,
-        optimizer: Any,
-        run: Run,
-        device: Device,
-        occupied: int = 0,
-    ) -> None:
-        self.task, self.model, self.contestant, self.optimizer = task, model, contestant, optimizer
-        self.set_rate, self.last = follow_schedule(optimizer, task.schedule(run)), run.steps
-        self.device, self.seed, self.steps = device, run.seed, 0
-        self.occupied = occupied
-        self.batches = task.begin_batches(task.batches, run)
-
-    def step(self) -> None:
-        self.steps += 1
-        self.set_rate(self.steps)
-        batch = self.device.move(self.task.next_batch(self.batches))
-        with self.device.seed_torch(self.seed, self.steps):  # for dropout and the like
-            self.compute_gradients(batch)
-        self.step_optimizer()
-
-    def compute_gradients(self, batch: Any) -> None:
+    def compute_gradients(self, model: Any, batch: Any) -> None:
         import torch
 
-        self.optimizer.zero_grad()
-        loss = self.task.call("loss", self.task.loss, self.model, batch)
+        model.zero_grad()
+        loss = self.call("loss", self.loss, model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise self.task.error(f"loss must return a tensor with one element, got {got}")
-        self.task.call("the backward pass of loss", loss.backward)
+            raise self.error(f"loss must return a tensor with one element, got {got}")
+        self.call("the backward pass of loss", loss.backward)
 
-    def step_optimizer(self) -> None:
-        import torch
-
-        if self.task.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.max_grad_norm)
-        with blame(name_in(self.task.name, self.contestant), "step()"):
-            self.optimizer.step()
-
-    def measure(self) -> Measure:
-        import torch
-
-        training = self.model.training
-        self.model.eval()
-        with torch.no_grad(), put_averages(self.optimizer):
-            found = read_measure(self.task, self.task.call("evaluate", self.task.evaluate, self.model))
-        self.model.train(training)
-        return found
-
-    def parameters(self) -> dict[str, Any]:
-        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
-
-    def changes(self, before: Mapping[str, Any]) -> dict[str, float]:
-        """Measured where the parameters are: their sizes come over together."""
-        import torch
-
-        def rms(x: Any) -> Any:
-            return x.double().square().mean().sqrt()
-
-        found = [
-            (rms(p.detach().double() - before[name]), rms(before[name])) for name, p in self.model.named_parameters()
-        ]
-        sizes = torch.stack([size for pair in found for size in pair]).view(-1, 2).tolist()
-        return {name: relative(*pair) for name, pair in zip(before, sizes, strict=True)}
+    def measure(self, model: Any, *, is_over: bool) -> Measure:
+        return self.read_measure(self.call("evaluate", self.evaluate, model))

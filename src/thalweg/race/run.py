@@ -1,34 +1,24 @@
-"""One run: a task, a contestant, a learning rate, a seed; and what is recorded of it."""
+"""One run, a contestant at a learning rate from a seed; and its record, a line of ``runs.jsonl``."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from thalweg.errors import CommandError
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Measure, Run, Task
+from thalweg.race.task import Measure, Run, Task, find_arrays
+from thalweg.show.arguments import check_file
 
 #: A loss that is so many times the first one is as good as infinite.
 DIVERGED = 1e6
 #: How often a run is measured, beside its beginning, if it has so many steps.
 POINTS = 22
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layers:
-    """Each parameter at some steps: the size of the step relative to the parameter, and its trust ratio."""
-
-    names: tuple[str, ...]
-    step: tuple[int, ...]
-    #: By parameter, then by step; None where it is not finite.
-    update: tuple[tuple[float | None, ...], ...]
-    trust: tuple[tuple[float | None, ...], ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +30,8 @@ class Result:
     seconds: tuple[float, ...] = field(compare=False)
     loss: tuple[float | None, ...]
     score: tuple[float | None, ...] | None
-    layers: Layers | None
-    #: Where a point in the plane has been, step by step.
-    path: tuple[tuple[float, float], ...] | None
     parameters: int
     state_bytes: int
-    #: The most memory that training took on a GPU: parameters, gradients, state and all between; None on others.
-    peak_bytes: int | None = field(default=None, compare=False)
     engine: str
 
 
@@ -76,62 +61,36 @@ def execute(
 ) -> Result:
     """Train once. A run that diverges has a record of full length; one that is hopeless ends there."""
     training = task.start(contestant, run)
-    times = measuring_times(run.steps)
-    measures, seconds, done, peak = [training.measure()], [0.0], 0, None
+    times, seconds = measuring_times(run.steps), [0.0]
+    measures = [training.measure(0)]
     if not math.isfinite(measures[0].loss):
-        raise CommandError(
-            f"task {task.name!r}: the loss before the first step is {measures[0].loss}: it must be finite"
-        )
-    watched: list[dict[str, tuple[float, float | None]]] = []
-    path = [] if task.landscape is None else [place(training.parameters())]
-
-    def take_steps(until: int) -> float:
-        """Seconds that the steps took."""
-        nonlocal done
-        training.device.forget_peak()
-        start = time.perf_counter()
-        while done < until:
-            training.step()
-            done += 1
-            if task.landscape is not None:
-                path.append(place(training.parameters()))
-        training.device.wait()
-        return time.perf_counter() - start
-
-    for until in times[1:]:
-        spent = seconds[-1]
+        raise task.error(f"the loss before the first step is {measures[0].loss}: it must be finite")
+    for before, until in itertools.pairwise(times):
+        spent = 0.0
         if is_going(measures):
-            several = done < until - 1
-            spent += take_steps(until - 1)
-            used = training.peak_bytes()
-            before = training.parameters()  # which takes memory of its own
-            spent += take_steps(until)
-            used = used if several else training.peak_bytes()
-            peak = used if peak is None or used is None else max(peak, used)
-            # without a trust ratio a rule still tells one, of 1
-            figures = {} if contestant.options.get("trust") is False else training.figures()
-            watched.append(watch(training.changes(before), figures))
-            measures.append(training.measure())
+            start = time.perf_counter()
+            for step in range(before, until):
+                training.step(step + 1)
+            training.wait()
+            spent = time.perf_counter() - start
+            measures.append(training.measure(until))
         else:
             measures.append(measures[-1])
-        seconds.append(spent)
+        seconds.append(seconds[-1] + spent)
         loss = finite(measures[-1].loss) if is_going(measures) else None
         on_measure(run, until, loss)
         if hopeless(run, until, loss):
             break
     alive = [is_going(measures[: i + 1]) for i in range(len(measures))]
-    scores = [finite(m.score) if fine else None for m, fine in zip(measures, alive, strict=True)]
+    scores = tuple(finite(m.score) if fine else None for m, fine in zip(measures, alive, strict=True))
     return Result(
         step=tuple(times[: len(measures)]),
         seconds=tuple(seconds),
         loss=tuple(finite(m.loss) if fine else None for m, fine in zip(measures, alive, strict=True)),
-        score=None if measures[0].score is None else tuple(scores),
-        layers=layers_of(watched, times[1:]),
-        path=None if task.landscape is None else tuple(path),
-        parameters=sum(math.prod(p.shape) for p in training.parameters().values()),
-        state_bytes=training.state_bytes(),
-        peak_bytes=peak,
-        engine=training.engine(),
+        score=None if measures[0].score is None else scores,
+        parameters=training.parameters,
+        state_bytes=sum(array.nbytes for array in find_arrays(training.optimizer.state)),
+        engine=str(getattr(training.optimizer, "engine", "torch")),
     )
 
 
@@ -144,36 +103,6 @@ def measuring_times(steps: int) -> list[int]:
     """The beginning, the end, and what divides the steps between them as evenly as whole numbers can."""
     points = min(steps, POINTS)
     return [round(i * steps / points) for i in range(points + 1)]
-
-
-def place(params: Mapping[str, Any]) -> tuple[float, float]:
-    """Where a task in the plane stands: its two numbers."""
-    x, y = (float(value) for p in params.values() for value in p.reshape(-1))
-    return x, y
-
-
-def watch(
-    changes: Mapping[str, float], figures: Mapping[str, Mapping[str, Any]]
-) -> dict[str, tuple[float, float | None]]:
-    """For each parameter the size of its step, relative to its own, and its trust ratio if there is one."""
-    found = {}
-    for name, change in changes.items():
-        ratio = figures.get(name, {}).get("trust_ratio")
-        found[name] = (change, None if ratio is None else float(np.mean(np.asarray(ratio, np.float64))))
-    return found
-
-
-def layers_of(watched: Sequence[Mapping[str, tuple[float, float | None]]], times: Sequence[int]) -> Layers | None:
-    if not watched:
-        return None
-    names = tuple(watched[0])
-    has_trust = any(trust is not None for _, trust in watched[0].values())
-    return Layers(
-        names=names,
-        step=tuple(times[: len(watched)]),
-        update=tuple(tuple(finite(moment[name][0]) for moment in watched) for name in names),
-        trust=tuple(tuple(finite(moment[name][1]) for moment in watched) for name in names) if has_trust else None,
-    )
 
 
 def finite(x: float | None) -> float | None:
@@ -189,3 +118,41 @@ def or_infinite(loss: float | None) -> float:
 def loss_at(result: Result, step: int) -> float | None:
     """The loss at a step, if the run was measured there."""
     return dict(zip(result.step, result.loss, strict=True)).get(step)
+
+
+# ---- records
+
+
+def read_records(path: Path) -> tuple[dict[Run, Record], int]:
+    """The records of a file by their runs, and how many of its lines are none: those are skipped."""
+    records: dict[Run, Record] = {}
+    skipped = 0
+    if path.exists():
+        check_file(path)
+        for line in path.read_bytes().splitlines():
+            try:
+                record = read_record(line)
+                records[record.run] = record
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+                skipped += bool(line.strip())
+    return records, skipped
+
+
+def read_record(line: bytes) -> Record:
+    """The record in a line; what else stands there is left out, and what is missing or no number raises."""
+    content = json.loads(line)
+    values: dict[str, Any] = {field.name: content["result"][field.name] for field in fields(Result)}
+    lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    result = Result(**{**values, **lists})
+    for moment in zip(result.step, result.seconds, result.loss, result.score or result.loss, strict=True):
+        math.fsum(number for number in moment if number is not None)
+    return Record(Run(**content["run"]), result, dict(content["where"]))
+
+
+def append_record(path: Path, record: Record) -> None:
+    """Add a line; one that was cut off before it is ended first."""
+    text = json.dumps({"run": asdict(record.run), "result": asdict(record.result), "where": dict(record.where)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cut_off = path.exists() and not (b"\n" + path.read_bytes()).endswith(b"\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write(("\n" if cut_off else "") + text + "\n")

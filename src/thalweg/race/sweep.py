@@ -1,23 +1,19 @@
 """The search for learning rates: a grid, halved on the way, widened where the best lies at its edge.
 
-All of it follows from a course and the records, so that a race can be stopped, continued and repeated. Seed 0 searches:
-each optimizer tries its grid from the middle outwards, and a run that is hopeless at a rung stops there. As long as the
-best rate of anyone lies at an edge, everyone gets one more trial, up to ``Course.widen`` times: beyond the edge, or
-between the best rate and its better neighbour. The best rates then run with the other seeds.
+All of it follows from what was asked and the records, so that a race can be stopped, continued and repeated. Seed 0
+searches: each optimizer tries its grid from the middle outwards, and a run that is hopeless at a rung stops there. As
+long as the best rate of anyone lies at an edge, everyone gets one more trial, up to ``Search.widen`` times: beyond the
+edge, or between the best rate and its better neighbour. The best rates then run with the other seeds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from thalweg.race.run import Record, loss_at, measuring_times, or_infinite
 from thalweg.race.task import Run
-
-if TYPE_CHECKING:
-    from thalweg.race.programme import Course
 
 #: At this share of its steps a run stops, if this share of the grid has already done better there.
 RUNGS = ((1 / 4, 3 / 4), (1 / 2, 1 / 2))
@@ -32,8 +28,24 @@ BEYOND = 2.0
 
 
 @dataclass(frozen=True)
+class Search:
+    """What is searched: by contestant, its run from seed 0 at the first rate of its grid, and that grid."""
+
+    runs: Mapping[str, Run]
+    grids: Mapping[str, Sequence[float]]
+    #: How many seeds the best rates run with.
+    seeds: int
+    #: How many rates may be added to everyone's grid.
+    widen: int
+    #: Nothing is stopped, and every rate runs with every seed.
+    full: bool
+    #: Whose rates were given, and stay as they are.
+    fixed: Collection[str]
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The runs of a course as far as they are decided, in order."""
+    """The runs of a race as far as they are decided, in order."""
 
     runs: Sequence[Run]
     #: Those that are not recorded yet, or have to be finished.
@@ -44,24 +56,17 @@ class Plan:
     sweeps: Mapping[str, Sweep]
 
 
-@dataclass
 class Sweep:
-    """The trials of one contestant on one course."""
+    """The trials of one contestant."""
 
-    first: Run
-    grid: Sequence[float]
-    seeds: Sequence[int]
-    #: Nothing is stopped, and every rate runs with every seed.
-    full: bool
-    #: The grid is the user's own, and is not widened.
-    fixed: bool
-    records: Mapping[Run, Record]
-
-    def __post_init__(self) -> None:
+    def __init__(self, name: str, search: Search, records: Mapping[Run, Record]) -> None:
+        self.first, self.grid, self.full = search.runs[name], sorted(search.grids[name]), search.full
+        self.seeds, self.records = search.seeds, records
+        self.searches = name not in search.fixed and len(self.grid) > 1
         self.tried = sorted(self.grid, key=lambda lr: abs(2 * self.grid.index(lr) + 1 - len(self.grid)))
 
-    def run(self, lr: float, seed: int | None = None) -> Run:
-        return replace(self.first, lr=lr, seed=self.seeds[0] if seed is None else seed)
+    def run(self, lr: float, seed: int = 0) -> Run:
+        return replace(self.first, lr=lr, seed=seed)
 
     def count_kept(self, share: float) -> int:
         return len(self.tried) if self.full else max(FEWEST, math.ceil(share * len(self.grid)))
@@ -86,8 +91,7 @@ class Sweep:
     @property
     def at_edge(self) -> bool:
         """Whether the best rate may lie outside of those tried."""
-        edges = (min(self.tried), max(self.tried))
-        return self.best in edges or self.standing(self.best)[0]
+        return self.best in (min(self.tried), max(self.tried)) or self.standing(self.best)[0]
 
     def next_rate(self) -> float:
         """Beyond the edge, downwards if everything diverged; or between the best and its better neighbour."""
@@ -102,14 +106,12 @@ class Sweep:
         return next((lr for lr in between if lr not in rates), between[0])
 
     def repeats(self, rates: Sequence[float]) -> list[Run]:
-        return [self.run(lr, seed) for lr in rates for seed in self.seeds[1:]]
+        return [self.run(lr, seed) for lr in rates for seed in range(1, self.seeds)]
 
     def hopeless(self, run: Run, step: int, loss: float | None) -> bool:
         """Whether a run with this loss at this step stops there: enough others have been better."""
         share = rungs(run.steps).get(step)
-        if share is None or self.full or run.seed != self.seeds[0]:
-            return False
-        if loss is None:  # it is over anyway, and its record says why
+        if share is None or self.full or run.seed or loss is None:  # what diverged is over anyway
             return False
         others = [self.records[self.run(lr)].result for lr in self.tried if lr != run.lr and self.done(self.run(lr))]
         better = sum(or_infinite(loss_at(other, step)) < loss for other in others)
@@ -126,33 +128,23 @@ def rungs(steps: int) -> dict[int, float]:
     return {times[round(at * (len(times) - 1))]: share for at, share in RUNGS} if steps >= LEAST_STEPS else {}
 
 
-def sweeps_of(course: Course, records: Mapping[Run, Record]) -> dict[str, Sweep]:
-    """By contestant, with the trials that the records ask for so far."""
-    found = {}
-    for name in dict.fromkeys(run.contestant for run in course.runs):
-        own = [run for run in course.runs if run.contestant == name]
-        rates, seeds = sorted({run.lr for run in own}), sorted({run.seed for run in own})
-        found[name] = Sweep(own[0], rates, seeds, course.full, name in course.fixed, records)
-    searching = [sweep for sweep in found.values() if not sweep.fixed and len(sweep.grid) > 1]
-    for _ in range(course.widen):
-        if not all(sweep.over for sweep in found.values()) or not any(sweep.at_edge for sweep in searching):
+def plan(search: Search, records: Mapping[Run, Record]) -> Plan:
+    """The search of everyone, then the repetitions of those rates that are known to be repeated."""
+    sweeps = {name: Sweep(name, search, records) for name in search.runs}
+    searching = [sweep for sweep in sweeps.values() if sweep.searches]
+    for _ in range(search.widen):
+        if not all(sweep.over for sweep in sweeps.values()) or not any(sweep.at_edge for sweep in searching):
             break
         for sweep in searching:
             sweep.tried.append(sweep.next_rate())
-    return found
-
-
-def plan(course: Course, records: Mapping[Run, Record]) -> Plan:
-    """The search of everyone, then the repetitions of those rates that are known to be repeated."""
-    sweeps = sweeps_of(course, records)
     over = all(sweep.over for sweep in sweeps.values())
     runs, later = [sweep.run(lr) for sweep in sweeps.values() for lr in sweep.tried], 0
     for sweep in sweeps.values():
-        kept = sweep.count_kept(REPEATED)
+        repeated = sweep.count_kept(REPEATED)
         if over:
-            runs += sweep.repeats(sorted(sweep.tried, key=sweep.standing)[:kept])
-        elif len(sweep.tried) <= kept:
+            runs += sweep.repeats(sorted(sweep.tried, key=sweep.standing)[:repeated])
+        elif len(sweep.tried) <= repeated:
             runs += sweep.repeats(sweep.tried)
         else:
-            later += kept * (len(sweep.seeds) - 1)
+            later += repeated * (sweep.seeds - 1)
     return Plan(runs, [run for run in runs if not sweeps[run.contestant].done(run)], later, sweeps)

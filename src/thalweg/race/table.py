@@ -1,97 +1,122 @@
-"""The table of results: its columns, for the terminal and for the report."""
+"""The race in a terminal: a bar while it runs, and the table of results, which the report shows too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from thalweg.race.run import Watch, measuring_times
 from thalweg.race.summary import Summary, in_percent
-from thalweg.show.units import human_bytes, human_seconds, percent, short_number
+from thalweg.race.task import Run
+from thalweg.show.console import make_table
+from thalweg.show.extras import extra
+from thalweg.show.units import count_words, human_bytes, human_seconds, percent, short_number
+
+if TYPE_CHECKING:
+    from thalweg.race.contest import Race
+
+with extra("cli"):
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+    from rich.text import Text
 
 
 @dataclass(frozen=True)
 class Column:
-    #: In the report, and in the terminal; "": it is not there.
     title: str
-    short: str
-    #: What of a result stands there: one of its keys, or what follows from it.
-    key: str | Callable[[Summary], Any]
-    #: How a value is written in the report, and in the terminal.
-    words: Callable[[Any], str] = str
-    short_words: Callable[[Any], str] = str
-    #: Which values are the best: the "least" or the "most".
+    #: The key of a result that stands there, and how its value is written.
+    key: str
+    write: Callable[[Any], str]
+    #: Which values are the best: the "least" or the "most"; "": none is.
     best: str = ""
-    #: Whose range over seeds stands below the value: "loss" or "score".
-    range: str = ""
-    #: Written where there is no value.
-    missing: str = "–"
-
-    def value(self, result: Summary) -> Any:
-        return self.key(result) if callable(self.key) else result[self.key]
 
     def is_best(self, result: Summary, results: Sequence[Summary]) -> bool:
         """Whether it is the best of its column, alone or with others: not where all are equal, nor if it diverged."""
-        finished = [other for other in results if other["loss"] is not None]
-        values = [value for other in finished if (value := self.value(other)) is not None]
-        if not self.best or result not in finished or len(set(values)) < 2:
+        values = [other[self.key] for other in results if other["loss"] is not None and other[self.key] is not None]
+        if not self.best or result["loss"] is None or len(set(values)) < 2:
             return False
-        return bool(self.value(result) == (min if self.best == "least" else max)(values))
+        return bool(result[self.key] == (min if self.best == "least" else max)(values))
+
+    def spread(self, result: Summary) -> str:
+        """The range over seeds, if there is one."""
+        low, high = result.get(f"{self.key}_low"), result.get(f"{self.key}_high")
+        if low is None or (low == high and result[self.key] is not None):
+            return ""
+        return "in some seeds" if result[self.key] is None else f"{self.write(low)} to {self.write(high)}"
 
 
-def columns_of(course: Summary) -> list[Column]:
-    """Those that a course has something for."""
-    loss, score, target = course["loss_name"], course["score_name"] or "", course["target"]
-    to = "" if target is None else f" to {target:g}"
-    share = in_percent(course)
-    in_full, short = (percent, "{:.1%}".format) if share else (short_number, "{:.4g}".format)
-    all_columns = [
-        Column("learning rate", "lr", "lr", short_number, "{:g}".format),
-        Column("near the\u00a0best", "", width_of, near_words, best="most"),
-        Column(loss, loss, "loss", short_number, "{:.3g}".format, "least", "loss", "diverged"),
-        Column(score, score, "score", in_full, short, course["best_score"], "score"),
-        Column("steps to\u00a0target", f"steps{to}", "steps_to_target", short_number, "{:,}".format, "least"),
-        Column("time to\u00a0target", f"seconds{to}", "seconds_to_target", seconds, human_seconds, "least"),
-        Column("", "rates", width_of, short_words=near_words),
-        Column("time", "seconds", "seconds", seconds, human_seconds, "least"),
-        Column("state / parameter", "", state_of_parameter, lambda b: f"{short_number(b)} B", best="least"),
-        Column("", "state", "state_bytes", short_words=human_bytes),
-        Column("memory", "memory", "peak_bytes", lambda b: f"{short_number(b / 1e6)} MB", human_bytes, "least"),
-        Column("engine", "", "engine"),
+def columns_of(summary: Summary) -> list[Column]:
+    """Those that a race has something for."""
+    target, goal = summary["target"], "" if summary["target"] is None else f" to {summary['target']:g}"
+    score = percent if in_percent(summary) else short_number
+    columns = [Column("lr", "lr", short_number), Column(summary["loss_name"], "loss", short_number, "least")]
+    columns += [Column(summary["score_name"], "score", score, summary["best_score"])] if summary["score_name"] else []
+    if target is not None:
+        columns.append(Column(f"steps{goal}", "steps_to_target", short_number, "least"))
+        columns.append(Column(f"seconds{goal}", "seconds_to_target", human_seconds, "least"))
+    return [
+        *columns,
+        Column("seconds", "seconds", human_seconds, "least"),
+        Column("state", "state_bytes", human_bytes, "least"),
     ]
-    memory_known = any(result["peak_bytes"] is not None for result in course["results"])
-    without = {*(() if to else ("steps to\u00a0target", "time to\u00a0target")), *(() if memory_known else ("memory",))}
-    return [column for column in all_columns if (column.title or column.short) and column.title not in without]
 
 
-def is_known(column: Column, course: Summary) -> bool:
-    """Whether a column says something: the loss does, if only that all have diverged."""
-    return column.range == "loss" or any(column.value(result) is not None for result in course["results"])
+def write_cell(column: Column, result: Summary) -> str:
+    value = result[column.key]
+    return column.write(value) if value is not None else "diverged" if column.key == "loss" else "–"
 
 
-class Width(float):
-    """The factor between the rates that lose little; more of them may lie beyond an open one."""
-
-    open: bool = False
-
-
-def width_of(result: Summary) -> Width | None:
-    near = result["near"]
-    if near is None:
-        return None
-    found = Width(near["high"] / near["low"])
-    found.open = near["open"]
-    return found
+def describe_conditions(summary: Summary) -> str:
+    """What is the same for everyone, and how the search went."""
+    return (
+        f"Each at its best learning rate, by final loss. {summary['search']} Weights do not decay and momentum is "
+        "0.9 where a default is 0, unless an option says otherwise. Seconds: training alone, one run at a time."
+    )
 
 
-def near_words(width: Width) -> str:
-    """How far a learning rate may be off, as a factor."""
-    return f"{'≥ ' if width.open else ''}{short_number(width, 2)}×"
+@contextmanager
+def show_progress(console: Console, race: Race) -> Iterator[tuple[Watch, Callable[[Run], None]]]:
+    """A bar of all runs, on a terminal, and what moves it: the two functions that ``Race.run`` takes."""
+    now = TextColumn("{task.description}")
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), now)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        done, total = race.progress
+        bar = bars.add_task("", completed=done, total=total)
+
+        def move(run: Run, step: int, loss: float | None) -> None:
+            words = "diverged" if loss is None else f"loss {loss:.2e}"
+            share = 1 / (len(measuring_times(run.steps)) - 1)
+            where = f"{run.contestant}  lr {run.lr:g}  seed {run.seed}  step {step}  {words}"
+            bars.update(bar, advance=share, description=where)
+
+        def settle(run: Run) -> None:
+            done, total = race.progress
+            bars.update(bar, completed=done, total=total)
+
+        yield move, settle
 
 
-def seconds(s: float) -> str:
-    return f"{short_number(s)} s"
-
-
-def state_of_parameter(result: Summary) -> float:
-    return float(result["state_bytes"] / result["parameters"])
+def results_table(summary: Summary) -> Table:
+    """Everyone at their best rate, averaged over seeds, least loss first."""
+    batches = "" if summary["batch_size"] is None else f", batches of {summary['batch_size']:,}"
+    counts = f"{count_words(summary['steps'], 'step')}, {count_words(summary['seeds'], 'seed')}"
+    options = [f"\n{who['options']}" for who in summary["contestants"] if not who["options"].endswith("()")]
+    table = make_table(
+        title=Text(f"{summary['title']}{batches}: {counts}", "bold"),
+        caption=Text(describe_conditions(summary) + "".join(options), "dim"),
+        collapse_padding=True,
+    )
+    columns = columns_of(summary)
+    table.add_column("optimizer", no_wrap=True)
+    for column in columns:
+        table.add_column(Text(column.title), justify="right")
+    for result in summary["results"]:
+        cells = [
+            Text(write_cell(column, result), "bold" if column.is_best(result, summary["results"]) else "")
+            for column in columns
+        ]
+        table.add_row(Text(result["contestant"], style="bold"), *cells)
+    return table

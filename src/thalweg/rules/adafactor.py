@@ -78,6 +78,7 @@ class Adafactor(Rule):
     only_2d: bool = option(False, "Factor matrices only, never tensors of more axes.", needs="factored")
 
     lr_optional = True
+    typical_lr = 0.1
     is_decay_apart = True
     #: After it torch has eps, whose first number is a floor there, and is added to squares here.
     TORCH = ("beta2_decay",)

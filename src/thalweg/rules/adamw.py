@@ -31,6 +31,7 @@ class AdamW(Rule):
     eps_root: Scalar = option(0.0, "Added to the second moment, under the root.", low=0)
 
     default_lr = 1e-3
+    typical_lr = 0.01
     looks_at_shapes = False
     VARIANTS = {"torch": {}, "optax": {"weight_decay": 1e-4}}
     OPTAX = {

@@ -47,6 +47,7 @@ class AdEMAMix(Rule):
     eps_root: Scalar = option(0.0, "Added to the second moment, under the root.", low=0)
 
     default_lr = 1e-3
+    typical_lr = 0.01
     looks_at_shapes = False
     is_decay_apart = True
     VARIANTS = {"apple": {"alpha": 2.0}, "optax": {}}

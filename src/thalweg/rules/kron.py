@@ -142,6 +142,7 @@ class Kron(WholeRule):
     lipschitz_beta: Scalar = option(0.9, "Decay of the running norms L; 0 uses each norm as measured.", low=0, below=1)
 
     default_lr = 1e-3
+    typical_lr = 3e-3
     first_default = "polyak"
     has_factors = True
     #: The mean of squares of what is preconditioned, before it is clipped.

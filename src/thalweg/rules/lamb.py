@@ -68,6 +68,7 @@ class LAMB(TrustRule):
     )
 
     default_lr = 1e-3
+    typical_lr = 0.02
     first_default = "paper"
     VARIANTS = {
         "paper": {"exempt": None},

@@ -69,6 +69,7 @@ class LARS(TrustRule):
     )
 
     default_lr = 1.0
+    typical_lr = 3.0
     VARIANTS = {
         "paper": {},
         "optax": {"norm_mode": "combined"},

@@ -27,6 +27,7 @@ class Lion(Rule):
     )
 
     default_lr = 1e-4
+    typical_lr = 2e-3
     looks_at_shapes = False
     is_decay_apart = True
     VARIANTS = {"timm": {}, "optax": {"weight_decay": 1e-3}}

@@ -22,6 +22,7 @@ class MARS(AdamW):
     gamma: Scalar = option(0.025, "Strength of the correction; 0: gradients are only clipped.", low=0)
 
     default_lr = 3e-3
+    typical_lr = 0.02
     looks_at_shapes = True
     VARIANTS = {}
     OPTAX = {"*": "", "b1": "betas[0]", "b2": "betas[1]", "weight_decay_mask": Mask("weight_decay")}

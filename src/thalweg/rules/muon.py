@@ -149,6 +149,7 @@ class Muon(WholeRule):
     )
 
     default_lr = 0.02
+    typical_lr = 0.03
     is_decay_apart = True
     #: After them torch has adjust_lr_fn, where None is the original scaling, and none of them here.
     TORCH = ("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps")
@@ -386,3 +387,6 @@ class Muon(WholeRule):
 
     def whole_dtype(self, arithmetic: str) -> str:
         return self.ns_dtype or arithmetic
+
+    def count_temporaries(self) -> int:
+        return 10 if self.normalize is None else 18

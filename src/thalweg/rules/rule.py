@@ -55,6 +55,9 @@ class Rule(ABC):
     lr_optional: ClassVar[bool] = False
     #: The learning rate that optimizers take without one. None: it must be given, or is optional.
     default_lr: ClassVar[float | None] = None
+    #: A learning rate at which models from thousands to millions of parameters train well: a search begins around it.
+    #: None: it begins around the default.
+    typical_lr: ClassVar[float | None] = None
     #: Of its state: checkpoints carry it, and one of another version is refused.
     version: ClassVar[int] = 1
     #: The variant that was the default in thalweg 0.1.0, where the default has changed since.

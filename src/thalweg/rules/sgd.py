@@ -28,6 +28,7 @@ class SGD(Rule):
     nesterov: bool = option(False, "Nesterov momentum.", needs="momentum", requires={True: "dampening = 0"})
 
     default_lr = 1e-3
+    typical_lr = 0.1
     looks_at_shapes = False
     VARIANTS = {"torch": {}, "optax": {}}
     OPTAX = {"momentum": ("momentum", None), "nesterov": "nesterov", "accumulator_dtype": "momentum_dtype"}

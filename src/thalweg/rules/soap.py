@@ -62,6 +62,7 @@ class SOAP(WholeRule):
     precondition_1d: bool = option(False, "Vectors have a basis too. Without it they are stepped as by AdamW.")
 
     default_lr = 3e-3
+    typical_lr = 0.01
     has_factors = True
     learns_always: ClassVar[bool] = True
     is_decay_apart = True

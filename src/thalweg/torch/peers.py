@@ -118,7 +118,7 @@ def import_peer(
         if unknown := saved["state"].keys() - dict(keys).keys():
             raise StateError(f"this state has entries for {unknown.pop()!r}, which is in none of its groups")
         settings = read_settings(optimizer._groups, groups, optimizer.param_groups)
-        state = {}
+        state: dict[int, dict[str, Any]] = {}
         for place, ((key, group), (name, p, _)) in enumerate(zip(keys, homes_in(optimizer.param_groups), strict=True)):
             if entries := saved["state"].get(key):
                 like = expected_entries(as_found(settings[place], p, {}), p, name)  # codes are made when it is here

@@ -29,14 +29,15 @@ from thalweg.torch.params.checks import NAMES
 from thalweg.torch.params.groups import EngineName
 from thalweg.torch.sharding.shards import local
 
-#: Numbers of the arithmetic's precision that lists have alive for each element at most, beside new values.
-NUMBERS_OF_LISTS = 20
+#: Numbers of the arithmetic's precision that lists have alive for each element at most, beside new values; and those of
+#: rules that need whole tensors, or where rounding at random makes bits.
+NUMBERS_OF_LISTS, NUMBERS_OF_WHOLE = 16, 20
 #: Fused code keeps an address table and partial sums: bytes of each tensor, and this part of a tensor in float32.
 BYTES_OF_TABLE, PART_OF_SUMS = 2048, 1 / 128
 #: Where it sums along rows and columns: bytes of each of them, and this part of the tensor.
 BYTES_OF_LINE, PART_OF_LINES = 64, 1 / 16
-#: Bytes of what a thread of native code, or a list of tensors on a GPU, needs for itself.
-BYTES_OF_THREAD, BYTES_OF_LIST = 2**16, 2**14
+#: Bytes that a thread of native code, a list of tensors on a GPU and a library's products there need for themselves.
+BYTES_OF_THREAD, BYTES_OF_LIST, BYTES_OF_LIBRARY = 2**16, 2**14, 2**25
 
 
 class Stepped(NamedTuple):
@@ -96,10 +97,11 @@ def can_be_fused(p: Stepped) -> bool:
 
 def count_lists(params: Sequence[Stepped]) -> int:
     """A chunk while it is computed, with its new values and those of the chunk before."""
-    needed = [
-        NUMBERS_OF_LISTS * DTYPES[arithmetic(p.dtype)].bytes * p.extent + 2 * p.value_bytes + BYTES_OF_LIST
-        for p in params
-    ]
+    needed = []
+    for p in params:
+        is_wide = p.setting.rule.needs_whole or p.setting.handling.is_random
+        numbers = (NUMBERS_OF_WHOLE if is_wide else NUMBERS_OF_LISTS) * p.extent
+        needed.append(numbers * DTYPES[arithmetic(p.dtype)].bytes + 2 * p.value_bytes + BYTES_OF_LIST)
     # nothing is written before all is known to be finite
     waiting = sum(p.value_bytes for p in params if p.setting.handling.on_nonfinite == "raise")
     return count_largest(params, needed, CHUNK) + waiting
@@ -111,13 +113,14 @@ def count_stacks(params: Sequence[Stepped]) -> int:
     for chunk, has_factors in ((FACTORS_CHUNK, True), (WHOLE_CHUNK, False)):
         stacked = [p for p in params if p.setting.rule.has_factors is has_factors]
         most = max(most, count_largest(stacked, list(map(count_transform, stacked)), chunk))
-    return most
+    return most + BYTES_OF_LIBRARY if params else 0
 
 
 def count_transform(p: Stepped) -> int:
     rule: Any = p.setting.rule_at(1)
     copies = [math.prod(p.entries[key][0]) for key in rule.keys(p.shape, PerSlice)]
-    return rule.TEMPORARIES * DTYPES[rule.whole_dtype(arithmetic(p.dtype))].bytes * p.extent + 4 * sum(copies)
+    size: int = rule.count_temporaries() * DTYPES[rule.whole_dtype(arithmetic(p.dtype))].bytes * p.extent
+    return size + 4 * sum(copies)
 
 
 def count_largest(params: Sequence[Stepped], needed: Sequence[int], chunk: int) -> int:

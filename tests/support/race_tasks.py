@@ -1,0 +1,67 @@
+"""Tasks of a few lines to race on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thalweg.race import ArrayTask
+
+
+def parabola(**changes: Any) -> ArrayTask:
+    task = ArrayTask(
+        name="parabola",
+        init=lambda seed: {"x": np.full(4, 1.0 + seed)},
+        gradients=lambda params, batch: {"x": 2 * params["x"]},
+        evaluate=lambda params: float(np.square(params["x"]).sum()),
+        steps=5,
+        seeds=1,
+    )
+    return replace(task, **changes)
+
+
+def bowl(best: float, **changes: Any) -> ArrayTask:
+    """After 16 steps of SGD the loss is least at the rate ``best``; how far a rate is off shows from the first on."""
+
+    def evaluate(params: dict[str, Any]) -> float:
+        moved = float(params["x"][0])  # SGD adds lr at each step, falling to 0: 8.5 lr in all
+        return 2.0 + abs(math.log(max(moved, 1e-12) / (8.5 * best))) if moved else 100.0
+
+    task = ArrayTask(
+        name="bowl",
+        init=lambda seed: {"x": np.zeros(1)},
+        gradients=lambda params, batch: {"x": -np.ones(1)},
+        evaluate=evaluate,
+        steps=16,
+        seeds=1,
+    )
+    return replace(task, **changes)
+
+
+def linear(**changes: Any) -> Any:
+    """A linear layer in torch that learns to add four numbers up."""
+    torch = pytest.importorskip("torch")
+    from thalweg.race import ModelTask
+
+    def batches(seed: int, batch_size: int) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            x = torch.randn(batch_size, 4, generator=generator)
+            yield {"x": x, "y": [x.sum(1, keepdim=True)]}
+
+    task = ModelTask(
+        name="linear",
+        model=lambda seed: torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Dropout(0.1)),
+        batches=batches,
+        loss=lambda model, batch: (model(batch["x"]) - batch["y"][0]).square().mean(),
+        evaluate=lambda model: (model[0].weight - 1).square().sum(),
+        steps=20,
+        batch_size=8,
+        seeds=1,
+    )
+    return replace(task, **changes)
