@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from thalweg import options
+from thalweg.dtypes import Name
 from thalweg.errors import OptionError
 from thalweg.given import check_known, matches, plain
 from thalweg.rules import AROUND, RULES, Annealed
@@ -116,7 +116,7 @@ class TestKnown:
         assert set(names) == {f.name for kind in (RULES[name], *AROUND, Handling) for f in fields(kind)}
         assert len(names) == len(set(names)), "an option of a rule and one around it share a name"
 
-    @pytest.mark.parametrize("dtype", get_args(options.DType))
+    @pytest.mark.parametrize("dtype", get_args(Name))
     @pytest.mark.parametrize("option", ["state_dtype", "momentum_dtype", "precond_dtype"])
     def test_dtypes_for_editors_are_those_that_are_served(self, option: str, dtype: str) -> None:
         replace(Handling(), **{option: dtype}).validate()

@@ -121,7 +121,7 @@ def load_configuration(file: Path) -> Model:
     try:
         config = transformers.AutoConfig.from_pretrained(str(file), trust_remote_code=False)
         config.use_pretrained_backbone = False  # it would be downloaded
-        named = getattr(transformers, (config.architectures or [""])[0], None)
+        named: Any = getattr(transformers, (config.architectures or [""])[0], None)
         is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
         with torch.device("meta"):
             module = named(config) if is_model else transformers.AutoModel.from_config(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from thalweg.arrays import A, Scalar, Shape, Space
+from thalweg.arrays import A, Scalar, Shape, Space, State, Value
 from thalweg.rules.around import AVERAGE, Around
 from thalweg.rules.blocks import average
 from thalweg.rules.checks import require
@@ -49,7 +49,7 @@ class Averaged(Around):
     def change_update(self, xp, update, g, s, p, *, t, lr, lr_scale):
         return update._replace(state={**update.state, AVERAGE: self.evaluate_at(xp, s, p, t - 1)})
 
-    def evaluate_at(self, xp, s, p, t):
+    def evaluate_at(self, xp: Space[A], s: State[A], p: A, t: Scalar) -> Value:
         return average(s[AVERAGE], p, weight_of(self, xp, t))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thalweg.arrays import A, Scalar, Shape, Space
+from thalweg.arrays import A, Scalar, Shape, Space, State, Value
 from thalweg.rules.around import EVALUATED, Around
 from thalweg.rules.blocks import is_zero
 from thalweg.rules.cautious import check_norms_free
@@ -61,10 +61,10 @@ class ScheduleFree(Around):
         delta = beta * weight * z_from_x + (1 - beta * (1 - weight)) * update.delta
         return update._replace(delta=delta, direction=None, state={**update.state, EVALUATED: x})
 
-    def evaluate_at(self, xp, s, p, t):
+    def evaluate_at(self, xp: Space[A], s: State[A], p: A, t: Scalar) -> Value:
         return self.averages_after(xp, s, p, t)[0]
 
-    def averages_after(self, xp, s, p, t):
+    def averages_after(self, xp: Space[A], s: State[A], p: A, t: Scalar) -> tuple[Value, Value]:
         """x after step t, and z - x, from the x before that step and y = (1 - beta) z + beta x."""
         beta, weight = beta_of(self), weight_of(xp, t, self.schedule_free_warmup)
         z_from_before = (p - s[EVALUATED]) / (1 - beta * (1 - weight))
