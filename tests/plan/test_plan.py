@@ -23,7 +23,6 @@ from thalweg.plan.models import arrange_parameters, build_module, shapes_of  # n
 from thalweg.plan.optimizers import USUAL  # noqa: E402
 from thalweg.rules import RULES  # noqa: E402
 from thalweg.show.arguments import Given  # noqa: E402
-from thalweg.show.registered import OWN_MIXTURES  # noqa: E402
 
 SHAPES = [(), (1,), (7,), (1000,), (0,), (3, 0), (5, 4), (130, 140), (3, 4, 5, 2), (16, 8, 3, 3), (2, 130, 140)]
 STACKED = [(3, 7), (2, 130, 140), (4, 5, 6)]
@@ -254,6 +253,9 @@ def test_options_for_all_go_to_those_on_which_they_have_an_effect() -> None:
         ([Given("", "lr", 1)], "no figure depends on the learning rate: leave out --option lr"),
         ([Given("lamb", "trust", True)], "the option lamb.trust is for LAMB, which is not among the optimizers: SGD"),
         ([Given("sgd", "momentum", -1)], "SGD: momentum must be"),
+        ([Given("sgd", "momentumm", 1)], "SGD has no option 'momentumm': did you mean 'momentum'?"),
+        ([Given("", "offload_state", True)], "no optimizer here has an option 'offload_state': it is gone since 0.3"),
+        ([Given("adamm", "eps", 1)], "there is no optimizer 'adamm'"),
     ],
 )
 def test_options_that_cannot_be_meant(options: list[Given], message: str) -> None:
@@ -290,7 +292,6 @@ def partial(model):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "plannable", raising=False)
-    OWN_MIXTURES.clear()
     (tmp_path / "plannable.py").write_text(SOURCE)
     (tmp_path / "model.pt").write_bytes(b"\x80")
     (tmp_path / "empty").mkdir()
@@ -321,6 +322,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("gpt2 --optimizers muon", "it is no matrix, and Muon orthogonalizes matrices"),
         ("gpt2 --optimizers plannable:broken", "broken could not be made, it must be a rule, or a function"),
         ("plannable:build --optimizers plannable:partial", "it leaves out parameter '1.weight'"),
+        (
+            "gpt2 --optimizers plannable:mixture --option plannable:mixture.lr_scale=1",
+            "mixture has no option 'lr_scale'",
+        ),
+        ("gpt2 --option kron_adamw.variant=x", "kron_adamw has no option 'variant'"),
         ("gpt2 --frozen nothing*", "--frozen nothing* matches no parameter; the first ones are transformer.wte.weight"),
         ("gpt2 --frozen *", "gpt2 has no floating-point parameter that requires a gradient"),
         ("gpt2 --dtype int4", "there is no dtype 'int4'"),

@@ -9,11 +9,11 @@ from typing import Any
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError
 from thalweg.plan.cost import BANDWIDTH, plan
+from thalweg.plan.optimizers import MIXTURES
 from thalweg.rules import RULES
 from thalweg.show.arguments import parse_option, split_words
 from thalweg.show.choices import json_option, option_option
 from thalweg.show.extras import extra
-from thalweg.show.registered import MIXTURES
 from thalweg.show.units import parse_rate, parse_size
 
 with extra("cli"):

@@ -14,13 +14,12 @@ from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError, OptionError, ParameterError
 from thalweg.explain import Explanation
 from thalweg.plan.load import Model, load_model
-from thalweg.plan.optimizers import build_optimizer, resolve_optimizer, resolve_options
+from thalweg.plan.optimizers import MIXTURES, build_optimizer, find_optimizers, resolve_options
 from thalweg.programs import budget
 from thalweg.rules import RULES
 from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
 from thalweg.show.arguments import Given, parse_dtype
-from thalweg.show.registered import MIXTURES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,8 +115,8 @@ def plan(
         if value is not None and not value > 0:
             raise CommandError(f"{what} must be above 0, got {value}")
     wanted = [*RULES, *MIXTURES] if optimizers is None else optimizers
-    names = list(dict.fromkeys(map(resolve_optimizer, wanted)))
-    given, stored = resolve_options(options, names), None if dtype is None else parse_dtype(dtype)
+    planned = find_optimizers(wanted)
+    given, stored = resolve_options(options, planned), None if dtype is None else parse_dtype(dtype)
     found = load_model(model, stored) if isinstance(model, str) else Model(type(model).__name__, "", model)
     module = copy_module(found, stored, [frozen] if isinstance(frozen, str) else frozen)
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -127,9 +126,10 @@ def plan(
         for params in (trained, untrained)
     )
     costs, refused = [], dict[str, str]()
-    for name in names:
+    for candidate in planned:
+        name = candidate.name
         try:
-            optimizer = build_optimizer(name, module, given)
+            optimizer = build_optimizer(candidate, module, given)
             costs.append(count_cost(name, optimizer, 2 * weights + frozen_bytes, world, bandwidth, memory))
         except ParameterError as error:
             refused[name] = str(error)

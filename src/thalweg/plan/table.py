@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from thalweg.plan.cost import BANDWIDTH, Cost, Plan
 from thalweg.show.console import make_table
 from thalweg.show.extras import extra
-from thalweg.show.registered import is_mixture
 from thalweg.show.units import count_words, human_bytes, human_seconds
 
 with extra("cli"):
@@ -65,7 +64,7 @@ def describe_figures(found: Plan) -> Iterator[str]:
         f"{assumed}. Products of matrices come on top."
     )
     for cost in found.optimizers:
-        if is_mixture(cost.optimizer):
+        if cost.optimizer not in cost.rules:  # a mixture
             parts = (
                 f"{rule} steps {part.parameters:,} parameters in {count_words(part.tensors, 'tensor')}"
                 for rule, part in cost.rules.items()
