@@ -12,7 +12,8 @@ import pytest
 import thalweg.numpy
 from thalweg import Moment, Rule, Square, Squares, Update, average
 from thalweg.errors import RuleError
-from thalweg.rules import Direction, Preparation, WholeRule
+from thalweg.rules import Direction, Kron, Preparation, WholeRule
+from thalweg.rules.whole import FORMER_NAMES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +309,25 @@ UNMADE = [
 def test_what_a_class_lacks_to_be_a_rule(rule: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         thalweg.numpy.optimizer(rule)
+
+
+@pytest.mark.parametrize(("former", "now"), FORMER_NAMES.items())
+@pytest.mark.parametrize("base", [Whole, Kron])
+def test_methods_with_the_names_of_earlier_versions_are_refused(base: Any, former: str, now: str) -> None:
+    kind = dataclass(frozen=True, kw_only=True)(type("Mine", (base,), {former: lambda self, *given, **named: None}))
+    with pytest.raises(RuleError, match=f"Mine defines {former}, which is called {now} since 0.3: rename it"):
+        thalweg.numpy.optimizer(kind)
+
+
+@pytest.mark.parametrize(("former", "now"), FORMER_NAMES.items())
+def test_options_and_helpers_may_have_these_names(former: str, now: str) -> None:
+    option = {former: True, "__annotations__": {former: "bool"}}
+    helper = {former: lambda self: None, now: getattr(Whole, now)}
+    for body in (option, helper):
+        params = {"p": np.ones((2, 3))}
+        kind = dataclass(frozen=True, kw_only=True)(type("Mine", (Whole,), body))
+        thalweg.numpy.optimizer(kind)(0.1).step(params, {"p": np.ones((2, 3))})
+        assert (params["p"] != 1).any()
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "numpy": (950, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
     "plan": (550, ("src/thalweg/plan/",)),
-    "check": (3900, ("src/thalweg/check/",)),
+    "check": (3760, ("src/thalweg/check/",)),
     "show and integrations": (1140, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2700, ("src/thalweg/",)),
     "tests": (37000, ("tests/",)),

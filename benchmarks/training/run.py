@@ -23,8 +23,8 @@ from benchmarks.training.contestants import CONTESTANTS, enter
 from benchmarks.training.tasks import TASKS, check_task, make_task
 from thalweg.errors import CommandError
 from thalweg.race.contest import race
+from thalweg.race.table import results_table, show_progress
 from thalweg.race.task import Task
-from thalweg.race.terminal import results_table, show_progress
 from thalweg.show.arguments import split_words
 from thalweg.show.console import aside, console
 

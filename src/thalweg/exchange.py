@@ -127,20 +127,20 @@ def entries_of(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Mapp
     for name, entries in state.items():
         if name not in names:
             raise StateError(f"this state has a parameter {name!r} that is not here: here are {', '.join(names)}")
-        check_step(name, entries)
-        for key, entry in entries.items():
-            dtype = getattr(getattr(entry, "dtype", None), "name", None)
-            if key != "step" and dtype not in (*DTYPES, *CODECS):
-                raise StateError(f"the state of {name!r} must be arrays of floating point: {key!r} is {entry!r:.40}")
+        check_entries(name, entries)
     return state
 
 
-def check_step(name: Any, entries: Any) -> None:
+def check_entries(name: Any, entries: Any) -> None:
     """Raise if something is no state of a parameter, or does not say how many steps it has taken."""
     if not isinstance(entries, Mapping) or "step" not in entries:
         raise StateError(f"the state of {name!r} must map keys to arrays and have a 'step', got {entries!r:.80}")
     if not is_count(entries["step"]):
         raise StateError(f"the step of {name!r} must be a whole number >= 0, got {entries['step']!r}")
+    for key, entry in entries.items():
+        dtype = getattr(getattr(entry, "dtype", None), "name", None)
+        if key != "step" and dtype not in (*DTYPES, *CODECS):
+            raise StateError(f"the state of {name!r} must be arrays of floating point: {key!r} is {entry!r:.40}")
 
 
 def is_count(value: Any) -> bool:

@@ -21,7 +21,7 @@ from thalweg.rules.around import Wrapped, parts_of
 from thalweg.rules.entries import Entry
 from thalweg.rules.places import ALL_METHODS, beginning_of, files_of, place_of_error
 from thalweg.rules.rule import replaced_numbers, stand_in
-from thalweg.rules.whole import Direction, Preparation, WholeRule
+from thalweg.rules.whole import FORMER_NAMES, Direction, Preparation, WholeRule
 from thalweg.settings import Handling, Setting, around_options
 from thalweg.spaces.strict import Shaped, Strict, broadcast
 from thalweg.spaces.symbols import FUNCTIONS, LIBRARIES
@@ -55,6 +55,9 @@ def check_rule(rule: type[Rule]) -> None:
     for option, hint in inspect.get_annotations(rule).items():
         if option not in known and "ClassVar" not in str(hint):
             raise RuleError(f"{name} is no dataclass, and does not know its option {option!r}: {DECORATED}")
+    for former, now in FORMER_NAMES.items() if issubclass(rule, WholeRule) else ():
+        if any(callable(vars(kind).get(former)) and now not in vars(kind) for kind in rule.__mro__):
+            raise RuleError(f"{name} defines {former}, which is called {now} since 0.3: rename it")
     if rule.__abstractmethods__:
         raise RuleError(f"{name} has no {' and no '.join(sorted(rule.__abstractmethods__))}: a rule has to define it")
     for f in fields(rule):

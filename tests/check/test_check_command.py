@@ -1,4 +1,4 @@
-"""``thalweg check``: tables, files, exit codes, mistakes told in one sentence; and checks as tests."""
+"""``thalweg check``: its table and file, exit codes, mistakes told in one sentence; and checks as tests."""
 
 from __future__ import annotations
 
@@ -16,46 +16,29 @@ pytest.importorskip("rich")
 from check_faulty import Adam
 from own_rules import Signed
 
-from thalweg.check import Report, Verdict, check, parametrize
-from thalweg.check.tables import repeat_command
+from thalweg.check import check, parametrize
 from thalweg.cli import run
 
 FEW = ["--only", "zero-grad,loading-twice,odd"]
 
 
-def test_what_failed_is_shown_with_how_to_see_it_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    record, table = tmp_path / "found.json", tmp_path / "found.md"
-    files = ["--json", str(record), "--markdown", str(table)]
+def test_what_failed_is_shown_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    record = tmp_path / "found.json"
     options = ["--options", '{"lr": 0.1}', "--against", "check_faulty:Adam(betas=(0.8, 0.9)),thalweg.torch.LAMB"]
-    assert run(["check", "check_faulty:Adam", *options, *FEW, *files]) == 1
-    printed = capsys.readouterr().out
-    assert "failed: check_faulty:Adam, loading-twice" in printed
-    assert "again: thalweg check 'check_faulty:Adam(lr=0.1)' --only loading-twice" in printed
-    assert "again: thalweg check 'check_faulty:Adam(betas=(0.8, 0.9))' --only loading-twice" in printed
-    assert "not offered: odd (not declared)" in printed
-    found = json.loads(record.read_text())
-    assert [each["counts"].get("failed", 0) for each in found] == [1, 1, 0]
-    assert "| `check_faulty:Adam` | 1 of 2 | - | loading-twice |" in table.read_text()
-    assert "| `thalweg.torch.LAMB` | 2 of 2 | - | none |" in table.read_text()
-
-
-def test_one_that_cannot_be_constructed_is_a_row(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    table = tmp_path / "found.md"
-    others = "torch.optim.AdamW(lr=-1),thalweg.torch.AdamW"
-    assert run(["check", "thalweg.torch.LAMB", "--against", others, *FEW, "--markdown", str(table)]) == 1
-    printed = capsys.readouterr().out
-    assert "failed: torch.optim.AdamW(lr=-1), construction" in printed
-    assert "Invalid learning rate: -1" in printed
-    assert "again: thalweg check 'torch.optim.AdamW(lr=-1)'\n" in printed
-    assert "| `torch.optim.AdamW(lr=-1)` | 0 of 1 | - | construction |" in table.read_text()
-    assert "Invalid learning rate: -1" in table.read_text()
-    assert "| `thalweg.torch.AdamW` | 2 of 2 | - | none |" in table.read_text()
-
-
-def test_the_command_that_shows_a_failure_again() -> None:
-    failed = Verdict(check="odd", group="numbers", holds="", outcome="failed", ranks=3)
-    found = Report(subject="a:B", options={"lr": 1}, versions={}, facts={"odd": True}, verdicts=[failed])
-    assert repeat_command(found, failed) == """thalweg check 'a:B(lr=1)' --facts '{"odd": true}' --ranks 3 --only odd"""
+    assert run(["check", "check_faulty:Adam", *options, *FEW, "--json", str(record)]) == 1
+    printed, progress = capsys.readouterr()
+    assert not progress
+    (all_groups,) = (line.split() for line in printed.splitlines() if line.startswith("all"))
+    assert " ".join(all_groups) == "all 1 of 2 1 of 2 2 of 2"
+    assert "failed: check_faulty:Adam, loading-twice\n  must hold: " in printed
+    assert "failed: check_faulty:Adam(betas=(0.8, 0.9)), loading-twice\n  must hold: " in printed
+    assert "  seen: the state dict that was loaded, two steps later: " in printed
+    assert "check_faulty:Adam, not offered: odd (not declared)" in printed
+    reports = json.loads(record.read_text())
+    assert [report["options"] for report in reports] == [{"lr": 0.1}, {"betas": [0.8, 0.9]}, {}]
+    outcomes = [{verdict["check"]: verdict["outcome"] for verdict in report["verdicts"]} for report in reports]
+    passes, fails = ({"zero-grad": "passed", "odd": "not offered", "loading-twice": x} for x in ("passed", "failed"))
+    assert outcomes == [fails, fails, passes]
 
 
 def test_exit_code_0_where_nothing_failed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +68,10 @@ def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["torch.optim.AdamW(0.1)"], "write options as Name(lr=0.1"),
         (["AdamW"], "write module:Class"),
         (["torch.optim.AdamW", "--against", "torch.optim.AdamV"], "module 'torch.optim' has no 'AdamV'"),
+        (["torch.optim.AdamW", "--against", "torch.optim.SGD(lr=-1)"], "SGD(lr=-1) cannot be tried with the options"),
         (["json:dumps"], "cannot be tried"),
+        (["builtins:repr"], "cannot be tried"),
+        (["torch.optim.AdamW", "--only", ","], "--only: nothing is left"),
     ],
 )
 def test_mistakes_are_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +80,7 @@ def test_mistakes_are_told(arguments: list[str], words: str, capsys: pytest.Capt
 
 
 def test_a_rule_is_checked_as_an_optimizer_for_torch() -> None:
-    assert check(Signed, only="descends", lr=0.01).counts == {"passed": 1}
+    assert [each.outcome for each in check(Signed, only="descends", lr=0.01).verdicts] == ["passed"]
 
 
 def test_the_surroundings_are_kept() -> None:

@@ -12,13 +12,13 @@ pytest.importorskip("torch")
 import torch
 from check_faulty import FAULTS
 
-from thalweg.check import CHECKS, Failed, check
+from thalweg.check import Verdict, check
 from thalweg.check.problem import assert_same
-from thalweg.check.references import subject_of
-from thalweg.check.registry import checks_of
-from thalweg.check.subject import Subject
-from thalweg.check.verdicts import Verdict, run_check
+from thalweg.check.registry import Failed, checks_of
+from thalweg.check.run import run_check
+from thalweg.check.subject import Subject, subject_of
 
+CHECKS = checks_of("torch")
 FACTS = {"odd": True, "temporaries": 16.0}
 #: What torch.optim.AdamW does otherwise than these checks ask for.
 NOT_ADAMW = {
@@ -45,8 +45,8 @@ def test_every_check_has_a_faulty_optimizer() -> None:
 
 def each_check() -> list[Any]:
     marks = {"compiles": pytest.mark.nightly}
-    gpu = {name: pytest.mark.gpu for name, each in checks_of("torch").items() if each.group == "devices"}
-    return [pytest.param(name, marks={**marks, **gpu}.get(name, ())) for name in checks_of("torch")]
+    gpu = {name: pytest.mark.gpu for name, each in CHECKS.items() if each.group == "devices"}
+    return [pytest.param(name, marks={**marks, **gpu}.get(name, ())) for name in CHECKS]
 
 
 @pytest.mark.slow

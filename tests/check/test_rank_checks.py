@@ -103,7 +103,7 @@ class LocalRate(float):
 @pytest.mark.nightly
 def test_ranks_that_disagree_are_replaced(world: World) -> None:
     found = world.verdict(CHECKS["empty-shards"], StepsWhereThereAreRows, {}, None)
-    assert (found.outcome, found.ranks) == ("failed", 2)
+    assert found.outcome == "failed"
     assert "rank" in found.seen
     assert world.verdict(CHECKS["empty-shards"], "thalweg.torch.LAMB", {}, None).outcome == "passed"
 

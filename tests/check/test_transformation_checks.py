@@ -15,10 +15,9 @@ from check_faulty_jax import FAULTS
 from offered import NOT_OFFERED_BY_OPTAX, require_offers
 
 from thalweg.check import parametrize
-from thalweg.check.references import subject_of
 from thalweg.check.registry import checks_of
-from thalweg.check.subject import Subject
-from thalweg.check.verdicts import run_check
+from thalweg.check.run import run_check
+from thalweg.check.subject import Subject, subject_of
 from thalweg.rules import RULES
 
 pytestmark = pytest.mark.slow  # many small programs are compiled

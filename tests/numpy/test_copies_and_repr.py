@@ -31,7 +31,7 @@ from raw_arrays import (
 from thalweg import Spikes
 from thalweg.numpy import LAMB, LARS, Adafactor, Annealed, Kron, Optimizer
 
-WORDS = {**FRONT_END, "Annealed": Annealed, "Spikes": Spikes, "re": re}
+WORDS = {**FRONT_END, "Annealed": Annealed, "Spikes": Spikes, "re": re, "inf": math.inf}
 
 
 def read_back(optimizer: Optimizer) -> Any:
@@ -128,7 +128,7 @@ REPRS = [
         "LARS(lr=0.5, variant='optax', eps=0.25, norm_mode='combined')",
         id="variant",
     ),
-    pytest.param(LAMB(0.1, phi=(0.5, math.inf)), "LAMB(lr=0.1, phi=(0.5, float('inf')))", id="infinity"),
+    pytest.param(LAMB(0.1, phi=(0.5, math.inf)), "LAMB(lr=0.1, phi=(0.5, inf))", id="infinity"),
     pytest.param(LAMB(0.1, maximize=True, seed=3), "LAMB(lr=0.1, maximize=True, seed=3)", id="around the rule"),
 ]
 

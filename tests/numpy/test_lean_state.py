@@ -180,7 +180,7 @@ def test_state_is_converted_once_to_what_the_options_keep_and_that_is_told_once(
         (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"][:-1]), "must be float32 with a number for each group"),
         (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"].astype("float64")), "it is float64"),
         (lambda s: s["exp_avg_sq_scale"].__setitem__((3, 0), 0), "'exp_avg_sq_scale' has a 0 for codes"),
-        (lambda s: s.update(exp_avg=s["exp_avg"].astype("int16")), "'exp_avg' has dtype int16"),
+        (lambda s: s.update(exp_avg=s["exp_avg"].astype("int16")), "must be arrays of floating point: 'exp_avg'"),
     ],
 )
 def test_damaged_scales_are_refused_and_nothing_is_loaded(damage: Any, message: str) -> None:
@@ -221,9 +221,8 @@ def test_factors_in_codes_are_refused() -> None:
     optimizer.step(params, {"w": np.ones((64, 64), "float32")})
     saved = optimizer.state_dict()
     saved["state"]["w"].update(Q_0=np.ones((64, 64), "int8"), Q_0_scale=np.ones((64, 1), "float32"))
-    optimizer.load_state_dict(saved)
     with pytest.raises(StateError, match="'Q_0' is int8, and must be floating point"):
-        optimizer.step(params, {"w": np.ones((64, 64), "float32")})
+        optimizer.load_state_dict(saved)
 
 
 def test_a_second_moment_of_16_bits_moves_only_if_it_is_rounded_at_random() -> None:

@@ -189,9 +189,9 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "state that is a list": (dict(state=[1]), "state"),
     "no state": (dict(state=None), "state"),
     "no entries": (dict(state={"conv": 3}), "'conv' must map keys to arrays"),
-    "entries that are a dict": (dict(state={"w": {"step": 1, "exp_avg": {}}}), "'exp_avg' is a dict"),
-    "entries that are none": (dict(state={"w": {"step": 1, "exp_avg": None}}), "'exp_avg' is a NoneType"),
-    "uneven lists": (dict(state={"w": {"step": 1, "exp_avg": [[1.0], []]}}), "the state of 'w' must be floating point"),
+    "entries that are a dict": (dict(state={"w": {"step": 1, "exp_avg": {}}}), "'exp_avg' is {}"),
+    "entries that are none": (dict(state={"w": {"step": 1, "exp_avg": None}}), "'exp_avg' is None"),
+    "uneven lists": (dict(state={"w": {"step": 1, "exp_avg": [[1.0], []]}}), "the state of 'w' must be arrays of floating point"),
     "layout 0": (dict(layout=0), "layout"),
     "negative step": (dict(state={"new": {"step": -3}}), "step of 'new'"),
     "step of text": (dict(state={"new": {"step": "x"}}), "step of 'new'"),
@@ -200,11 +200,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "several steps": (dict(state={"new": {"step": np.ones(3)}}), "step of 'new'"),
     "text for numbers": (
         dict(state={"new": {"step": 1, "exp_avg": np.full(3, "x"), "exp_avg_sq": np.ones(3)}}),
-        "state of 'new' must be floating point: 'exp_avg'",
+        "state of 'new' must be arrays of floating point: 'exp_avg'",
     ),
     "complex numbers": (
         dict(state={"new": {"step": 1, "exp_avg": np.full(3, 1j), "exp_avg_sq": np.ones(3)}}),
-        "state of 'new' must be floating point: 'exp_avg'",
+        "state of 'new' must be arrays of floating point: 'exp_avg'",
     ),
     "negative iteration": (dict(iteration=-4), "iteration"),
     "iteration of text": (dict(iteration="x"), "iteration"),
@@ -304,7 +304,7 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["state", "state.txt", "state.npy", "state.npz.gz", "state.safetensors", ".npz"])
     def test_other_endings_are_refused_and_nothing_is_written(self, name: str, tmp_path: Path) -> None:
         optimizer = stepped(CASES["LARS"])
-        with refused(StateError, r"file name must end in .npz, got", optimizer):
+        with refused(StateError, "kept in .npz files: .*, got", optimizer):
             optimizer.save(tmp_path / name)
         assert os.listdir(tmp_path) == []
 

@@ -11,6 +11,7 @@ pytest.importorskip("optax")
 
 import jax
 import jax.numpy as jnp
+import optax
 from composed import RULES, STEPS, Damped, case_of, damped, draw, pairs, take_steps
 from tolerances import FLOAT64
 
@@ -90,3 +91,60 @@ def test_averages_of_a_mixture() -> None:
     plain = thalweg.optax.sgd(0.1)
     with pytest.raises(OptionError, match="no parameter has an average"):
         thalweg.optax.averaged(plain, plain.init(params), params)
+
+
+# ---- an average is of what was applied, whatever follows the rule in a chain
+
+
+def take(solver: Any, params: Any, steps: int) -> tuple[Any, Any, list[Any]]:
+    """Twenty steps of a quadratic loss; the parameters, the state, and the parameters after each step."""
+    state, after = solver.init(params), []
+    for _ in range(steps):
+        updates, state = jax.jit(solver.update)(jax.tree.map(lambda w: w - 1.0, params), state, params)
+        params = optax.apply_updates(params, updates)
+        after.append(np.asarray(params["w"]))
+    return params, state, after
+
+
+SGD = dict(averaged=0.9)
+CHAINS: dict[str, Any] = {
+    "alone": lambda: thalweg.optax.sgd(0.1, **SGD),
+    "scale": lambda: optax.chain(thalweg.optax.sgd(1.0, **SGD), optax.scale(0.1)),
+    "schedule": lambda: optax.chain(
+        thalweg.optax.sgd(1.0, **SGD), optax.scale_by_schedule(optax.linear_schedule(0.2, 0.05, 20))
+    ),
+    "masked": lambda: optax.chain(optax.masked(thalweg.optax.sgd(1.0, **SGD), {"w": True}), optax.scale(0.1)),
+    "finite": lambda: optax.apply_if_finite(optax.chain(thalweg.optax.sgd(1.0, **SGD), optax.scale(0.1)), 3),
+    "partition": lambda: optax.chain(
+        optax.partition({"all": thalweg.optax.sgd(1.0, **SGD)}, {"w": "all"}), optax.scale(0.1)
+    ),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_an_average_is_of_what_a_chain_applies(chain: str) -> None:
+    with jax.enable_x64(True):
+        solver, wanted = CHAINS[chain](), np.array([3.0, -2.0])
+        params, state, after = take(solver, {"w": jnp.asarray(wanted)}, 20)
+        for p in after:
+            wanted = 0.9 * wanted + 0.1 * p
+        assert np.allclose(thalweg.optax.averaged(solver, state, params)["w"], wanted, rtol=1e-12)
+
+
+def test_an_average_counts_the_steps_that_multisteps_takes() -> None:
+    with jax.enable_x64(True):
+        solver = optax.MultiSteps(optax.chain(thalweg.optax.sgd(1.0, **SGD), optax.scale(0.1)), 2)
+        wanted = np.array([3.0, -2.0])
+        params, state, after = take(solver, {"w": jnp.asarray(wanted)}, 20)
+        for p in after[1::2]:
+            wanted = 0.9 * wanted + 0.1 * p
+        assert np.allclose(thalweg.optax.averaged(solver, state, params)["w"], wanted, rtol=1e-12)
+
+
+def test_schedule_free_evaluates_an_average_of_what_a_chain_applies() -> None:
+    """The rule steps z by what it takes y to be: x stays among the points that were trained at, and is no worse."""
+    with jax.enable_x64(True):
+        solver = optax.chain(thalweg.optax.sgd(1.0, schedule_free=0.9), optax.scale(0.1))
+        params, state, _ = take(solver, {"w": jnp.asarray([3.0, -2.0])}, 200)
+        evaluated = np.asarray(thalweg.optax.averaged(solver, state, params)["w"])
+        assert np.abs(evaluated - 1.0).max() < 0.3

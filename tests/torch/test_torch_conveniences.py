@@ -270,7 +270,8 @@ def test_explain_on_meta_and_in_print() -> None:
     text = str(explanation)
     assert "0.weight" in text
     assert "200x300" in text
-    assert f"{explanation.state_bytes:,}" in text.splitlines()[-2]
+    assert f"{explanation.state_bytes:,}" in text.splitlines()[-3]
+    assert f"{explanation.temporary_bytes:,}" in text.splitlines()[-2]
     assert text.splitlines()[-1].startswith("group 0: 4 stepped, lr ")
 
 

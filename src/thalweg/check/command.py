@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from thalweg.check.registry import choose_checks
+from thalweg.check.run import NOT_OFFERED, PASSED, Report, Verdict, check
+from thalweg.check.subject import subject_of
 from thalweg.errors import CommandError
+from thalweg.show.console import aside, console, make_table
 from thalweg.show.extras import extra
 
 with extra("cli"):
     import click
-
-#: The exit code where a check failed.
-SOME_FAILED = 1
+    from rich.text import Text
 
 
 @click.command("check")
@@ -34,11 +38,6 @@ SOME_FAILED = 1
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all verdicts to this file."
 )
-@click.option(
-    "--markdown",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a table to this file, one row per optimizer.",
-)
 def command(
     optimizer: str,
     options: str | None,
@@ -48,7 +47,6 @@ def command(
     ranks: int | None,
     listing: bool,
     json_file: Path | None,
-    markdown: Path | None,
 ) -> int:
     """Does an optimizer, yours or another library's, keep what users rely on? More than a hundred small checks.
 
@@ -63,42 +61,30 @@ def command(
     thalweg check torch.optim.AdamW --against thalweg.torch.AdamW,thalweg.torch.LAMB
     thalweg check mypackage:MyOptimizer --ranks                 replicas and shards too, with four processes
 
-    The exit code is 1 if a check failed, or if one of --against cannot be constructed.
+    The exit code is 1 if a check failed.
     """
-    from thalweg.check.references import ConstructionError, split_references, subject_of
-    from thalweg.check.registry import choose_checks
-    from thalweg.check.run import check, report_unconstructed
-    from thalweg.check.tables import as_markdown, progress, show, show_list
-    from thalweg.show.console import aside, console
-
-    given = {"options": parse_json(options, "--options"), "facts": parse_json(facts, "--facts")}
+    given, declared = parse_json(options, "--options"), parse_json(facts, "--facts")
+    checks = choose_checks(subject_of(optimizer, given, declared).kind, only, ranks or 0)
     if listing:
-        subject = subject_of(optimizer, given["options"], given["facts"])
-        show_list(console(), choose_checks(subject.kind, only, ranks=bool(ranks)))
+        for each in checks:
+            console().print(Text(f"{each.group}, {each.name}: {each.holds}"), soft_wrap=True)
         return 0
-    others = split_references(against or "")
-    for reference in others:  # report mistakes before anything is checked
-        with suppress(ConstructionError):
-            subject_of(reference)
-    reports = []
-    for place, reference in enumerate([optimizer, *others]):
-        own: dict[str, Any] = given if place == 0 else {"options": {}, "facts": {}}
-        try:
-            with progress(aside(), reference) as on_verdict:
-                found = check(
-                    reference, only=only, ranks=ranks or 0, facts=own["facts"], on_verdict=on_verdict, **own["options"]
-                )
-        except ConstructionError as error:
-            if place == 0:
-                raise
-            found = report_unconstructed(reference, error)
-        reports.append(found)
-    show(console(), reports)
+    # at commas outside of brackets
+    others = [reference.strip() for reference in re.split(r",(?![^(]*\))", against or "") if reference.strip()]
+    for reference in others:  # mistakes are told before any check runs
+        choose_checks(subject_of(reference).kind, only, ranks or 0)
+    with aside().status(Text(optimizer)) as line:
+
+        def show_progress(verdict: Verdict) -> None:
+            line.update(Text(f"{verdict.group}, {verdict.check}"))
+
+        reports = [check(optimizer, only=only, ranks=ranks or 0, facts=declared, on_verdict=show_progress, **given)]
+        for reference in others:
+            reports.append(check(reference, only=only, ranks=ranks or 0, on_verdict=show_progress))
+    show(reports)
     if json_file is not None:
-        json_file.write_text(json.dumps([each.plain() for each in reports], indent=1, default=str) + "\n", "utf-8")
-    if markdown is not None:
-        markdown.write_text(as_markdown(reports), "utf-8")
-    return SOME_FAILED if any(each.failed for each in reports) else 0
+        json_file.write_text(json.dumps([asdict(each) for each in reports], indent=1, default=str) + "\n", "utf-8")
+    return 1 if any(each.failed for each in reports) else 0
 
 
 def parse_json(text: str | None, option: str) -> dict[str, Any]:
@@ -110,3 +96,32 @@ def parse_json(text: str | None, option: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CommandError(f'{option} must be a JSON object such as {{"lr": 0.1}}, got {text!r}')
     return found
+
+
+def show(reports: Sequence[Report]) -> None:
+    """Print how many passed of those offered, by group; then what failed, and what is not offered."""
+    out, table = console(), make_table()
+    table.add_column("group")
+    for report in reports:
+        table.add_column(Text(report.subject), justify="right")
+    for group in dict.fromkeys(verdict.group for report in reports for verdict in report.verdicts):
+        table.add_row(group, *(count_passed([v for v in report.verdicts if v.group == group]) for report in reports))
+    table.add_row("all", *(count_passed(report.verdicts) for report in reports))
+    out.print(table)
+    for report in reports:
+        for verdict in report.failed:
+            out.print()
+            out.print(Text(f"failed: {report.subject}, {verdict.check}", "bold red"))
+            out.print(Text(f"  must hold: {verdict.holds}"))
+            out.print(Text(f"  seen: {verdict.seen}"))
+    for report in reports:
+        missing = [f"{each.check} ({each.seen})" for each in report.verdicts if each.outcome == NOT_OFFERED]
+        if missing:
+            out.print()
+            out.print(Text(f"{report.subject}, not offered: {', '.join(missing)}", "dim"))
+
+
+def count_passed(verdicts: Sequence[Verdict]) -> str:
+    """Passed of those offered, as text."""
+    offered = [verdict.outcome for verdict in verdicts if verdict.outcome != NOT_OFFERED]
+    return f"{offered.count(PASSED)} of {len(offered)}" if offered else "-"

@@ -54,7 +54,7 @@ def in_parallel(model: nn.Module, columns: DeviceMesh) -> nn.Module:
     return parallelize_module(model, columns, plan)
 
 
-@holds("shards", "ranks")
+@holds("shards")
 def fsdp2(s: TorchSubject) -> None:
     """A model under fully_shard trains as in one process."""
     model = model_for(s)

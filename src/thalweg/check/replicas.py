@@ -15,7 +15,7 @@ from thalweg.check.registry import Failed, NotOffered, holds
 from thalweg.check.sharded import assert_same_on_all_ranks
 
 
-@holds("replicas", "ranks")
+@holds("replicas")
 def replicas_stay_together(s: TorchSubject) -> None:
     """Replicas whose ranks have different seeds, as under DDP, stay equal to the bit."""
     params, optimizer = s.make_fresh()
@@ -24,7 +24,7 @@ def replicas_stay_together(s: TorchSubject) -> None:
     assert_same_on_all_ranks({f"parameter {place}": p for place, p in enumerate(found)}, "after five steps")
 
 
-@holds("replicas", "ranks")
+@holds("replicas")
 def replicas_have_the_same_state(s: TorchSubject) -> None:
     """The state is the same on every rank: one of them saves it for all."""
     params, optimizer = s.make_fresh()
@@ -33,7 +33,7 @@ def replicas_have_the_same_state(s: TorchSubject) -> None:
     assert_same_on_all_ranks(tensors_of(optimizer), "after five steps")
 
 
-@holds("replicas", "ranks")
+@holds("replicas")
 def replicas_resume(s: TorchSubject) -> None:
     """A state that the first rank saved and every rank loads continues the run to the bit."""
     params, optimizer = s.begin()
@@ -46,7 +46,7 @@ def replicas_resume(s: TorchSubject) -> None:
     assert_usual(s, train(other, others, 3, first=3), 6, "three steps after resuming")
 
 
-@holds("replicas", "ranks")
+@holds("replicas")
 def replicas_send_nothing(s: TorchSubject) -> None:
     """Replicas are stepped without messages: their gradients are already the same on every rank."""
     if s.facts.collectives is not None:
@@ -59,13 +59,13 @@ def replicas_send_nothing(s: TorchSubject) -> None:
         raise Failed(f"{number} collectives in a step of plain tensors")
 
 
-@holds("replicas", "ranks")
+@holds("replicas")
 def ddp_equals_one_process(s: TorchSubject) -> None:
     """Under DDP, with a share of the batch each, ranks step as one process with the whole batch does."""
     assert_trains_as_one_process(s, DistributedDataParallel(model_for(s)), "under DDP", share=True)
 
 
-@holds("replicas", "ranks")
+@holds("replicas")
 def ddp_with_bucket_views(s: TorchSubject) -> None:
     """Under DDP with gradients that are views of its buckets, which are filled again, steps are the same."""
     model = DistributedDataParallel(model_for(s), gradient_as_bucket_view=True)

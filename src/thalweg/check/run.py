@@ -1,41 +1,43 @@
-"""Run checks, and keep what each of them said; or make each a test of pytest."""
+"""Run checks and report what each of them says; or make each a test of pytest."""
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from thalweg.check.references import subject_of, untried_subject
-from thalweg.check.registry import Check, choose_checks
-from thalweg.check.subject import Subject
-from thalweg.check.verdicts import CONSTRUCTION, FAILED, NOT_OFFERED, Verdict, run_check
-from thalweg.show.devices import versions
+from thalweg.check.registry import Check, Failed, NotOffered, choose_checks
+from thalweg.check.subject import Subject, keep_surroundings, subject_of, untried_subject
+from thalweg.show.modules import describe_error
+
+PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a check says of an optimizer."""
+
+    check: str
+    group: str
+    holds: str
+    #: ``passed``, ``failed`` or ``not offered``.
+    outcome: str
+    #: What was seen where it failed, or why it is not offered.
+    seen: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All verdicts of one optimizer."""
+    """All verdicts on one optimizer."""
 
     subject: str
     options: Mapping[str, Any]
-    versions: Mapping[str, str]
-    #: What the caller declared, added to what the optimizer declares.
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[Verdict]
 
     @property
     def failed(self) -> list[Verdict]:
-        return [each for each in self.verdicts if each.outcome == FAILED]
-
-    @property
-    def counts(self) -> Counter[str]:
-        return Counter(each.outcome for each in self.verdicts)
-
-    def plain(self) -> dict[str, Any]:
-        return {**asdict(self), "counts": dict(self.counts)}
+        return [verdict for verdict in self.verdicts if verdict.outcome == FAILED]
 
 
 def check(
@@ -52,41 +54,39 @@ def check(
     Options are those of the optimizer. ``only`` names checks or groups; ``facts`` are what its author declares.
     With ``ranks``, the checks of replicas and shards of torch are run too, by so many processes.
     """
+    from thalweg.check.world import World, write_question
+
     subject = subject_of(optimizer, options, facts)
-    package = str(getattr(subject.factory, "__module__", "")).partition(".")[0]
-    found = Report(
-        subject=subject.name,
-        options=subject.options,
-        versions=versions(dict.fromkeys((package, "thalweg", subject.kind))),
-        facts=dict(facts or {}),
-    )
-    checks = choose_checks(subject.kind, only, ranks=ranks > 0)
-    together = [each for each in checks if each.kind == "ranks"]
-    if together:
-        from thalweg.check.world import World, write_question
-
-        write_question(together[0], optimizer, options, facts)  # what cannot be sent is said before anything has run
-    for each in checks[: len(checks) - len(together)]:  # those of ranks come last
-        found.verdicts.append(run_check(each, subject))
-        on_verdict(found.verdicts[-1])
-    if together:
-        with World(ranks) as world:
-            for each in together:
-                found.verdicts.append(world.verdict(each, optimizer, options, facts))
-                on_verdict(found.verdicts[-1])
-    return found
+    checks = choose_checks(subject.kind, only, ranks)
+    if checks[-1].over_ranks:
+        write_question(checks[-1], optimizer, options, facts)  # say before any check runs what cannot be sent
+    verdicts = []
+    with World(ranks) as world:
+        for each in checks:
+            if each.over_ranks:
+                verdict = world.verdict(each, optimizer, options, facts)
+            else:
+                verdict = run_check(each, subject)
+            verdicts.append(verdict)
+            on_verdict(verdict)
+    return Report(subject=subject.name, options=subject.options, verdicts=verdicts)
 
 
-def report_unconstructed(reference: str, error: Exception) -> Report:
-    """The report of an optimizer that cannot be constructed: one verdict, with the reason."""
-    verdict = Verdict(
-        check=CONSTRUCTION,
-        group=CONSTRUCTION,
-        holds="The optimizer can be constructed with its options, and steps a matrix.",
-        outcome=FAILED,
-        seen=str(error),
-    )
-    return Report(subject=reference, options={}, versions={}, verdicts=[verdict])
+def run_check(check: Check, subject: Subject) -> Verdict:
+    with keep_surroundings(subject.kind):
+        try:
+            check.run(subject)
+        except NotOffered as why:
+            return judge(check, NOT_OFFERED, str(why))
+        except Failed as what:
+            return judge(check, FAILED, str(what))
+        except Exception as error:
+            return judge(check, FAILED, describe_error(error))
+    return judge(check, PASSED)
+
+
+def judge(check: Check, outcome: str, seen: str = "") -> Verdict:
+    return Verdict(check=check.name, group=check.group, holds=check.holds, outcome=outcome, seen=seen)
 
 
 def parametrize(
@@ -107,15 +107,13 @@ def parametrize(
     def subject() -> Subject:
         return subject_of(optimizer, options, facts)
 
-    def bind(each: Check) -> Callable[[], None]:
-        def call() -> None:
-            verdict = run_check(each, subject())
-            if verdict.outcome == FAILED:
-                pytest.fail(f"{each.holds} Seen: {verdict.seen}", pytrace=False)
-            if verdict.outcome == NOT_OFFERED:
-                pytest.skip(verdict.seen)
-
-        return call
+    def assert_holds(each: Check) -> None:
+        verdict = run_check(each, subject())
+        if verdict.outcome == FAILED:
+            pytest.fail(f"{each.holds} Seen: {verdict.seen}", pytrace=False)
+        if verdict.outcome == NOT_OFFERED:
+            pytest.skip(verdict.seen)
 
     checks = choose_checks(untried_subject(optimizer, options, facts).kind, only)
-    return pytest.mark.parametrize("check", [pytest.param(bind(each), id=each.name) for each in checks])
+    params = [pytest.param(functools.partial(assert_holds, each), id=each.name) for each in checks]
+    return pytest.mark.parametrize("check", params)

@@ -90,7 +90,7 @@ def holds_for_shards(
                 train_shards(optimizer, params, 1)
             function(s)
 
-        return holds(group, "ranks", **facts)(run)
+        return holds(group, **facts)(run)
 
     return register
 

@@ -41,7 +41,7 @@ from thalweg.check.sharded import (
 UNEVEN = [(13, 4), (11, 3)]
 
 
-@holds("shards", "ranks")
+@holds("shards")
 def shards_of_rows(s: TorchSubject) -> None:
     """Parameters sharded by rows, as FSDP2 does, step as in one process: norms and factors are of whole tensors."""
     assert_equals_one_process(s, by_rows)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
 import io
+import json
 import logging
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from thalweg.errors import CommandError
+from thalweg.rules import Rule
+from thalweg.show.modules import describe_error, import_attribute
+
+#: Where an author declares facts: an attribute of the class or function.
+DECLARED = "check_facts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +56,99 @@ class Subject:
     def make(self, *params: Any, **more: Any) -> Any:
         """An instance with the subject's options, and others beside them or instead."""
         return self.factory(*params, **{**self.options, **more})
+
+
+def subject_of(given: Any, options: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None) -> Subject:
+    """A subject from ``package.Class``, ``module:Class``, ``package.Class(lr=0.1)``, or from the class itself.
+
+    It is constructed, and what it tells by that is among its facts: one that refuses a vector needs matrices.
+    """
+    subject = untried_subject(given, options, facts)
+    with keep_surroundings(subject.kind):
+        try:
+            construct(subject)
+        except Exception as error:
+            said = f"{json.dumps(dict(subject.options), default=str)}: {describe_error(error)}"
+            raise CommandError(f"{subject.name} cannot be tried with the options {said}") from error
+        try:
+            step_vector(subject)
+        except Exception:
+            return replace(subject, facts=replace(subject.facts, needs_matrices=True))
+    return subject
+
+
+def construct(subject: Any) -> None:
+    """Construct the optimizer; one for torch steps a matrix too."""
+    if subject.kind == "torch":
+        subject.run_steps([(4, 3)])
+    elif not (hasattr(made := subject.make(), "init") and hasattr(made, "update")):
+        raise TypeError(f"it takes no params and makes no gradient transformation, but {type(made).__name__}")
+
+
+def step_vector(subject: Any) -> None:
+    """Step a parameter of one dimension."""
+    if subject.kind == "torch":
+        subject.run_steps([(4,)])
+        return
+    import jax.numpy as jnp
+
+    made, tree = subject.make(), {"vector": jnp.ones(4)}
+    made.update(tree, made.init(tree), tree)
+
+
+def untried_subject(given: Any, options: Mapping[str, Any] | None, facts: Mapping[str, Any] | None) -> Subject:
+    """A subject of which nothing has been constructed yet."""
+    written: dict[str, Any] = {}
+    name, factory = getattr(given, "__qualname__", str(given)), given
+    if isinstance(given, str):
+        name = given.strip()
+        reference, written = parse_call(name)
+        factory = resolve(reference)
+    if inspect.isclass(factory) and issubclass(factory, Rule):
+        import thalweg.torch
+
+        factory = thalweg.torch.optimizer(factory)
+    if not callable(factory):
+        raise CommandError(f"{name}: this is neither a class nor a function")
+    declared = {**getattr(factory, DECLARED, {}), **(facts or {})}
+    known = [field.name for field in fields(Facts)]
+    if unknown := sorted(set(declared) - set(known)):
+        raise CommandError(f"{name}: unknown facts {', '.join(unknown)}; there are {', '.join(known)}")
+    all_options = {**written, **(options or {})}
+    # classes of optimizers, and functions that take parameters first, are for torch; others make transformations
+    is_class = inspect.isclass(factory)
+    if not is_class and next(iter(inspect.signature(factory).parameters), "") not in ("params", "parameters"):
+        return Subject(name=name, factory=factory, options=all_options, facts=Facts(**declared), kind="optax")
+    from thalweg.check.problem import TorchSubject
+
+    return TorchSubject(name=name, factory=factory, options=all_options, facts=Facts(**declared), kind="torch")
+
+
+def parse_call(text: str) -> tuple[str, dict[str, Any]]:
+    """Split what is written like a call into the reference and the options.
+
+    >>> parse_call("torch.optim.SGD(lr=0.1, nesterov=True)")
+    ('torch.optim.SGD', {'lr': 0.1, 'nesterov': True})
+    """
+    reference, bracket, _ = text.partition("(")
+    if not bracket:
+        return text, {}
+    try:
+        call = ast.parse("made" + text[len(reference) :], mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("options go by name")
+        return reference, {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError):
+        raise CommandError(f"{text!r}: write options as Name(lr=0.1, betas=(0.9, 0.95))") from None
+
+
+def resolve(reference: str) -> Any:
+    """Import what ``module:Name`` or ``package.module.Name`` stands for."""
+    parts = reference.replace(":", ".", 1).split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise CommandError(f"{reference!r} is no optimizer: write module:Class, such as torch.optim:AdamW")
+    module, _, attribute = reference.partition(":") if ":" in reference else reference.rpartition(".")
+    return import_attribute(f"{module}:{attribute}", "optimizer", "torch.optim:Adam", callable)[0]
 
 
 @contextlib.contextmanager

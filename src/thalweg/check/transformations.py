@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import pickle
 from typing import Any
@@ -76,10 +75,7 @@ def form(state: Any) -> tuple[str, list[tuple[Any, Any]]]:
     return str(jax.tree.structure(state)), [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
 
 
-optax_holds = functools.partial(holds, kind="optax")
-
-
-@optax_holds("contract")
+@holds("contract")
 def step_moves_parameters(s: Subject) -> None:
     """Every parameter moves within three steps."""
     params, _ = train(s.make(), tree(0), 3)
@@ -87,7 +83,7 @@ def step_moves_parameters(s: Subject) -> None:
         raise Failed("a parameter did not move")
 
 
-@optax_holds("contract")
+@holds("contract")
 def trees_are_kept(s: Subject) -> None:
     """Updates have the structure, shapes and dtypes of the parameters."""
     params = tree(0)
@@ -95,14 +91,14 @@ def trees_are_kept(s: Subject) -> None:
         raise Failed("updates differ from parameters in structure, shape or dtype")
 
 
-@optax_holds("contract")
+@holds("contract")
 def empty_trees(s: Subject) -> None:
     """A tree without leaves can be initialised and updated: frozen parts of models are such."""
     if jax.tree.leaves(update_once(s.make(), {}, {})):
         raise Failed("updates of an empty tree have leaves")
 
 
-@optax_holds("contract")
+@holds("contract")
 def inputs_untouched(s: Subject) -> None:
     """Parameters, gradients and state that were given are as before: the functions are pure."""
     made, params, grads = s.make(), tree(0), tree(1)
@@ -112,14 +108,14 @@ def inputs_untouched(s: Subject) -> None:
     assert_same((params, grads, state), before, "what was given to update")
 
 
-@optax_holds("contract")
+@holds("contract")
 def extra_arguments(s: Subject) -> None:
     """Wrapped by with_extra_args_support, it takes arguments that are meant for others in its chain."""
     made, params = optax.with_extra_args_support(s.make()), tree(0)
     made.update(tree(1), made.init(params), params, value=1.0)
 
 
-@optax_holds("contract")
+@holds("contract")
 def state_keeps_its_form(s: Subject) -> None:
     """State has the same structure, shapes and dtypes after a step: lax.scan and jit need that."""
     made, params = s.make(), tree(0)
@@ -129,20 +125,20 @@ def state_keeps_its_form(s: Subject) -> None:
         raise Failed("the structure, a shape or a dtype of the state changes with a step")
 
 
-@optax_holds("numbers")
+@holds("numbers")
 def deterministic(s: Subject) -> None:
     """The same run gives the same bits."""
     assert_same(train(s.make(), tree(0), 4)[0], train(s.make(), tree(0), 4)[0], "the same run again")
 
 
-@optax_holds("numbers")
+@holds("numbers")
 def jit_agrees(s: Subject) -> None:
     """Under jit the steps are the same, up to rounding."""
     made = s.make()
     assert_same(train(made, tree(0), 3, update=jax.jit(made.update))[0], train(made, tree(0), 3)[0], "under jit", 1e-5)
 
 
-@optax_holds("numbers")
+@holds("numbers")
 def compiled_once(s: Subject) -> None:
     """A second step under jit compiles nothing again."""
     made, traced = s.make(), []
@@ -156,7 +152,7 @@ def compiled_once(s: Subject) -> None:
         raise Failed(f"update was traced {len(traced)} times in four steps")
 
 
-@optax_holds("numbers")
+@holds("numbers")
 def scan_agrees(s: Subject) -> None:
     """Within lax.scan, as whole epochs are compiled, the steps are the same."""
     made, params = s.make(), tree(0)
@@ -170,7 +166,7 @@ def scan_agrees(s: Subject) -> None:
     assert_same(found, train(made, params, 3)[0], "within scan", 1e-5)
 
 
-@optax_holds("numbers")
+@holds("numbers")
 def vmap_agrees(s: Subject) -> None:
     """Under vmap, as ensembles are trained, every member steps as by itself."""
     made = s.make()
@@ -180,14 +176,14 @@ def vmap_agrees(s: Subject) -> None:
     assert_same(jax.tree.map(lambda leaf: leaf[0], updates), alone, "the first of two", 1e-4)
 
 
-@optax_holds("numbers", without="couples_parameters")
+@holds("numbers", without="couples_parameters")
 def independent_of_other_parameters(s: Subject) -> None:
     """A parameter's steps do not depend on which others are in the tree."""
     alone = update_once(s.make(), {"a": tree(1)["a"]}, {"a": tree(0)["a"]})
     assert_same(alone["a"], update_once(s.make(), tree(1), tree(0))["a"], "by itself", 1e-5)
 
 
-@optax_holds("numbers")
+@holds("numbers")
 def descends(s: Subject) -> None:
     """The sum of squares is smaller after fifty steps down it."""
     made, params = s.make(), tree(0)
@@ -200,13 +196,13 @@ def descends(s: Subject) -> None:
         raise Failed(f"the norm went from {float(before):.3g} to {float(optax.global_norm(params)):.3g}")
 
 
-@optax_holds("numbers")
+@holds("numbers")
 def zero_gradients(s: Subject) -> None:
     """Gradients of zero give finite updates."""
     assert_finite(update_once(s.make(), jax.tree.map(jnp.zeros_like, tree(0)), tree(0)))
 
 
-@optax_holds("state")
+@holds("state")
 def resumes_to_the_bit(s: Subject) -> None:
     """State that went through leaves and a pickle continues the run to the bit."""
     made = s.make()
@@ -216,7 +212,7 @@ def resumes_to_the_bit(s: Subject) -> None:
     assert_same(train(made, params, 2, again, 4)[0], train(made, params, 2, state, 4)[0], "after resuming")
 
 
-@optax_holds("dtypes")
+@holds("dtypes")
 def bfloat16_moves(s: Subject) -> None:
     """Parameters in bfloat16 get updates in bfloat16 that are finite and not zero."""
     made, params = s.make(), jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree(0))
@@ -228,14 +224,14 @@ def bfloat16_moves(s: Subject) -> None:
             raise Failed(f"an update is {leaf.dtype}, zero or not finite")
 
 
-@optax_holds("layouts", without="needs_matrices")
+@holds("layouts", without="needs_matrices")
 def scalars_and_empty(s: Subject) -> None:
     """Parameters without dimensions, and without elements, are updated."""
     params = {"scalar": jnp.float32(0.5), "empty": jnp.zeros((0, 4)), "row": jnp.ones((1, 3))}
     assert_finite(update_once(s.make(), jax.tree.map(jnp.ones_like, params), params))
 
 
-@optax_holds("bad input")
+@holds("bad input")
 def params_asked_for(s: Subject) -> None:
     """Where update needs parameters, it says so when they are missing."""
     made = s.make()
@@ -248,7 +244,7 @@ def params_asked_for(s: Subject) -> None:
     assert_same(updates, update_once(made, tree(1), tree(0)), "without params")
 
 
-@optax_holds("bad input")
+@holds("bad input")
 def misspelt_option(s: Subject) -> None:
     """An option that does not exist is refused."""
     try:
@@ -258,7 +254,7 @@ def misspelt_option(s: Subject) -> None:
     raise Failed("weight_decya=0.1: no error")
 
 
-@optax_holds("non-finite", without="couples_parameters")
+@holds("non-finite", without="couples_parameters")
 def nan_stays_local(s: Subject) -> None:
     """NaN in one gradient does not reach other parameters, unless the whole step is refused or skipped."""
     made, params, grads = s.make(), tree(0), tree(1)
@@ -269,7 +265,7 @@ def nan_stays_local(s: Subject) -> None:
         assert_same(updates["b"], plain["b"], "beside a gradient with NaN", 1e-5)
 
 
-@optax_holds("companions")
+@holds("companions")
 def schedules(s: Subject) -> None:
     """learning_rate may be a schedule: a constant one steps as the number does."""
     rate = rate_of(s)
@@ -277,7 +273,7 @@ def schedules(s: Subject) -> None:
     assert_same(found, train(s.make(), tree(0), 3)[0], "with a schedule", 1e-5)
 
 
-@optax_holds("companions")
+@holds("companions")
 def injected_hyperparameters(s: Subject) -> None:
     """optax.inject_hyperparams makes its learning rate a part of the state that can be set."""
     rate_of(s)
@@ -286,7 +282,7 @@ def injected_hyperparameters(s: Subject) -> None:
     assert_same(train(made, tree(0), 3)[0], train(s.make(), tree(0), 3)[0], "with injected hyperparameters", 1e-4)
 
 
-@optax_holds("companions", without="couples_parameters")
+@holds("companions", without="couples_parameters")
 def masked(s: Subject) -> None:
     """optax.masked leaves the others out and changes nothing for those it takes."""
     updates = update_once(optax.masked(s.make(), {"a": True, "b": False}), tree(1), tree(0))
@@ -294,7 +290,7 @@ def masked(s: Subject) -> None:
     assert_same(updates["b"], tree(1)["b"], "what is masked")
 
 
-@optax_holds("companions")
+@holds("companions")
 def multi_steps(s: Subject) -> None:
     """optax.MultiSteps accumulates two gradients and steps with their mean."""
     made, params = optax.MultiSteps(s.make(), 2), tree(0)

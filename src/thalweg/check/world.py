@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from thalweg.check.ranks import Ranks, Silence
-from thalweg.check.references import subject_of
 from thalweg.check.registry import ROOMS, Check, checks_of
-from thalweg.check.verdicts import FAILED, Verdict, judge, run_check
+from thalweg.check.run import FAILED, Verdict, judge, run_check
+from thalweg.check.subject import subject_of
 from thalweg.errors import CommandError
 from thalweg.show.modules import describe_error
 
@@ -39,7 +38,7 @@ class World:
             found = found or judge(each, FAILED, f"no answer of rank {', '.join(silent)}")
         if silent or len({verdict.outcome for verdict in spoken}) > 1:
             self.ranks.end()
-        return replace(found or spoken[0], ranks=self.ranks.size)
+        return found or spoken[0]
 
 
 def write_question(each: Check, given: Any, options: Mapping[str, Any], facts: Mapping[str, Any] | None) -> bytes:

@@ -45,14 +45,11 @@ KERAS_ARGUMENTS = {
     for name, parameter in inspect.signature(keras.optimizers.Optimizer.__init__).parameters.items()
     if name not in ("self", "learning_rate", "weight_decay", "kwargs")
 }
-#: Options that Keras has under another name.
-NAMED_BY_KERAS = {
+#: Options that Keras has itself, or that a model could not evaluate or save: refused, unless they are off.
+NOT_IN_KERAS = {
     "max_grad_norm": "use global_clipnorm",
     "spikes": "use global_clipnorm, whose limit you choose yourself",
     "on_nonfinite": "use keras.optimizers.LossScaleOptimizer, which skips such steps",
-}
-#: Options that a Keras model could not evaluate or save, unless they are off.
-NOT_IN_KERAS = {
     "averaged": "it would not be evaluated; use_ema=True keeps Keras's own average",
     "schedule_free": "its average would not be evaluated; use_ema=True keeps Keras's own average",
     "graft": "no file could hold a rule",
@@ -61,9 +58,10 @@ NOT_IN_KERAS = {
 
 @dataclass(frozen=True)
 class Stepped:
-    """A variable that is stepped: its name, what holds for it, and the variables of its state."""
+    """A variable that is stepped, what holds for it, and the variables of its state."""
 
     name: str
+    variable: Any
     setting: Setting
     state: Mapping[str, Any]
 
@@ -91,12 +89,10 @@ class Optimizer(keras.optimizers.Optimizer):
         settings = check_settings(self.rule, options, variant, overrides)
         rate = self.rule.default_lr if learning_rate is None else learning_rate
         settings.validate_lr(1.0 if callable(rate) else rate)
-        limit = settings.base.handling.max_grad_norm  # that of a variant
-        clips = any(for_keras.get(name) is not None for name in ("clipnorm", "clipvalue", "global_clipnorm"))
-        if limit is not None and not clips:
-            for_keras["global_clipnorm"] = limit
-        first_rate = 1.0 if rate is None else rate
-        super().__init__(learning_rate=first_rate if callable(first_rate) else float(first_rate), **for_keras)
+        if all(for_keras.get(name) is None for name in ("clipnorm", "clipvalue", "global_clipnorm")):
+            for_keras["global_clipnorm"] = settings.base.handling.max_grad_norm  # that of a variant
+        factor = 1.0 if rate is None else rate
+        super().__init__(factor if callable(factor) else float(factor), **for_keras)
         #: Without a rate the rule has its own, which learning_rate multiplies.
         self._has_rate = rate is not None
         self.weight_decay = settings.options.get("weight_decay")
@@ -113,7 +109,7 @@ class Optimizer(keras.optimizers.Optimizer):
         settings = [self._setting(name, variable) for name, variable in zip(names, variables, strict=True)]
         super().build(variables)
         self._stepped = [
-            Stepped(name, setting, self._add_state(variable, setting))
+            Stepped(name, variable, setting, self._add_state(variable, setting))
             for name, setting, variable in zip(names, settings, variables, strict=True)
         ]
 
@@ -164,9 +160,6 @@ class Optimizer(keras.optimizers.Optimizer):
     def _apply_weight_decay(self, variables: Any) -> None:
         """Nothing: the rule decays."""
 
-    def _pairs(self) -> list[tuple[Stepped, Any]]:
-        return list(zip(self._stepped, self._trainable_variables, strict=True)) if self.built else []
-
     def explain(self) -> Explanation:
         """How each variable is treated and what it keeps, once the optimizer is built."""
         if not self.built:
@@ -174,14 +167,14 @@ class Optimizer(keras.optimizers.Optimizer):
         rate = self._learning_rate if self._has_rate else None
         lr = float(rate.numpy()) if isinstance(rate, keras.Variable) else rate
         rows = []
-        for stepped, variable in self._pairs():
-            shape, setting = tuple(variable.shape), stepped.setting
-            hint = hint_of_kernel(stepped.name, shape, setting.rule)
+        for stepped in self._stepped:
+            name, shape, setting = stepped.name, tuple(stepped.variable.shape), stepped.setting
+            hint = hint_of_kernel(name, shape, setting.rule)
             row = explain_parameter(
-                stepped.name, shape, variable.dtype, setting, lr=lr, rms=None, counter_bytes=0, hint=hint
+                name, shape, stepped.variable.dtype, setting, lr=lr, rms=None, counter_bytes=0, hint=hint
             )
             rows.append(row)
-        named = [(stepped.name, variable) for stepped, variable in self._pairs()]
+        named = [(stepped.name, stepped.variable) for stepped in self._stepped]
         return Explanation(rows, unused_patterns((pattern for pattern, _ in self._settings.overrides), named))
 
     def get_config(self) -> dict[str, Any]:
@@ -191,8 +184,8 @@ class Optimizer(keras.optimizers.Optimizer):
             raise OptionError("overrides that are no globs cannot be saved: write their patterns as strings")
         without_decay = [
             [stepped.name, {"weight_decay": 0.0}]
-            for stepped, variable in self._pairs()
-            if not self._use_weight_decay(variable)
+            for stepped in self._stepped
+            if not self._use_weight_decay(stepped.variable)
         ]
         config: dict[str, Any] = super().get_config()
         del config["weight_decay"]
@@ -204,9 +197,6 @@ class Optimizer(keras.optimizers.Optimizer):
 
 def check_settings(rule: type[Rule], options: Mapping[str, Any], variant: str | None, overrides: Overrides) -> Settings:
     """The settings of a rule, all of which a file of Keras can hold."""
-    for name, instead in NAMED_BY_KERAS.items():
-        if name in options:
-            raise OptionError(f"{name} is not available in Keras: {instead}")
     check_known(rule, options, [*option_names(rule), *KERAS_ARGUMENTS])
     entries = check_overrides(overrides)
     for given in (options, *(override for _, override in entries)):
@@ -252,21 +242,18 @@ def optimizer(rule: type[Rule]) -> type[Optimizer]:
     """
     check_rule(rule)
     shipped = RULES.get(rule.__name__) is rule
-    options = {"variant": None, "overrides": (), **defaults(rule)}
+    options = {"learning_rate": rule.default_lr, "variant": None, "overrides": (), **defaults(rule)}
     parameters = [
-        inspect.Parameter("learning_rate", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=rule.default_lr),
-        *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-            for name, default in options.items()
-            if name not in NAMED_BY_KERAS
-        ),
-        *KERAS_ARGUMENTS.values(),
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in options.items()
+        if name not in NOT_IN_KERAS
     ]
+    parameters[0] = parameters[0].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
     body = {
         "rule": rule,
         "__doc__": f"{inspect.getdoc(rule) or rule.__name__} Options: those of the rule, and Keras's own.",
         "__module__": __name__ if shipped else rule.__module__,
-        "__signature__": inspect.Signature(parameters),
+        "__signature__": inspect.Signature([*parameters, *KERAS_ARGUMENTS.values()]),
     }
     register = keras.saving.register_keras_serializable("thalweg" if shipped else rule.__module__)
     made: type[Optimizer] = register(type(rule.__name__, (Optimizer,), body))

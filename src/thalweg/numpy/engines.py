@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import threading
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +16,14 @@ import numpy as np
 
 from thalweg.arrays import Shape, State
 from thalweg.boundary import Advance, advance
-from thalweg.errors import NonFiniteError, OptionError
+from thalweg.errors import NonFiniteError, OptionError, ParameterError
 from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.cpu.operands import operand_of
 from thalweg.kernels.cpu.reasons import reason_unserved
 from thalweg.kernels.cpu.tables import END, MEASURE, WRITE, Operand, Options, Tables, sums_of_squares
 from thalweg.kernels.threads import num_threads, of_machine
-from thalweg.numpy.arrays import Arr, Name, address, dtype_name
+from thalweg.numpy.arrays import Arr, Name, address, span
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice
 from thalweg.rules.noise import tensor_id
@@ -65,9 +67,8 @@ class Job(NamedTuple):
     name: Name
     weights: Arr
     gradient: Arr
-    #: Where the parameter and its gradient lie: first byte, and the one behind the last.
+    #: Where the parameter lies: first byte, and the one behind the last.
     place: tuple[int, int]
-    gradient_place: tuple[int, int]
     tracked: Tracked
     rule: Rule
     handling: Handling
@@ -84,6 +85,13 @@ class Job(NamedTuple):
         if self.handling.on_nonfinite == "raise":
             self.check_finite(result.finite)
         return result
+
+    def draw_noise(self) -> Arr:
+        """The noise of the step by native code, as ``rules.noise.normal`` gives it."""
+        noise = np.empty(self.weights.shape, arithmetic(xp.dtype(self.weights)))
+        stream = dict(seed=self.handling.seed, tensor=tensor_id(self.name), t=self.t)
+        fill_normal(address(noise), noise.dtype.name, noise.size, **stream, threads=num_threads(of_machine))
+        return noise
 
     def check_finite(self, is_finite: Any) -> None:
         if not is_finite:
@@ -106,16 +114,35 @@ def refusal(where: str, reason: str) -> OptionError:
     return OptionError(f"engine='fused' cannot run{where}: {reason}; {better}")
 
 
-def divide(jobs: Sequence[Job], engine: Engine, is_aliased: bool) -> tuple[list[Job], list[Job]]:
-    """The jobs for native code, and those for the rule as it is. is_aliased: parameters overlap others' gradients."""
+def separate(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs with copies of gradients that lie in the memory of a parameter, which a step writes to.
+
+    Parameters that share memory would be stepped twice there, and are refused.
+    """
+    places = sorted(((*job.place, job.name) for job in jobs if job.weights.size), key=operator.itemgetter(0, 1))
+    for (_, end, other), (following, _, name) in itertools.pairwise(places):
+        if following < end:
+            raise ParameterError(
+                f"parameters {other!r} and {name!r} share memory: pass it once, with the sum of the gradients"
+            )
+    starts, ends = [start for start, _, _ in places], [end for _, end, _ in places]
+
+    def is_apart(gradient: Arr) -> bool:
+        low, high = span(gradient)
+        return bisect_right(ends, low) == bisect_left(starts, high)
+
+    return [job if is_apart(job.gradient) else job._replace(gradient=job.gradient.copy(order="K")) for job in jobs]
+
+
+def divide(jobs: Sequence[Job], engine: Engine) -> tuple[list[Job], list[Job]]:
+    """The jobs for native code, and those for the rule as it is."""
     missing = "numpy was asked for" if engine == "reference" else reason_missing()
     if missing is not None and engine == "auto":
         warn_once(missing)
-    aliased = "parameters overlap other parameters' gradients in memory" if is_aliased else None
     native: list[Job] = []
     others: list[Job] = []
     for job in jobs:
-        reason = missing or aliased or reason_against(job)
+        reason = missing or reason_against(job)
         if reason is not None and engine == "fused":
             raise refusal(f" for parameter {job.name!r}", reason)
         (native if reason is None else others).append(job)
@@ -126,34 +153,19 @@ def reason_against(job: Job) -> str | None:
     """Why native code cannot step this parameter, or None if it can."""
     tracked = job.tracked
     if tracked.unserved is None:  # shape and rule decide, and do not change
-        tracked.unserved = reason_unserved(job.rule, job.handling, job.weights.shape, dtype_name(job.weights)) or ""
+        tracked.unserved = reason_unserved(job.rule, job.handling, job.weights.shape, xp.dtype(job.weights)) or ""
     if tracked.unserved:
         return tracked.unserved
-    if tracked.operand is None and not all(entry.flags.c_contiguous for entry in tracked.state.values()):
-        return "its state is not in C order"
-    if not job.weights.flags.c_contiguous:
-        return "it is not in C order"
-    (start, end), (first, last) = job.place, job.gradient_place
-    if not (start < last and first < end) or not job.gradient.flags.c_contiguous:
-        return None  # apart in memory, or to be copied
-    is_same = start == first and job.weights.dtype == job.gradient.dtype
-    return None if is_same else "its gradient overlaps it in memory"
-
-
-class Laid(NamedTuple):
-    """Operands that are laid out, and what decided how."""
-
-    operands: list[Operand]
-    layout: list[Any]
-    tables: Tables
+    is_in_order = all(array.flags.c_contiguous for array in (job.weights, *tracked.state.values()))
+    return None if is_in_order else "it, or its state, is not in C order"
 
 
 class Native:
     """The native engine of one optimizer, with tables that are kept between steps."""
 
     def __init__(self) -> None:
-        #: What is laid out, of the last step of these names.
-        self.laid: dict[tuple[Name, ...], Laid] = {}
+        #: Of the last step of these names: its operands, what decided how they are laid out, and so laid out.
+        self.laid: dict[tuple[Name, ...], tuple[list[Operand], list[Any], Tables]] = {}
         #: Held by a step from its first table to its last figure.
         self.lock = threading.RLock()
 
@@ -198,17 +210,19 @@ class Native:
     def lay_out(self, names: tuple[Name, ...], operands: list[Operand], options: list[Options]) -> Tables:
         """The tables of these parameters: those of the last step, if nothing has changed."""
         layout, laid = [option.layout for option in options], self.laid.get(names)
-        if laid is None or laid.layout != layout or not all(map(operator.is_, operands, laid.operands)):
-            # a name is in one list or in few: all at once, or each by itself
-            self.laid = {key: tables for key, tables in self.laid.items() if len(key) == len(names) == 1}
-            laid = self.laid[names] = Laid(operands, layout, Tables(operands, options))
-        return laid.tables
+        if laid is not None and laid[1] == layout and all(map(operator.is_, operands, laid[0])):
+            return laid[2]
+        # a name is in one list or in few: all at once, or each by itself
+        self.laid = {key: tables for key, tables in self.laid.items() if len(key) == len(names) == 1}
+        tables = Tables(operands, options)
+        self.laid[names] = operands, layout, tables
+        return tables
 
 
 def show_job(job: Job, group: int, gradient: Arr) -> Operand:
     """How native code is shown a parameter: as the last time, if nothing has moved but its gradient."""
     tracked, known = job.tracked, job.tracked.operand
-    dtypes = dtype_name(job.weights), dtype_name(gradient)
+    dtypes = xp.dtype(job.weights), xp.dtype(gradient)
     if known is not None and (known.p, known.group) == (job.place[0], group) and known.dtypes[:2] == dtypes:
         return known
     assert tracked.setting is not None
@@ -218,7 +232,7 @@ def show_job(job: Job, group: int, gradient: Arr) -> Operand:
 
 
 def place_of(x: Arr) -> tuple[int, str]:
-    return address(x), dtype_name(x)
+    return address(x), xp.dtype(x)
 
 
 def reshape(values: list[float], shape: Shape) -> Arr:
@@ -232,11 +246,3 @@ def squares_of(arrays: Sequence[Arr], engine: Engine) -> list[float]:
             return [float(np.square(x, dtype=np.float64).sum()) for x in arrays]
     whole = [np.ascontiguousarray(x) for x in arrays]
     return sums_of_squares([(*place_of(x), x.size) for x in whole], num_threads(of_machine))
-
-
-def normal_of(job: Job) -> Arr:
-    """The noise of a parameter's step, as ``rules.noise.normal`` gives it."""
-    noise = np.empty(job.weights.shape, arithmetic(dtype_name(job.weights)))
-    stream = dict(seed=job.handling.seed, tensor=tensor_id(job.name), t=job.t)
-    fill_normal(address(noise), noise.dtype.name, noise.size, **stream, threads=num_threads(of_machine))
-    return noise

@@ -7,37 +7,33 @@ import itertools
 import math
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from thalweg.arrays import Shape
 from thalweg.boundary import Advance, seen
-from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning, say_where
 from thalweg.exchange import check_exchanged, pack_state, warn_converted
-from thalweg.explain import Explanation, Row, explain_parameter
-from thalweg.given import Overrides, Standard, as_written, check_overrides, plain
+from thalweg.explain import Explanation, explain_parameter
+from thalweg.given import Overrides, as_written, check_overrides, plain, unused_patterns
 from thalweg.numpy.arrays import (
     Arr,
     Name,
     Rate,
-    address,
-    check_apart,
     check_array,
-    check_plain,
     check_served,
     checked_name,
     checked_pair,
     checked_rate,
-    dtype_name,
-    is_aliased,
     narrow_rms,
     pairs,
     span,
+    value_at,
 )
 from thalweg.numpy.checkpoints import read_file, read_state, write_file
 from thalweg.numpy.engines import (
@@ -48,14 +44,14 @@ from thalweg.numpy.engines import (
     Tracked,
     check_engine,
     divide,
-    normal_of,
+    separate,
     squares_of,
 )
 from thalweg.rules import Rule
-from thalweg.rules.around import NO_AVERAGE, Wrapped
+from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average
 from thalweg.rules.checks import check_flag, check_number
 from thalweg.rules.spikes import judge
-from thalweg.settings import Settings, option_names
+from thalweg.settings import Settings
 from thalweg.spaces import numpy as xp
 from thalweg.storage import SPIKES, check_fits, completed, converted, first_state
 from thalweg.trial import check_update
@@ -73,12 +69,6 @@ class Optimizer:
 
     #: What it steps by.
     rule: ClassVar[type[Rule]]
-    _tracked: dict[Name, Tracked]
-    #: What is kept of former norms for ``spikes``, and what the last step told of them.
-    _norms: Arr | None
-    _joint_figures: dict[str, Any]
-    #: Whether a state was loaded, and nothing was told of how it was kept.
-    _is_loaded: bool
 
     def __init__(
         self,
@@ -100,8 +90,7 @@ class Optimizer:
         self._native = Native()
         #: Whether averages are in the place of parameters.
         self._is_evaluated = False
-        #: The places of overrides that match a parameter, and whether those that match none have been told.
-        self._used: set[int] = set()
+        #: Whether the overrides that match no parameter have been told.
         self._is_reported = False
         if not hasattr(self, "_tracked"):  # a copy whose options are changed goes on with its state
             self.clear_state()
@@ -124,25 +113,26 @@ class Optimizer:
 
     def with_options(self: Self, **options: Any) -> Self:
         """A copy, state included, with some options changed; ``with_lr(x)`` and the like do the same for one."""
-        changed, settings = self.copy(), self._settings
-        beside = dict(global_step=self._global_step, engine=self._wanted_engine)
-        given: Any = dict(lr=self.lr, variant=settings.variant, overrides=settings.overrides, **beside)
-        Optimizer.__init__(changed, **{**given, **settings.given, **options})
+        changed = self.copy()
+        Optimizer.__init__(changed, **{**self._arguments(self._settings.given), **options})
         for tracked in changed._tracked.values():
-            tracked.setting = tracked.unserved = None
+            tracked.setting = None
         return changed
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         option = name.removeprefix("with_")
-        if option != name and option in self._option_names():
+        if option != name and option in self._arguments(self.options):
             return lambda *value: self.with_options(**{option: value[0] if len(value) == 1 else value})
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *(f"with_{name}" for name in self._option_names())]
+        return [*super().__dir__(), *(f"with_{name}" for name in self._arguments(self.options))]
 
-    def _option_names(self) -> tuple[str, ...]:
-        return ("lr", "variant", "overrides", "global_step", "engine", *option_names(self.rule))
+    def _arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What the constructor is to be called with for an optimizer like this one with these options of the rule."""
+        overrides = as_written(self._settings.overrides)
+        beside = dict(overrides=overrides, global_step=self._global_step, engine=self._wanted_engine)
+        return dict(lr=self.lr, variant=self._settings.variant, **options, **beside)
 
     def lr_scale(self, name: Name) -> float:
         """What multiplies the learning rate of a parameter. Made to be overridden."""
@@ -179,10 +169,10 @@ class Optimizer:
         an array of one axis is a vector.
         """
         jobs = [self._job(name, weights, gradient) for name, weights, gradient in pairs(params, grads)]
-        check_apart({job.name: job.place for job in jobs})
-        if not self._is_reported and len(jobs) == len(params):
+        is_first = not self._is_reported and len(jobs) == len(params)
+        if is_first and self._tracked.keys() <= {job.name for job in jobs}:  # and there are no others
             self._is_reported = True
-            if unused := self._unused_overrides(self._used):
+            if unused := self._unused_overrides((job.name, job.weights) for job in jobs):
                 told = f"overrides that match no parameter: {', '.join(map(repr, unused))}"
                 warnings.warn(told, UnusedOverrideWarning, stacklevel=2)
         if jobs and self._settings.base.handling.needs_norm:
@@ -215,27 +205,22 @@ class Optimizer:
             self._resolve(name, weights, tracked, is_raw)
         setting: Any = tracked.setting
         t = self.iteration + 1 if self._global_step else tracked.step + 1
-        lr = plain(self.lr(t)) if callable(self.lr) else self.lr
         scales = {"lr_scale": lr_scale, "lr_scale(name)": self.lr_scale(name)}
-        try:
-            check_plain("lr", lr)
+        with say_where(f"parameter {name!r}, step {t}"):
+            lr = value_at("lr", self.lr, t)
             setting.rule.validate_lr(lr)
             for option, value in scales.items():
-                check_plain(option, value)
                 check_number(option, value, low=0.0)
             rule = setting.rule_at(t)
-            for option in setting.scheduled:
-                check_plain(option, getattr(rule, option))
-        except OptionError as error:
-            raise OptionError(f"parameter {name!r}, step {t}: {error}") from None
+            for option, value in {**scales, **{name: getattr(rule, name) for name in setting.scheduled}}.items():
+                value_at(option, value, t)
         scale = plain(math.prod((setting.lr_scale, *scales.values())))
-        places = span(weights, address(weights)), span(gradient, address(gradient))
-        return Job(name, weights, gradient, *places, tracked, rule, setting.handling, t, lr, scale)
+        return Job(name, weights, gradient, span(weights), tracked, rule, setting.handling, t, lr, scale)
 
     def _resolve(self, name: Name, weights: Arr, tracked: Tracked, is_raw: bool) -> None:
         """Find what holds for a parameter that is new, or whose options have changed, and fit its state to that."""
         shape = (1, weights.size) if is_raw else None
-        setting, matched = self._settings.of(str(name), weights, shape=shape)
+        setting, _ = self._settings.of(str(name), weights, shape=shape)
         setting.rule.check_shape(name, weights.shape)
         check_update(setting.rule, weights.shape)
         with np.errstate(all="ignore"):  # some processors find a signalling NaN invalid
@@ -249,36 +234,31 @@ class Optimizer:
         if self._is_loaded and state.keys() != before.keys():
             self._is_loaded = False
             warn_converted(name, before, state)
-        self._used.update(matched)
         tracked.state, tracked.operand, tracked.unserved = state, None, None
         tracked.setting, tracked.shape, tracked.is_raw = setting, weights.shape, is_raw
 
     def _run_by_norm(self, jobs: Sequence[Job]) -> None:
         """Step a whole model as the joint norm of its gradients decides."""
-        handling, scale = self._settings.base.handling, None
+        handling, scales, is_skipped = self._settings.base.handling, list[float](), False
         norm, guard = self._joint_norm(jobs), handling.guard
         if handling.max_grad_norm is not None:
-            scale = 1 / max(1.0, norm / handling.max_grad_norm) if math.isfinite(norm) else math.nan
-        if guard is None:
-            self._run(jobs, scale)
-            return
-        norms = np.zeros(guard.kept_shape) if self._norms is None else self._norms
-        if norms.shape != guard.kept_shape:
-            raise StateError(
-                f"spikes has window={guard.window}, and the norms of {norms.size - 1} steps are kept: use that window, "
-                "or drop them with clear_state()"
-            )
-        with np.errstate(all="ignore"):
-            judgement = judge(xp, guard, np.array([norm]), norms)
-        is_skipped = guard.action == "skip" and judgement.is_spike.item()
-        if guard.action != "skip":
-            clipped = judgement.scale.item()
-            scale = clipped if scale is None else min(scale, clipped)
-        self._run([] if is_skipped else jobs, scale)
-        self._norms, self._joint_figures = judgement.kept, judgement.figures
-        if is_skipped:
-            for job in jobs:
-                self._commit(job, job.tracked.stats, is_taken=False)
+            scales.append(1 / max(1.0, norm / handling.max_grad_norm) if math.isfinite(norm) else math.nan)
+        if guard is not None:
+            norms = np.zeros(guard.kept_shape) if self._norms is None else self._norms
+            if norms.shape != guard.kept_shape:
+                raise StateError(
+                    f"spikes has window={guard.window}, and the norms of {norms.size - 1} steps are kept: use that "
+                    "window, or drop them with clear_state()"
+                )
+            with np.errstate(all="ignore"):
+                judgement = judge(xp, guard, np.array([norm]), norms)
+            is_skipped = judgement.skips and judgement.is_spike.item()
+            scales += [] if judgement.skips else [judgement.scale.item()]
+        self._run([] if is_skipped else jobs, min(scales, default=None))
+        if guard is not None:
+            self._norms, self._joint_figures = judgement.kept, judgement.figures
+        for job in jobs if is_skipped else ():
+            self._commit(job, job.tracked.stats, is_taken=False)
 
     def _joint_norm(self, jobs: Sequence[Job]) -> float:
         squares = squares_of([job.gradient for job in jobs], self._wanted_engine)
@@ -293,24 +273,21 @@ class Optimizer:
         if self._is_evaluated:
             raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
         with self._native.lock:
-            new = [job.name for job in jobs if job.name not in self._tracked]
-            aliased = len(jobs) > 1 and is_aliased([job.place for job in jobs], [job.gradient_place for job in jobs])
-            native, others = divide(jobs, self._wanted_engine, aliased)
+            jobs = separate(jobs)
+            native, others = divide(jobs, self._wanted_engine)
             self._engines_used = {name for name, used in (("fused", native), ("reference", others)) if used}
             # numpy does products best, of noise by native code
             whole, native = ([job for job in native if job.rule.needs_whole is wanted] for wanted in (True, False))
             computed: Iterable[tuple[Job, Advance]] = itertools.chain(
                 ((job, job.compute(scale)) for job in others),
-                ((job, job.compute(scale, partial(normal_of, job))) for job in whole),
+                ((job, job.compute(scale, job.draw_noise)) for job in whole),
             )
             taken, write = self._native.measure(native, scale)
-            must_be_finite = self._settings.base.handling.on_nonfinite == "raise"
-            if must_be_finite:
+            if self._settings.base.handling.on_nonfinite == "raise":
                 for job, is_finite in zip(native, taken, strict=True):
                     job.check_finite(is_finite)
-            if aliased or must_be_finite:
-                # nothing is written before everything has been read, and is known to be finite
-                computed = list(computed)
+                computed = list(computed)  # nothing is written before everything is known to be finite
+            self._tracked.update({job.name: job.tracked for job in jobs})  # in their order, whatever steps them
             for job, stats, is_taken in zip(native, write(), taken, strict=True):
                 self._commit(job, stats, is_taken)
             for job, result in computed:
@@ -319,8 +296,6 @@ class Optimizer:
                     job.weights[...] = result.p
                     job.tracked.state, job.tracked.operand = result.state, None
                 self._commit(job, partial(dict, result.stats), is_taken)
-            for name in new:  # in the order in which they came, whichever engine has stepped them
-                self._tracked[name] = self._tracked.pop(name)
 
     def _commit(self, job: Job, stats: Figures, is_taken: bool) -> None:
         tracked = self._tracked[job.name] = job.tracked
@@ -341,9 +316,9 @@ class Optimizer:
         replaced = []
         for name, weights, _ in pairs(params, params):
             tracked = self._tracked.get(name, Tracked({}))
-            rule = tracked.setting and tracked.setting.rule_at(1)
-            if isinstance(rule, Wrapped) and rule.has_average():
-                average = rule.evaluate_at(xp, tracked.state, seen(xp, weights, tracked.state))
+            if tracked.setting is not None and keeps_average(tracked.setting.rule):
+                rule = cast(Wrapped, tracked.setting.rule_at(tracked.step + 1))
+                average = rule.evaluate_at(xp, tracked.state, seen(xp, weights, tracked.state), tracked.step)
                 replaced.append((weights, weights.copy(), average))
         if not replaced:
             raise OptionError(f"{NO_AVERAGE}; and take a step")
@@ -362,22 +337,20 @@ class Optimizer:
 
         No state is made.
         """
-        rows, used = list[Row](), set[int]()
-        named: Mapping[Any, Arr] = params if isinstance(params, Mapping) else dict(enumerate(params))
-        lr = plain(self.lr(1)) if callable(self.lr) else self.lr
-        for name, weights in named.items():
-            check_array(f"parameter {checked_name(name)!r}", weights)
-            setting, matched = self._settings.of(str(name), weights)
-            used.update(matched)
+        rows = []
+        lr = value_at("lr", self.lr, 1)
+        arrays = [(checked_name(name), weights) for name, weights, _ in pairs(params, params)]
+        for name, weights in arrays:
+            check_array("parameter", name, weights)
+            setting, _ = self._settings.of(str(name), weights)
             setting = replace(setting, lr_scale=setting.lr_scale * self.lr_scale(name))
-            facts = str(name), weights.shape, dtype_name(weights), setting
+            facts = str(name), weights.shape, xp.dtype(weights), setting
             rows.append(explain_parameter(*facts, lr=lr, rms=narrow_rms(weights), counter_bytes=0))
-        return Explanation(rows, self._unused_overrides(used))
+        return Explanation(rows, self._unused_overrides(arrays))
 
-    def _unused_overrides(self, used: Collection[int]) -> list[Any]:
-        """The patterns at all places but these; "standard" may match none."""
-        overrides = enumerate(self._settings.overrides)
-        return [p for place, (p, _) in overrides if place not in used and not isinstance(p, Standard)]
+    def _unused_overrides(self, arrays: Iterable[tuple[Name, Arr]]) -> list[Any]:
+        patterns = (pattern for pattern, _ in self._settings.overrides)
+        return list(unused_patterns(patterns, ((str(name), weights) for name, weights in arrays)))
 
     def stats(self) -> dict[Name, dict[str, Any]]:
         """Statistics of the last step of each parameter: trust ratios, norms, clipping."""
@@ -409,7 +382,12 @@ class Optimizer:
 
     def clear_state(self) -> None:
         """Forget every parameter, and the count of iterations."""
-        self._tracked, self._norms, self._joint_figures, self._is_loaded = {}, None, {}, False
+        self._tracked: dict[Name, Tracked] = {}
+        #: What is kept of former norms for ``spikes``, and what the last step told of them.
+        self._norms: Arr | None = None
+        self._joint_figures: dict[str, Any] = {}
+        #: Whether a state was loaded, and nothing was told of how it was kept.
+        self._is_loaded = False
         #: How many iterations have ended, counted under ``global_step=True`` alone.
         self.iteration = 0
 
@@ -425,13 +403,17 @@ class Optimizer:
         """
         check_exchanged(state_dict, self.rule, options=self.options)
         try:
-            states, norms = read_state(state_dict, {name: tracked.state for name, tracked in self._tracked.items()})
+            loaded, norms = read_state(state_dict)
+            for name, tracked in loaded.items():
+                known = self._tracked.get(name)
+                if known and known.setting and known.shape is not None:
+                    check_fits(xp, name, known.setting.rule, known.shape, tracked.state)
             if state_dict["lr"] is not None and not callable(self.lr):
                 self.lr = state_dict["lr"]  # checked there, before anything is changed
         except (OptionError, ParameterError) as error:
             raise StateError(f"this state_dict() is damaged: {error}") from None
-        self._tracked = {name: Tracked(state, step) for name, (step, state) in states.items()}
-        self._norms, self.iteration, self._is_loaded = norms, int(state_dict["iteration"]), True
+        self._tracked, self._norms, self._is_loaded = loaded, norms, True
+        self.iteration = int(state_dict["iteration"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``state_dict()`` to an ``.npz`` file, without pickle."""
@@ -450,21 +432,7 @@ class Optimizer:
     __copy__ = copy
 
     def __repr__(self) -> str:
-        settings, overrides = self._settings, as_written(self._settings.overrides)
-        beside = dict(overrides=overrides, global_step=self._global_step, engine=self._wanted_engine)
         usual: dict[str, Any] = dict(lr=None, variant=None, overrides=[], global_step=False, engine="auto")
-        given = dict(lr=self.lr, variant=settings.variant, **settings.changed(), **beside)
-        told = [
-            f"{name}={readable(value)}" for name, value in given.items() if value != usual.get(name, NotImplemented)
-        ]
+        given = self._arguments(self._settings.changed())
+        told = [f"{name}={value!r}" for name, value in given.items() if name not in usual or value != usual[name]]
         return f"{type(self).__name__}({', '.join(told)})"
-
-
-def readable(value: Any) -> str:
-    """A representation that Python reads back."""
-    if isinstance(value, (list, tuple)):
-        inner = ", ".join(map(readable, value))
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {readable(v)}" for key, v in value.items()) + "}"
-    return f"float('{value}')" if isinstance(value, float) and math.isinf(value) else repr(value)

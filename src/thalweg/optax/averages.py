@@ -11,7 +11,7 @@ from thalweg.errors import OptionError
 from thalweg.optax.exchange import entries_by_name, own_parts
 from thalweg.optax.explain import transformations
 from thalweg.optax.trees import Tree, parameters
-from thalweg.rules.around import NO_AVERAGE, Wrapped
+from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average
 from thalweg.spaces import jax as space
 
 
@@ -27,17 +27,21 @@ def averaged(solver: optax.GradientTransformation, state: Any, params: Tree) -> 
     >>> print(averaged(solver, state, {"w": params["w"] + updates["w"]})["w"])
     [0.5 0.5]
     """
-    kept = {name: own for _, part in own_parts(state) for name, own in entries_by_name(part, params).items()}
-    parts = transformations(solver, params).parts
-    rules = {leaf.names[0]: leaf.setting.rule_at(1) for _, leaves in parts for leaf in leaves}
-    rules = {name: rule for name, rule in rules.items() if isinstance(rule, Wrapped) and rule.has_average()}
-    if not rules:
-        raise OptionError(NO_AVERAGE)
+    kept = {
+        name: (entries, part.count)
+        for _, part in own_parts(state)
+        for name, entries in entries_by_name(part, params).items()
+    }
+    settings = {leaf.names[0]: leaf.setting for _, leaves in transformations(solver, params).parts for leaf in leaves}
     found = parameters(params)
     named = dict(zip(found.names, found.leaves, strict=True))
-    for name, rule in rules.items():
-        p, entries = named[name], kept[name]
-        named[name] = space.astype(
-            cast(Wrapped, rule).evaluate_at(space, entries, seen(space, p, entries)), p.dtype.name
-        )
+    averaging = {name: setting for name, setting in settings.items() if keeps_average(setting.rule)}
+    if not averaging:
+        raise OptionError(NO_AVERAGE)
+    for name, setting in averaging.items():
+        p, (entries, count) = named[name], kept[name]
+        wide = seen(space, p, entries)
+        rule = cast(Wrapped, setting.rule_at(count + 1))
+        value = rule.evaluate_at(space, entries, wide, space.astype(count, space.dtype(wide)))
+        named[name] = space.astype(value, p.dtype.name)
     return found.treedef.unflatten(list(named.values()))

@@ -121,9 +121,10 @@ def load_configuration(file: Path) -> Model:
     try:
         config = transformers.AutoConfig.from_pretrained(str(file), trust_remote_code=False)
         config.use_pretrained_backbone = False  # it would be downloaded
-        architecture = getattr(transformers, (config.architectures or [""])[0], None)
+        named: Any = getattr(transformers, (config.architectures or [""])[0], None)
+        is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
         with torch.device("meta"):
-            module = architecture(config) if architecture else transformers.AutoModel.from_config(config)
+            module = named(config) if is_model else transformers.AutoModel.from_config(config)
         module = module.to(getattr(config, "dtype", None) or torch.float32)
     except Exception as error:
         raise CommandError(f"{file}: transformers cannot build it: {describe_error(error)}") from error

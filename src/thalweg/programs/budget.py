@@ -8,6 +8,7 @@ from collections.abc import Hashable, Mapping
 
 from thalweg.arrays import Shape
 from thalweg.codecs import bytes_of, scale_key
+from thalweg.errors import RuleError
 from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, trace
 from thalweg.rules.entries import PerSlice
@@ -58,13 +59,16 @@ def bytes_moved(setting: Setting, shape: Shape, dtype: str, held: Shape | None =
     size = sizes_of(setting, shape, dtype, held)
     # all gradients are read once more for their joint norm
     clipping = size[GRADIENT] if setting.handling.needs_norm else 0
-    if setting.rule_at(1).needs_whole:
-        return clipping + bytes_of_whole(setting, shape, size, is_shard=held not in (None, shape))
-    return clipping + passes_of(setting, shape, dtype).count_bytes(size)
+    if not setting.rule_at(1).needs_whole:
+        try:
+            return clipping + passes_of(setting, shape, dtype).count_bytes(size)
+        except RuleError:  # no passes can be made of the rule
+            pass
+    return clipping + bytes_of_whole(setting, shape, size, is_shard=held not in (None, shape))
 
 
 def bytes_of_whole(setting: Setting, shape: Shape, size: Mapping[str, int], *, is_shard: bool) -> int:
-    """What a step moves beside its matrix products: it reads everything, and writes all but factors.
+    """What a step moves at least where there are no passes: it reads everything, and writes all but factors.
 
     size: that of the parameter, its gradient and each entry of its state, in bytes. is_shard: whether another rank may
     read the factors.

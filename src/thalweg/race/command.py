@@ -60,7 +60,7 @@ def command(task: str, *, out: Path | None, as_json: bool, **asked: Any) -> None
     need("cli", "rich", "plotly")
     from thalweg.race.contest import RECORDS, race
     from thalweg.race.page import write_report
-    from thalweg.race.terminal import results_table, show_progress
+    from thalweg.race.table import results_table, show_progress
 
     named = {
         "optimizers": None if asked["optimizers"] is None else split_words(asked["optimizers"], "--optimizers"),

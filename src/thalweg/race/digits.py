@@ -59,11 +59,13 @@ def init(seed: int) -> Params:
 def evaluate(params: Params, images: Array, labels: Array) -> tuple[float, float]:
     """Mean cross-entropy, and the share of images whose digit was recognized."""
     _, log_probabilities = forward(params, images)
-    return cross_entropy(log_probabilities, labels), float(np.mean(log_probabilities.argmax(axis=1) == labels))
+    # subtracted, not negated: a loss of nothing is 0, not -0
+    loss = 0.0 - float(log_probabilities[np.arange(len(labels)), labels].mean(dtype=np.float64))
+    return loss, float(np.mean(log_probabilities.argmax(axis=1) == labels))
 
 
-def loss_and_gradients(params: Params, images: Array, labels: Array) -> tuple[float, Params]:
-    """Mean cross-entropy and its gradient with respect to each parameter, in the parameters' dtype."""
+def compute_gradients(params: Params, images: Array, labels: Array) -> Params:
+    """The gradient of the mean cross-entropy with respect to each parameter, in the parameters' dtype."""
     inputs, log_probabilities = forward(params, images)
     gradients = {}
     # d loss / d logits of softmax and cross-entropy together
@@ -75,7 +77,7 @@ def loss_and_gradients(params: Params, images: Array, labels: Array) -> tuple[fl
         gradients[f"{name}.bias"] = upstream.sum(axis=0)
         # x left a ReLU, whose slope is 1 where x is positive; the gradient of the images is computed and not used
         upstream = (upstream @ params[f"{name}.weight"]) * (x > 0)
-    return cross_entropy(log_probabilities, labels), {name: gradients[name] for name in params}
+    return {name: gradients[name] for name in params}
 
 
 def forward(params: Params, images: Array) -> tuple[list[Array], Array]:
@@ -91,11 +93,6 @@ def forward(params: Params, images: Array) -> tuple[list[Array], Array]:
     return inputs, shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-def cross_entropy(log_probabilities: Array, labels: Array) -> float:
-    # subtracted, not negated: a loss of nothing is 0, not -0
-    return 0.0 - float(log_probabilities[np.arange(len(labels)), labels].mean(dtype=np.float64))
-
-
 def task() -> ArrayTask:
     data = load()
 
@@ -103,19 +100,17 @@ def task() -> ArrayTask:
         for chosen in shuffle_batches(len(data.train_labels), seed, batch_size):
             yield data.train_images[chosen], data.train_labels[chosen]
 
-    def evaluate_both(params: Params) -> tuple[float, float]:
-        loss, _ = evaluate(params, data.train_images, data.train_labels)
-        _, accuracy = evaluate(params, data.test_images, data.test_labels)
-        return loss, accuracy
-
     return ArrayTask(
         name="digits",
         title="Handwritten digits",
         about="A network of two hidden layers learns 1,437 handwritten digits of 8 x 8 pixels, and is tested on 360.",
         init=init,
         batches=batches,
-        gradients=lambda params, batch: loss_and_gradients(params, *batch)[1],
-        evaluate=evaluate_both,
+        gradients=lambda params, batch: compute_gradients(params, *batch),
+        evaluate=lambda params: (
+            evaluate(params, data.train_images, data.train_labels)[0],
+            evaluate(params, data.test_images, data.test_labels)[1],
+        ),
         steps=120,
         batch_size=64,
         target=0.05,

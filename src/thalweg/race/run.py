@@ -142,7 +142,8 @@ def read_record(line: bytes) -> Record:
     """The record in a line; what else stands there is left out, and what is missing or no number raises."""
     content = json.loads(line)
     values: dict[str, Any] = {field.name: content["result"][field.name] for field in fields(Result)}
-    result = Result(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    result = Result(**{**values, **lists})
     for moment in zip(result.step, result.seconds, result.loss, result.score or result.loss, strict=True):
         math.fsum(number for number in moment if number is not None)
     return Record(Run(**content["run"]), result, dict(content["where"]))

@@ -26,12 +26,8 @@ TRAIN_BYTES, TEST_BYTES = 400_000, 16_384
 def standard_library(size: int) -> Tensor:
     """The first bytes of its modules in alphabetical order."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    text = bytearray()
-    for path in sorted(folder.glob("*.py")):
-        text += path.read_bytes()
-        if len(text) >= size:
-            break
-    return torch.frombuffer(text[:size], dtype=torch.uint8)
+    text = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    return torch.frombuffer(bytearray(text[:size]), dtype=torch.uint8)
 
 
 class Transformer(nn.Module):

@@ -8,9 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from thalweg.rules.adafactor import Adafactor
 from thalweg.rules.adamw import AdamW
@@ -47,18 +45,6 @@ RULES: Mapping[str, type[Rule]] = {rule.__name__: rule for rule in dict.fromkeys
 
 #: What every optimizer can have around its rule, by an option of its own, in the order from the rule outwards.
 AROUND: tuple[type[Around], ...] = (Grafted, Cautious, ScheduleFree, Averaged)
-
-#: Records that had other names in thalweg 0.2.0.
-_FORMER = {"Shown": Preparation, "Made": Direction}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _FORMER:
-        message = f"thalweg.rules.{name} is called {_FORMER[name].__name__} since thalweg 0.3.0"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return _FORMER[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 __all__ = [
     "AROUND",

@@ -22,7 +22,7 @@ from thalweg.rules.whole import Direction, Preparation, WholeRule
 #: The key under which ``prepare`` leaves the gradient and the step to ``apply``.
 CARRIED = "around"
 #: The keys of what those that come with the package keep, and how those of a grafted rule begin.
-AVERAGE, STEPPED, GRAFTED = "average", "z", "graft_"
+AVERAGE, EVALUATED, GRAFTED = "average", "x", "graft_"
 #: Said where parameters are to be evaluated at an average that nothing keeps.
 NO_AVERAGE = "no parameter has an average: give the optimizer averaged=0.9999 or schedule_free=True"
 
@@ -65,8 +65,8 @@ class Around(Rule):
         """
         return update
 
-    def evaluate_at(self, xp: Space[A], s: State[A], p: A) -> Value:
-        """What a parameter is to be evaluated at, from its state, where that is another than in training."""
+    def evaluate_at(self, xp: Space[A], s: State[A], p: A, t: Scalar) -> Value:
+        """What a parameter is to be evaluated at after step t, where that is another value than in training."""
         return p
 
 
@@ -145,14 +145,9 @@ class Wrapped(Around):
         update = rule.apply(self, xp, direction, self.own_state(xp, s, p), p, own, due=due, lr=lr)
         return self.finish(xp, update, g, s, p, t, lr, 1.0)
 
-    @classmethod
-    def has_average(cls) -> bool:
-        """Whether parameters are evaluated at something else than they are trained at."""
-        return any(wrapper.evaluate_at is not Around.evaluate_at for wrapper in cls.AROUND)
-
-    def evaluate_at(self, xp: Space[A], s: State[A], p: A) -> Value:
-        own = (wrapper for wrapper in reversed(self.AROUND) if wrapper.evaluate_at is not Around.evaluate_at)
-        return next(own).evaluate_at(self, xp, s, p)
+    def evaluate_at(self, xp: Space[A], s: State[A], p: A, t: Scalar) -> Value:
+        outermost = next(w for w in reversed(self.AROUND) if w.evaluate_at is not Around.evaluate_at)
+        return outermost.evaluate_at(self, xp, s, p, t)
 
 
 def around(rule: type[Rule], *wrappers: type[Around]) -> type[Rule]:
@@ -200,6 +195,12 @@ def own_fields(kind: type[Rule]) -> list[str]:
     return [f.name for f in fields(kind) if f.name not in shared]
 
 
+def keeps_average(rule: Rule) -> bool:
+    """Whether parameters are evaluated at other values than they are trained at."""
+    wrappers = rule.AROUND if isinstance(rule, Wrapped) else ()
+    return any(wrapper.evaluate_at is not Around.evaluate_at for wrapper in wrappers)
+
+
 def entries_around(rule: Rule, shape: Shape) -> dict[str, Entry]:
     """What is kept for a parameter beside the state of the rule itself."""
     if not isinstance(rule, Wrapped):
@@ -217,7 +218,7 @@ def keys_around(rule: Rule, shape: Shape) -> set[str]:
 
 def is_kept_around(key: str) -> bool:
     """Whether an entry is one that something around a rule keeps, of what comes with the package."""
-    return key in (AVERAGE, STEPPED) or key.startswith(GRAFTED)
+    return key in (AVERAGE, EVALUATED) or key.startswith(GRAFTED)
 
 
 def parts_of(kind: type[Rule]) -> tuple[type[Rule], tuple[type[Around], ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from thalweg.arrays import A, Scalar, Shape, Space
+from thalweg.arrays import A, Scalar, Shape, Space, State, Value
 from thalweg.rules.around import AVERAGE, Around
 from thalweg.rules.blocks import average
 from thalweg.rules.checks import require
@@ -15,7 +15,11 @@ from thalweg.rules.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class Averaged(Around):
-    """An average of the parameter after each step, of what was computed before it is rounded."""
+    """An average of the parameter after each step, as the next step finds it.
+
+    So it is of the weights that really were, whatever became of the step on its way into them: rounded, scaled by what
+    follows in a chain, clamped by the caller. What a state keeps is the average before its last step.
+    """
 
     averaged: Scalar | Literal["mean"] | None = option(
         None,
@@ -43,11 +47,10 @@ class Averaged(Around):
         return {AVERAGE: Copy()}
 
     def change_update(self, xp, update, g, s, p, *, t, lr, lr_scale):
-        new = average(s[AVERAGE], p + update.delta, weight_of(self, xp, t))
-        return update._replace(state={**update.state, AVERAGE: new})
+        return update._replace(state={**update.state, AVERAGE: self.evaluate_at(xp, s, p, t - 1)})
 
-    def evaluate_at(self, xp, s, p):
-        return s[AVERAGE]
+    def evaluate_at(self, xp: Space[A], s: State[A], p: A, t: Scalar) -> Value:
+        return average(s[AVERAGE], p, weight_of(self, xp, t))
 
 
 def weight_of(rule: Averaged, xp: Space[A], t: Scalar) -> Scalar:

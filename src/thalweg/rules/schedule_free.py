@@ -1,15 +1,16 @@
 """Schedule-free training (Defazio et al. 2024, arXiv:2405.15682): an average in place of a schedule and of momentum.
 
 The rule steps z, the gradient is taken at y = (1 - beta) z + beta x, and x, the average of all z, is what is evaluated.
-The parameter is y; z is kept, and x follows from both.
+The parameter is y. The x before the last step is kept: x and z after it follow from that and from y as it is now,
+whatever became of the step on its way into the parameter.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thalweg.arrays import A, Scalar, Shape, Space
-from thalweg.rules.around import STEPPED, Around
+from thalweg.arrays import A, Scalar, Shape, Space, State, Value
+from thalweg.rules.around import EVALUATED, Around
 from thalweg.rules.blocks import is_zero
 from thalweg.rules.cautious import check_norms_free
 from thalweg.rules.checks import require
@@ -49,18 +50,25 @@ class ScheduleFree(Around):
         check_norms_free(self, "schedule_free")
 
     def extra_entries(self, shape: Shape) -> dict[str, Entry]:
-        return {STEPPED: Copy()}
+        return {EVALUATED: Copy()}
 
     def scale_rate(self, xp: Space[A], t: Scalar) -> Scalar:
         return xp.minimum(t / self.schedule_free_warmup, 1.0) if self.schedule_free_warmup else 1.0
 
     def change_update(self, xp, update, g, s, p, *, t, lr, lr_scale):
-        z, weight = s[STEPPED], weight_of(xp, t, self.schedule_free_warmup)
-        delta = weight * (z - p) + (1 - beta_of(self) * (1 - weight)) * update.delta
-        return update._replace(delta=delta, direction=None, state={**update.state, STEPPED: z + update.delta})
+        beta, weight = beta_of(self), weight_of(xp, t, self.schedule_free_warmup)
+        x, z_from_x = self.averages_after(xp, s, p, t - 1)
+        delta = beta * weight * z_from_x + (1 - beta * (1 - weight)) * update.delta
+        return update._replace(delta=delta, direction=None, state={**update.state, EVALUATED: x})
 
-    def evaluate_at(self, xp, s, p):
-        return p + (1 - 1 / beta_of(self)) * (s[STEPPED] - p)
+    def evaluate_at(self, xp: Space[A], s: State[A], p: A, t: Scalar) -> Value:
+        return self.averages_after(xp, s, p, t)[0]
+
+    def averages_after(self, xp: Space[A], s: State[A], p: A, t: Scalar) -> tuple[Value, Value]:
+        """x after step t, and z - x, from the x before that step and y = (1 - beta) z + beta x."""
+        beta, weight = beta_of(self), weight_of(xp, t, self.schedule_free_warmup)
+        z_from_before = (p - s[EVALUATED]) / (1 - beta * (1 - weight))
+        return s[EVALUATED] + weight * z_from_before, (1 - weight) * z_from_before
 
 
 def beta_of(rule: ScheduleFree) -> Scalar:
@@ -69,6 +77,7 @@ def beta_of(rule: ScheduleFree) -> Scalar:
 
 def weight_of(xp: Space[A], t: Scalar, warmup: int | None) -> Scalar:
     """The weight of z after step t in the average: the square of its rate over the sum of the squares so far."""
+    t = xp.maximum(t, 1)
     if not warmup:
         return 1 / t
     rising = xp.minimum(t, warmup)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ class Direction(NamedTuple):
     state: State[Any]
 
 
-#: Methods that had other names in thalweg 0.2.0. Rules that define those are understood, with a warning.
+#: The methods of rules of thalweg 0.2.0, with their names now: a rule that defines one of those is refused.
 FORMER_NAMES = {
     "shown": "prepare",
     "made": "transform",
@@ -64,16 +63,6 @@ class WholeRule(Rule):
     #: Whether ``prepare`` reads the gradient and the state alone and ``apply`` the direction and the parameter alone,
     #: with figures that decide nothing but ``finite``: then fused code can be made of both.
     IN_PARTS: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for former, name in FORMER_NAMES.items():
-            if callable(vars(cls).get(former)):
-                message = f"{cls.__name__}.{former} is called {name} since thalweg 0.3.0: rename it"
-                warnings.warn(message, DeprecationWarning, stacklevel=2)
-                setattr(cls, name, vars(cls)[former])
-            elif name in vars(cls):  # for super().taken(...) of a class that still says so
-                setattr(cls, former, vars(cls)[name])
 
     @abstractmethod
     def prepare(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Preparation:

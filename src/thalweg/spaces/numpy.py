@@ -28,6 +28,7 @@ from thalweg.arrays import (
     shape_along,
 )
 from thalweg.dtypes import DTYPES
+from thalweg.errors import OptionError
 
 Arr: TypeAlias = npt.NDArray[Any]
 R = TypeVar("R")
@@ -35,20 +36,28 @@ R = TypeVar("R")
 
 def named_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of that name; bfloat16 comes from ml_dtypes."""
-    if name == "bfloat16":
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
         import ml_dtypes
-
-        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return found
-    return np.dtype(name)
+    except ImportError:
+        raise OptionError("bfloat16 needs a package that is not installed: pip install ml_dtypes") from None
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
 
 
 def shape(x: Arr) -> Shape:
     return x.shape
 
 
+@functools.cache
+def name_of(dtype: np.dtype[Any]) -> str:
+    """The name of a dtype, which numpy takes microseconds to make."""
+    return dtype.name
+
+
 def dtype(x: Arr) -> str:
-    return x.dtype.name
+    return name_of(x.dtype)
 
 
 def astype(x: Arr, dtype: str) -> Arr:

@@ -55,6 +55,8 @@ from thalweg.torch.params.states import (
     convert_count,
     convert_entries,
     fit_around,
+    follow_parameter,
+    form_of,
     is_count_tensor,
     make_state,
 )
@@ -66,6 +68,16 @@ from thalweg.torch.step.joint import JointGradient
 from thalweg.torch.step.look import GRAD
 from thalweg.torch.step.remembered import MOST_REMEMBERED, RememberedStep, presence_of
 from thalweg.torch.step.runs import Runs
+
+
+def refuse_capture(buckets: Sequence[Bucket]) -> None:
+    """Refuse to record a step that the host counts in a CUDA graph of the user's: replays would repeat this one."""
+    counted = [bucket for bucket in buckets if bucket.t is not None and bucket.params[0].is_cuda]
+    if counted and torch.cuda.is_current_stream_capturing():
+        raise OptionError(
+            f"a CUDA graph is being captured, and the host counts the steps of {counted[0].names[0]!r}: replays would "
+            "take this one step again and again; construct the optimizer with capturable=True"
+        )
 
 
 def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,8 +187,9 @@ class Optimizer(torch.optim.Optimizer):
         lists = Lists()
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
         self._idleness = Idleness()
-        #: By the address of a parameter: what holds for it, as it was found of these settings for this shape.
-        self._resolved: dict[int, tuple[Settings, Setting, torch.Size]] = {}
+        #: By the address of a parameter: what holds for it, as it was found of these settings for this shape and for
+        #: state that is kept in this form.
+        self._resolved: dict[int, tuple[Settings, Setting, Any]] = {}
         self._conversion_told = False
         #: Whether averages are in the place of parameters.
         self._is_evaluated = False
@@ -238,8 +251,11 @@ class Optimizer(torch.optim.Optimizer):
             try:
                 prepare = self._prepare_eagerly if compiling else self._prepare
                 buckets, runs = prepare(only, compiling=compiling)
+                refuse_capture(buckets)
                 self._engines_used = {bucket.way for bucket in buckets}
-                if not buckets and not self._last:
+                if buckets:
+                    self._idleness.stop()
+                else:
                     self._idleness.note_step(self.parameters())
                 self._take(runs, buckets)
             finally:
@@ -464,17 +480,20 @@ class Optimizer(torch.optim.Optimizer):
         state: dict[str, Tensor] = self.state[p]
         if not state:
             state.update(make_state(name, p, setting, self._place_of_counts(p, group)))
+        elif any(entry.device != p.device for entry in state.values()):
+            follow_parameter(name, p, setting.rule, state, self._place_of_counts(p, group))
         return state
 
     def _setting(self, settings: Settings, name: str, p: Tensor) -> Setting:
         """What holds for a parameter. Its state is converted if that asks for it, and refused if it does not fit."""
-        found = self._resolved.get(id(p))
-        if found is None or found[0] is not settings or found[2] != p.shape:
+        found, form = self._resolved.get(id(p)), (p.shape, form_of(self.state.get(p, {})))
+        if found is None or found[0] is not settings or found[2] != form:
             setting, _ = settings.of(name, p)
             # schedulers that cycle momentum change numbers at every step
-            if found is None or found[1].kind != setting.kind or found[2] != p.shape:
+            if found is None or found[1].kind != setting.kind or found[2] != form:
                 self._fit_state(name, p, setting)
-            self._resolved[id(p)] = found = settings, setting, p.shape
+                form = p.shape, form_of(self.state.get(p, {}))
+            self._resolved[id(p)] = found = settings, setting, form
         return found[1]
 
     def _fit_state(self, name: str, p: Tensor, setting: Setting) -> None:
@@ -512,11 +531,12 @@ class Optimizer(torch.optim.Optimizer):
         return p.device if launched else torch.device("cpu")
 
     def _forget_memory(self) -> None:
-        """Drop what is known by the address of a parameter or its state."""
+        """Drop what is known by the address of a parameter or its state, and all that keeps either alive."""
         self._resolved.clear()
         self._sorter.forget()
         self._steps.clear()
         self._latest = None
+        self._last, self._told = {}, []
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""

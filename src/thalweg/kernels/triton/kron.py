@@ -96,6 +96,10 @@ class Prepared(NamedTuple):
         return Outcome(self.batch.finite if self.guarded else None, {"update_rms": rms, "refreshed": refreshed})
 
 
+#: Sets of parameters whose tables are kept: experts get their gradients by turns.
+MOST_BATCHES = 32
+
+
 class KronKernels:
     """Kron's kernels for one optimizer, with tables, scratch memory and launches that are kept between steps."""
 
@@ -191,7 +195,10 @@ class KronKernels:
         facts = layout_facts(rule, handling.seed), grads[0].dtype, memory_of(params, states)
         if known is None or known[0] != facts:
             batch = Batch(names, params, states, grads[0].dtype, rule, handling.seed, self.device)
+            self.batches.pop(tuple(names), None)
             self.batches[tuple(names)] = known = facts, batch
+            if len(self.batches) > MOST_BATCHES:
+                del self.batches[next(iter(self.batches))]
         return known[1]
 
     def scratch_for(self, batch: Batch) -> Tensor:

@@ -121,6 +121,10 @@ class Idleness:
     def __init__(self) -> None:
         self.steps = 0
 
+    def stop(self) -> None:
+        """A parameter has had a gradient."""
+        self.steps = PATIENCE
+
     def note_step(self, params: Iterable[Tensor]) -> None:
         """Warn, once, if parameters cannot have gradients, or have had none for two steps.
 

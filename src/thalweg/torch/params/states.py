@@ -15,6 +15,7 @@ from torch import Tensor
 from thalweg.codecs import CODECS
 from thalweg.errors import StateError
 from thalweg.given import plain
+from thalweg.rules import Rule
 from thalweg.rules.around import is_kept_around, keys_around
 from thalweg.rules.entries import Count, Moment, Square
 from thalweg.settings import EIGHT_BITS, Handling, Setting, Settings
@@ -111,6 +112,32 @@ def check_state(name: str, p: Tensor, setting: Setting, state: Mapping[str, Tens
 
 def shapes_of(entries: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {key: tuple(entry.shape) for key, entry in entries.items()}
+
+
+def form_of(state: Mapping[str, Any]) -> tuple[Any, ...]:
+    """How the entries of a state are kept: all that a kernel relies on but their addresses."""
+    return tuple(
+        (key, entry.dtype, entry.shape, entry.device, entry.layout is torch.strided and entry.stride())
+        for key, entry in state.items()
+        if isinstance(entry, Tensor)
+    )
+
+
+def follow_parameter(name: str, p: Tensor, rule: Rule, state: dict[str, Tensor], place_of_counts: torch.device) -> None:
+    """Move entries of state to the device that their parameter has been moved to. Counts may be with the host."""
+    counts = {"step", *rule.keys(tuple(p.shape), Count)}
+    moved: dict[str, Tensor] = {}
+    for key, entry in state.items():
+        if entry.device == p.device or (key in counts and entry.is_cpu):
+            continue
+        if is_distributed(entry) or entry.is_meta:
+            kind = "a DTensor" if is_distributed(entry) else "without memory"
+            raise StateError(
+                f"parameter {name!r} is on {p.device}, and its state {key!r} on {entry.device}, {kind}: move or "
+                "materialize the model before the state is made, or call load_state_dict again after it"
+            )
+        moved[key] = entry.to(place_of_counts if key in counts else p.device)
+    state.update(moved)
 
 
 def as_found(setting: Setting, p: Tensor, s: Mapping[str, Tensor]) -> Setting:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from thalweg.boundary import seen
 from thalweg.errors import OptionError
-from thalweg.rules.around import NO_AVERAGE, Wrapped, keys_around
+from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average, keys_around
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding.shards import local
 
@@ -40,13 +40,15 @@ def find_averages(optimizer: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """The parameters that have an average, or this rank's shards of them, with what they are to be evaluated at."""
     groups = optimizer.param_groups
     settings = [optimizer._groups.check_settings(groups, index) for index in range(len(groups))]
-    rules = [(p, settings[index].of(name, p)[0].rule_at(1)) for name, p, index in optimizer._homes()]
-    averaged = [(p, rule) for p, rule in rules if isinstance(rule, Wrapped) and rule.has_average()]
-    if not averaged:
+    averaging = [(p, settings[index].of(name, p)[0]) for name, p, index in optimizer._homes()]
+    averaging = [(p, setting) for p, setting in averaging if keeps_average(setting.rule)]
+    if not averaging:
         raise OptionError(NO_AVERAGE)
-    for p, rule in averaged:
+    for p, setting in averaging:
         state = optimizer.state.get(p, {})
+        step = int(state.get("step", 0))
+        rule = cast(Wrapped, setting.rule_at(step + 1))
         if keys_around(rule, tuple(p.shape)) <= state.keys():  # before its first step it is its own average
             own = local(p.detach())
             entries = {key: local(entry).to(own.device) for key, entry in state.items() if key != "step"}
-            yield own, rule.evaluate_at(xp, entries, seen(xp, own, entries))
+            yield own, rule.evaluate_at(xp, entries, seen(xp, own, entries), step)

@@ -24,7 +24,7 @@ from thalweg.torch.engines.choice import (
 )
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.params.groups import EngineName
-from thalweg.torch.params.states import StatefulOptimizer
+from thalweg.torch.params.states import StatefulOptimizer, form_of
 from thalweg.torch.sharding.shards import local, local_state, part_of
 from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.gradients import gradient_of
@@ -144,7 +144,7 @@ class Sorter:
     def treatment(self, p: Tensor, setting: Setting, state: Mapping[str, Tensor], part: Part) -> tuple[Hashable, str]:
         """The kind of a parameter, and why fused code cannot step it ("" if it can)."""
         held = local(p)
-        memory = held.data_ptr(), held.shape, held.stride()
+        memory = held.data_ptr(), held.shape, held.stride(), form_of(state)
         known = self.treatments.get(id(p))
         if known is None or known[0] != setting.kind or known[1] != memory:
             divided = any(part.groups) or part.replicas
