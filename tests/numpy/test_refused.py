@@ -49,7 +49,10 @@ KINDS: dict[str, tuple[Callable[[], Any], str]] = {
     "text alone": (lambda: "weights", "must be a numpy array, got str"),
     "masked": (lambda: np.ma.masked_array(ones(), mask=False), "must be a numpy array, got MaskedArray"),
     "tensor of torch": (lambda: torch().ones(3, 4), "got Tensor; thalweg.torch steps tensors of torch"),
-    "parameter of torch": (lambda: torch().nn.Parameter(torch().ones(3, 4)), "got Parameter; thalweg.torch steps tensors of torch"),
+    "parameter of torch": (
+        lambda: torch().nn.Parameter(torch().ones(3, 4)),
+        "got Parameter; thalweg.torch steps tensors of torch",
+    ),
     "array of jax": (jax_ones, "thalweg.optax arrays of JAX"),
 }
 if np.dtype("longdouble") == np.dtype("float64"):

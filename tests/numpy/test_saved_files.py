@@ -191,7 +191,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no entries": (dict(state={"conv": 3}), "'conv' must map keys to arrays"),
     "entries that are a dict": (dict(state={"w": {"step": 1, "exp_avg": {}}}), "'exp_avg' is {}"),
     "entries that are none": (dict(state={"w": {"step": 1, "exp_avg": None}}), "'exp_avg' is None"),
-    "uneven lists": (dict(state={"w": {"step": 1, "exp_avg": [[1.0], []]}}), "the state of 'w' must be arrays of floating point"),
+    "uneven lists": (
+        dict(state={"w": {"step": 1, "exp_avg": [[1.0], []]}}),
+        "the state of 'w' must be arrays of floating point",
+    ),
     "layout 0": (dict(layout=0), "layout"),
     "negative step": (dict(state={"new": {"step": -3}}), "step of 'new'"),
     "step of text": (dict(state={"new": {"step": "x"}}), "step of 'new'"),
