@@ -36,7 +36,7 @@ TASK = ArrayTask(
 
 def written(**asked: Any) -> dict[str, str]:
     """Who takes part, as it is recorded."""
-    return {name: run.optimizer for name, run in race(parabola(), **asked).search.runs.items()}
+    return {name: sweep.first.optimizer for name, sweep in race(parabola(), **asked).sweeps.items()}
 
 
 def curves(task: Any, rate: float = 0.05, **asked: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_every_rule_has_a_typical_rate_and_its_grid_is_around_it() -> None:
     ready = race(parabola(), optimizers=list(RULES))
     for name, rule in RULES.items():
         assert rule.typical_lr is not None, name
-        assert ready.search.grids[name] == pytest.approx([rule.typical_lr * share for share in (0.1, 0.3, 1, 3, 10)])
+        assert ready.sweeps[name].grid == pytest.approx([rule.typical_lr * share for share in (0.1, 0.3, 1, 3, 10)])
 
 
 def test_a_rule_of_ones_own_is_swept_around_its_default_or_any_rate() -> None:
@@ -63,8 +63,8 @@ def test_a_rule_of_ones_own_is_swept_around_its_default_or_any_rate() -> None:
         default_lr = None
 
     ready = race(parabola(), optimizers=[Tuned, Untuned])
-    assert ready.search.grids["Tuned"][2] == 0.2
-    assert ready.search.grids["Untuned"][2] == 0.01
+    assert ready.sweeps["Tuned"].grid[2] == 0.2
+    assert ready.sweeps["Untuned"].grid[2] == 0.01
 
 
 def test_nobody_decays_and_nobody_is_without_momentum() -> None:
@@ -90,9 +90,9 @@ def test_the_same_rule_has_the_same_curve_whoever_steps(rule: str, dtype: Any) -
 
 def test_optimizers_of_torch_get_the_rates_of_their_namesake_or_of_adamw() -> None:
     pytest.importorskip("torch")
-    grids = race(parabola(), optimizers=["AdamW", "SGD"], against=["torch.optim.Adam", "torch.optim.SGD"]).search.grids
-    assert grids["Adam"] == grids["AdamW"]
-    assert grids["torch.optim.SGD"] == grids["SGD"]
+    sweeps = race(parabola(), optimizers=["AdamW", "SGD"], against=["torch.optim.Adam", "torch.optim.SGD"]).sweeps
+    assert sweeps["Adam"].grid == sweeps["AdamW"].grid
+    assert sweeps["torch.optim.SGD"].grid == sweeps["SGD"].grid
 
 
 # ---- from elsewhere
@@ -173,7 +173,7 @@ def test_mixtures_know_the_layers_of_arrays_and_of_models() -> None:
         )
         for name, rate in (("muon_adamw", 0.002), ("kron_adamw", 0.03)):
             ready = race(task, optimizers=[name], steps=2, rates={"": [0.03]}, options={name: {"adamw_lr": rate}})
-            training = task.start(ready.contestants[name], ready.search.runs[name])
+            training = task.start(ready.contestants[name], ready.sweeps[name].first)
             training.step(1)
             made = getattr(training.optimizer, "optimizer", training.optimizer)
             rates = {group["rule"]: group["lr"] for group in made.param_groups}
@@ -232,12 +232,12 @@ def test_runs_are_of_the_version_of_a_library(tmp_path: Path, monkeypatch: pytes
         return race(TASK, against=["torch.optim.Adam"], options={"Adam": {"eps": 1e-6}}, **asked)
 
     summary = ready().run().summary
-    assert ready().plan.waiting == []
+    assert ready().waiting == []
     who = {who["name"]: who for who in summary["contestants"]}
     assert (who["Adam"]["foreign"], who["SGD"]["foreign"]) == (True, False)
     assert who["Adam"]["options"] == "torch.optim.Adam(eps=1e-06)"
     monkeypatch.setattr(torch, "__version__", "another")
-    assert {run.contestant for run in ready().plan.waiting} == {"Adam"}
+    assert {run.contestant for run in ready().waiting} == {"Adam"}
 
 
 def test_no_framework_is_loaded_unless_somebody_needs_it_and_a_missing_one_is_named(
@@ -278,7 +278,7 @@ def test_options_change_what_is_computed_and_are_other_runs(tmp_path: Path) -> N
 
     plain = ready().run().summary["results"]
     asked = ready(options={"AdamW": {"betas": (0.1, 0.2)}})
-    assert len(asked.plan.waiting) == 1
+    assert len(asked.waiting) == 1
     summary = asked.run().summary
     assert summary["results"][0]["loss"] != plain[0]["loss"]
     assert summary["contestants"][0]["options"] == "AdamW(betas=(0.1, 0.2), weight_decay=0.0)"

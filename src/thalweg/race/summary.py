@@ -20,8 +20,8 @@ Losses = Sequence[float | None]
 
 def summarize(race: Race) -> Summary:
     """The race with everyone at the best of their learning rates, the best of them first."""
-    task, plan = race.task, race.plan
-    records = [race.records[run] for run in plan.runs if run in race.records]
+    task = race.task
+    records = [race.records[run] for run in race.plan()[0] if run in race.records]
     results = list_results(records, task.target)
     summary = {
         "version": 3,
@@ -44,7 +44,7 @@ def summarize(race: Race) -> Summary:
             {"name": name, "foreign": contestant.is_foreign, "options": str(contestant)}
             for name, contestant in race.contestants.items()
         ],
-        "search": describe_search(records, race.search.grids),
+        "search": describe_search(records, {name: sweep.grid for name, sweep in race.sweeps.items()}),
         "results": results,
     }
     return {**summary, "verdict": verdict(summary)}
