@@ -79,7 +79,14 @@ def test_the_same_command_runs_nothing_twice_and_a_damaged_record_is_done_again(
 def test_optimizers_of_torch_and_options_are_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     quick = ["--optimizers", "sgd,lamb", "--lr", "0.02", "--steps", "2", "--seeds", "1", "--out", str(tmp_path)]
-    asked = ["--against", "torch.optim.Adam,torch.optim.SGD", "--against", "torch.optim:Adamax", "--lr", "Adamax=0.5"]
+    asked = [
+        "--against",
+        "torch.optim.Adam,torch.optim.SGD",
+        "--against",
+        "torch.optim:Adamax",
+        "--lr",
+        "torch.optim.adamax=0.5",
+    ]
     options = ["torch.optim.SGD.momentum=0.5", "lamb.betas=[0.9, 0.95]", "momentum_dtype=float32"]
     assert run(["race", *quick, *asked, *(word for option in options for word in ("--option", option))]) == 0
     printed = capsys.readouterr().out

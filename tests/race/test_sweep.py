@@ -84,7 +84,7 @@ def test_hopeless_runs_stop_and_their_records_say_where() -> None:
     (result,) = summary["results"]
     assert (result["lr"], result["seeds"]) == (0.1, 3)
     assert [step is not None for step in result["sweep"]["stopped"]] == [True, False, False, False, True]
-    assert "2 of 9 runs were hopeless and stopped early: --full finishes them." in summary["search"]
+    assert "Hopeless and stopped early: 2 of 9 runs (--full finishes all)." in summary["search"]
 
 
 def test_a_race_goes_on_with_more_seeds_and_to_the_end(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thalweg.race.run import Watch, measuring_times
+from thalweg.race.run import Watch
 from thalweg.race.summary import Summary, in_percent
 from thalweg.race.task import Run
 from thalweg.show.console import make_table
@@ -88,9 +88,8 @@ def show_progress(console: Console, race: Race) -> Iterator[tuple[Watch, Callabl
 
         def move(run: Run, step: int, loss: float | None) -> None:
             words = "diverged" if loss is None else f"loss {loss:.2e}"
-            share = 1 / (len(measuring_times(run.steps)) - 1)
             where = f"{run.contestant}  lr {run.lr:g}  seed {run.seed}  step {step}  {words}"
-            bars.update(bar, advance=share, description=where)
+            bars.update(bar, description=where)
 
         def settle(run: Run) -> None:
             done, total = race.progress
