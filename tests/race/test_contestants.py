@@ -264,11 +264,6 @@ def test_an_option_for_all_goes_to_all_that_have_it_and_one_for_one_wins() -> No
     }
 
 
-def test_a_variant_for_all_goes_to_those_that_have_it() -> None:
-    found = written(options={"": {"variant": "kron_torch"}})
-    assert [name for name, options in found.items() if "variant='kron_torch'" in options] == ["Kron"]
-
-
 def test_options_change_what_is_computed_and_are_other_runs(tmp_path: Path) -> None:
     def ready(**asked: Any) -> Any:
         return race(parabola(), optimizers=["AdamW"], rates={"": [0.1]}, folder=tmp_path, **asked)
@@ -295,6 +290,7 @@ def test_options_change_what_is_computed_and_are_other_runs(tmp_path: Path) -> N
         ({"LAMB": 3}, "options of LAMB must be a dict, got 3"),
         ({"LAMB": {"lr": 0.1}}, "the learning rate is not an option: say which rates to try, by rates= or --lr"),
         ({"LAMB": {"variant": "none"}}, "LAMB: variant must be one of 'paper', 'optax'"),
+        ({"": {"variant": "paper"}}, "SGD: variant must be one of 'torch', 'optax', got 'paper'"),
     ],
 )
 def test_options_that_cannot_be_are_told_before_anything_runs(options: Any, words: str) -> None:

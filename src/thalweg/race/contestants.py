@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from thalweg.arrays import is_number
 from thalweg.errors import CommandError
@@ -47,8 +47,6 @@ class Contestant:
     name: str
     rule: type[Rule] | None = field(default=None, repr=False)
     make: Callable[..., Any] | None = field(default=None, repr=False)
-    #: What ``make`` gets: the model, or a list of its parameters.
-    takes: Literal["model", "params"] = "model"
     options: Mapping[str, Any] = field(default_factory=dict)
     #: The options that it has; None: any.
     known: Sequence[str] | None = None
@@ -150,13 +148,17 @@ def import_contestant(reference: str) -> Contestant:
     namesake = {name.lower(): rule for name, rule in RULES.items()}.get(attribute.lower(), AdamW)
     return Contestant(
         name=f"{module_name}.{attribute}",
-        make=make,
-        takes="params" if is_class or next(iter(usual), "") == "params" else "model",
+        make=of_params(make) if is_class or next(iter(usual), "") == "params" else make,
         options=equal_terms(usual) if is_class else {},
         known=None if is_open else [name for name in list(usual)[1:] if name not in RATE_NAMES],
         rates=grid_of(namesake),
         fingerprint=digest(str(getattr(package, "__version__", "")).encode(), digest_source(module).encode()),
     )
+
+
+def of_params(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a model from one of a list of parameters, which knows no engines."""
+    return lambda model, engine="auto", **options: make(list(model.parameters()), **options)
 
 
 # ---- options that the user asks for
@@ -187,8 +189,6 @@ def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[
             continue
         check_options([Given("", name, value) for name, value in options.items()], known)
         for contestant in contestants:
-            has = set(known[contestant.name])
-            if contestant.rule and options.get("variant") not in contestant.rule.VARIANTS:
-                has.discard("variant")
+            has = known[contestant.name]
             given[contestant.name] |= {name: value for name, value in options.items() if name in has}
     return [replace(each, options={**each.options, **given[each.name]}) for each in contestants]

@@ -25,15 +25,14 @@ def name_in(task: Task, contestant: Contestant) -> str:
 def make_for_model(contestant: Contestant, model: Any, task: Task, run: Run) -> Any:
     """An optimizer of torch for a model."""
     torch: Any = importlib.import_module("torch")
-    who, make, params = name_in(task, contestant), contestant.make, list(model.named_parameters())
-    engine = {} if run.engine == "auto" else {"engine": run.engine}
+    who, make, target = name_in(task, contestant), contestant.make, model
     if contestant.rule is not None:
-        make, target = importlib.import_module("thalweg.torch").optimizer(contestant.rule), params
-    elif contestant.takes == "params":
-        target, engine = [p for _, p in params], {}
-    else:
-        target = model
+        make, target = (
+            importlib.import_module("thalweg.torch").optimizer(contestant.rule),
+            list(model.named_parameters()),
+        )
     assert make is not None
+    engine = {} if run.engine == "auto" else {"engine": run.engine}
     with blame(who, f"making it with lr={run.lr:g}"):
         made = make(target, lr=run.lr, **engine, **contestant.options)
     if not isinstance(made, torch.optim.Optimizer):

@@ -31,7 +31,6 @@ def summarize(race: Race) -> Summary:
         # as the last record has it
         "machine": records[-1].where.get("machine", {}) if records else {},
         "versions": records[-1].where.get("versions", {}) if records else {},
-        "task": task.name,
         "batch_size": task.batch_size,
         "steps": task.steps,
         "seeds": task.seeds,
@@ -79,7 +78,7 @@ def summarize_contestant(name: str, rates: Mapping[float, Sequence[Record]], tar
         "loss": curve["loss"][-1],
         "loss_low": curve["low"][-1],
         "loss_high": curve["high"][-1],
-        "score": mean(scores) if scores else None,
+        "score": curve["score"] and curve["score"][-1],
         "score_low": least(scores),
         "score_high": largest(scores),
         "steps_to_target": None if reached is None else curve["step"][reached],
@@ -87,7 +86,6 @@ def summarize_contestant(name: str, rates: Mapping[float, Sequence[Record]], tar
         "seconds": curve["seconds"][-1],
         "state_bytes": results[0].state_bytes,
         "parameters": results[0].parameters,
-        "engine": results[0].engine,
         "curve": curve,
         "sweep": {
             "lr": list(finals),

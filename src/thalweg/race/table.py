@@ -69,6 +69,13 @@ def write_cell(column: Column, result: Summary) -> str:
     return column.write(value) if value is not None else "diverged" if column.key == "loss" else "–"
 
 
+def describe_size(summary: Summary) -> str:
+    """How much everyone trains."""
+    batches = "" if summary["batch_size"] is None else f" with batches of {summary['batch_size']:,}"
+    parameters = f", {count_words(summary['results'][0]['parameters'], 'parameter')}" if summary["results"] else ""
+    return f"{count_words(summary['steps'], 'step')}{batches}{parameters}; {count_words(summary['seeds'], 'seed')}"
+
+
 def describe_conditions(summary: Summary) -> str:
     """What is the same for everyone, and how the search went."""
     return (
@@ -100,11 +107,9 @@ def show_progress(console: Console, race: Race) -> Iterator[tuple[Watch, Callabl
 
 def results_table(summary: Summary) -> Table:
     """Everyone at their best rate, averaged over seeds, least loss first."""
-    batches = "" if summary["batch_size"] is None else f", batches of {summary['batch_size']:,}"
-    counts = f"{count_words(summary['steps'], 'step')}, {count_words(summary['seeds'], 'seed')}"
     options = [f"\n{who['options']}" for who in summary["contestants"] if not who["options"].endswith("()")]
     table = make_table(
-        title=Text(f"{summary['title']}{batches}: {counts}", "bold"),
+        title=Text(f"{summary['title']}: {describe_size(summary)}", "bold"),
         caption=Text(describe_conditions(summary) + "".join(options), "dim"),
         collapse_padding=True,
     )
