@@ -20,7 +20,7 @@ from thalweg.race import race
 from thalweg.race.figures import Series, list_series
 from thalweg.race.summary import Summary, below_zero, in_percent
 
-DASHES = {"solid": "-", "dash": "--", "dashdot": "-."}
+DASHES = {"solid": "-", "dash": "--"}
 #: Identical pictures are identical files, byte for byte.
 REPEATABLE: Any = {"svg.hashsalt": "thalweg", "svg.fonttype": "none"}
 QUIET, FAINT = "#777777", "#e4e4e4"

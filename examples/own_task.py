@@ -13,9 +13,7 @@ from torch.nn import functional as F
 
 from thalweg.race import ModelTask, digits
 
-DATA = digits.load()
-TRAIN = torch.from_numpy(DATA.train_images), torch.from_numpy(DATA.train_labels)
-TEST = torch.from_numpy(DATA.test_images), torch.from_numpy(DATA.test_labels)
+TRAIN, TEST = [(torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in digits.load()]
 
 
 def model(seed: int) -> nn.Module:

@@ -67,7 +67,7 @@ def parabola() -> ArrayTask:
 @every
 def test_a_race_in_numpy(rule: type[Rule]) -> None:
     summary = race(parabola(), optimizers=[rule, "LAMB"], seeds=1).run().summary
-    assert {result["contestant"] for result in summary["results"]} == {rule.__name__, "LAMB"}
+    assert {result["contestant"] for result in summary["results"]} == {f"{rule.__module__}.{rule.__qualname__}", "LAMB"}
     assert json.dumps(summary)
 
 
@@ -87,7 +87,7 @@ def test_a_race_in_torch() -> None:
         steps=3,
     )
     summary = race(task, optimizers=[Signed], seeds=1, rates={"": [0.01]}).run().summary
-    assert [result["contestant"] for result in summary["results"]] == ["Signed"]
+    assert [result["contestant"] for result in summary["results"]] == [f"{Signed.__module__}.Signed"]
 
 
 def test_explain() -> None:

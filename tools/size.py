@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "torch": (9500, ("src/thalweg/torch/",)),
     "optax": (4000, ("src/thalweg/optax/",)),
     "numpy": (950, ("src/thalweg/numpy/",)),
-    "race": (1900, ("src/thalweg/race/",)),
+    "race": (2160, ("src/thalweg/race/",)),
     "plan": (550, ("src/thalweg/plan/",)),
     "check": (3760, ("src/thalweg/check/",)),
     "show and integrations": (1040, ("src/thalweg/show/", "src/thalweg/integrations/")),

@@ -95,9 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             describe_task(ready.task, given.records / name)
             with show_progress(aside(), ready) as (on_measure, on_run):
-                outcome = ready.run(on_measure, on_run)
-            console().print(results_table(outcome.summary))
-            console().print(outcome.summary["verdict"])
+                summary = ready.run(on_measure, on_run).summary
+            console().print(results_table(summary))
+            console().print(summary["verdict"])
     except CommandError as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:

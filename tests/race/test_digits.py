@@ -14,12 +14,12 @@ BATCH = RANDOM.uniform(0, 1, (7, 64)), RANDOM.integers(0, 10, 7)
 
 
 def test_the_data_are_scikit_learns() -> None:
-    data = digits.load()
-    assert (data.train_images.shape, data.test_images.shape) == ((1437, 64), (360, 64))
-    assert data.train_images.dtype == data.test_images.dtype == np.float32
-    assert np.bincount(data.test_labels).min() >= 25
-    pixels = np.concatenate([data.train_images, data.test_images]) * 16
-    labels = np.concatenate([data.train_labels, data.test_labels])
+    (train_images, train_labels), (test_images, test_labels) = digits.load()
+    assert (train_images.shape, test_images.shape) == ((1437, 64), (360, 64))
+    assert train_images.dtype == test_images.dtype == np.float32
+    assert np.bincount(test_labels).min() >= 25
+    pixels = np.concatenate([train_images, test_images]) * 16
+    labels = np.concatenate([train_labels, test_labels])
     assert (pixels == pixels.astype(np.uint8)).all()
     content = pixels.astype(np.uint8).tobytes() + labels.astype(np.uint8).tobytes()
     assert hashlib.sha256(content).hexdigest() == "0113aa32bd8e58750a54bcdae2a9bf5194cfb4bae3ad71eb5b1be3553b9c0c54"

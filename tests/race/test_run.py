@@ -25,7 +25,7 @@ DIGITS = find_task("digits")
 
 def result_of(contestant: str, *, lr: float | None = None, seed: int = 0, steps: int = 4, **asked: Any) -> Result:
     ready = race(DIGITS, optimizers=[contestant], steps=steps, rates={} if lr is None else {"": [lr]}, **asked)
-    run = replace(ready.search.runs[contestant], seed=seed)
+    run = replace(ready.sweeps[contestant].first, seed=seed)
     return execute(ready.task, ready.contestants[contestant], run)
 
 
@@ -60,7 +60,7 @@ def test_measures_divide_the_steps_evenly_and_are_told() -> None:
     ready = race(DIGITS, optimizers=["SGD"], steps=6, seeds=1, rates={"": [0.1]})
     (record,) = ready.run(lambda *progress: told.append(progress)).records.values()
     assert [step for _, step, _ in told] == [1, 2, 3, 4, 5, 6]
-    assert tuple(loss for _, _, loss in told) == record.result.loss[1:]
+    assert [loss for _, _, loss in told] == record.result.loss[1:]
 
 
 def test_state_bytes_are_those_of_the_arrays_kept() -> None:
@@ -73,16 +73,16 @@ def test_state_bytes_are_those_of_the_arrays_kept() -> None:
 
 def test_a_run_that_diverges_has_its_full_length_and_no_warning() -> None:
     result = result_of("SGD", lr=1e30, steps=4)
-    assert result.step == (0, 1, 2, 3, 4)
+    assert result.step == [0, 1, 2, 3, 4]
     assert result.score is not None
-    assert result.loss[1:] == result.score[1:] == (None,) * 4
+    assert result.loss[1:] == result.score[1:] == [None] * 4
     (record,) = race(parabola(), optimizers=["SGD"], rates={"": [300.0]}, steps=4).run().records.values()
     assert record.result.loss[1] == pytest.approx(4 * 599**2)
-    assert record.result.loss[2:] == (None,) * 3, "a loss a million times the first is as good as infinite"
+    assert record.result.loss[2:] == [None] * 3, "a loss a million times the first is as good as infinite"
 
 
 def test_the_rate_rises_if_asked_and_decays_to_almost_nothing() -> None:
-    run = race(parabola(), optimizers=["SGD"], rates={"": [0.5]}).search.runs["SGD"]
+    run = race(parabola(), optimizers=["SGD"], rates={"": [0.5]}).sweeps["SGD"].first
     rising, falling = (parabola(warm_up=share) for share in (0.1, 0.0))
     wanted = [0.125, 0.25, 0.5, 0.5 * 36 / 37, 0.5 / 37]
     assert [rising.rate_at(replace(run, steps=40), t) for t in (1, 2, 4, 5, 40)] == pytest.approx(wanted)
@@ -142,26 +142,17 @@ def test_a_task_that_is_wrong_is_told_in_one_sentence(changes: dict[str, object]
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(optimizers=["lam"]), "there is no optimizer 'lam' (others go by import path, such as torch.optim.Adam)"),
         (dict(optimizers=[3]), "3 is no optimizer: it must be a rule"),
         (dict(rates={"kro": [0.1]}), "no optimizer 'kro' takes part: did you mean 'Kron'?"),
         (dict(rates={"": [0.1, -1]}), "rates of all optimizers must be positive numbers"),
         (dict(rates={"SGD": 0.1}), "rates of SGD must be positive numbers, got 0.1"),
         (dict(rates={"SGD": []}), "rates of SGD must be positive numbers"),
-        (dict(steps=0), "steps must be a whole number from 1 on, got 0"),
         (dict(seeds=0), "seeds must be a whole number from 1 on, got 0"),
     ],
 )
 def test_a_race_that_is_asked_for_wrongly_is_told_in_one_sentence(options: dict[str, Any], words: str) -> None:
     with pytest.raises(CommandError, match=re.escape(words)):
         race(DIGITS, **options)
-
-
-def test_arrays_have_no_other_device() -> None:
-    with pytest.raises(CommandError, match="'parabola': it is plain numpy and runs only on the cpu, not on 'cuda'"):
-        parabola().start(
-            race(parabola()).contestants["SGD"], replace(race(parabola()).search.runs["SGD"], device="cuda")
-        )
 
 
 @pytest.mark.parametrize(
@@ -251,8 +242,6 @@ def test_the_engine_is_the_one_that_was_asked_for(engine: str) -> None:
         (dict(loss=lambda model, batch: batch["x"]), {}, "a tensor with one element, got shape (8, 4)"),
         (dict(loss=lambda model, batch: batch["x"].sum()), {}, "the backward pass of loss failed: RuntimeError"),
         (dict(loss=lambda model, batch: model(batch["x"][:, :2])), {}, "test_run.py, line"),
-        (dict(batches=lambda seed, size: 3), {}, "batches must return something to iterate over, got int"),
-        (dict(loss=None), {}, "loss must be a function, got None"),
         (dict(), dict(device="tpu"), "there is no device 'tpu': try cpu or cuda"),
         (dict(), dict(engine="warp"), "'linear', SGD: engine must be"),
     ],
@@ -267,7 +256,7 @@ def test_gradients_are_clipped_together_if_the_task_says_so() -> None:
     torch = pytest.importorskip("torch")
     task = linear(max_grad_norm=1e-3)
     ready = race(task, optimizers=["SGD"], options={"": {"momentum": 0.0}}, rates={"": [0.5]})
-    training = task.start(ready.contestants["SGD"], ready.search.runs["SGD"])
+    training = task.start(ready.contestants["SGD"], ready.sweeps["SGD"].first)
     params = [p for group in training.optimizer.param_groups for p in group["params"]]
     before = [p.detach().clone() for p in params]
     training.step(1)

@@ -84,7 +84,7 @@ def test_hopeless_runs_stop_and_their_records_say_where() -> None:
     (result,) = summary["results"]
     assert (result["lr"], result["seeds"]) == (0.1, 3)
     assert [step is not None for step in result["sweep"]["stopped"]] == [True, False, False, False, True]
-    assert "2 of 9 runs were hopeless and stopped early: --full finishes them." in summary["search"]
+    assert "Hopeless and stopped early: 2 of 9 runs (--full finishes all)." in summary["search"]
 
 
 def test_a_race_goes_on_with_more_seeds_and_to_the_end(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_an_interrupted_search_ends_as_one_that_was_not(tmp_path: Path) -> None:
 
     asked: dict[str, Any] = dict(optimizers=["SGD", "AdamW"], seeds=2)
     whole = race(bowl(3.0), **asked).run()
-    while (part := race(bowl(3.0), folder=tmp_path, **asked)).plan.waiting:
+    while (part := race(bowl(3.0), folder=tmp_path, **asked)).waiting:
         with pytest.raises(Stop):
             part.run(on_run=stop)
     assert part.records == whole.records
@@ -131,6 +131,6 @@ def test_lines_that_are_no_records_are_skipped_counted_and_their_runs_run_again(
     for damaged in (b"not JSON", b"3", b"{}", b"\xff", b"[" * 99999, second.replace(b'"loss": [', b'"loss": ["x", ')):
         path.write_bytes(b"\n".join([first, damaged, b"", third[:-30]]))
         again = ready()
-        assert (again.skipped, len(again.plan.waiting)) == (2, 2)
+        assert (again.skipped, len(again.waiting)) == (2, 2)
         again.run()
-        assert (ready().records, ready().plan.waiting) == (whole, [])
+        assert (ready().records, ready().waiting) == (whole, [])

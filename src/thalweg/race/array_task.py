@@ -51,16 +51,18 @@ class ArrayTask(Task):
             if not isinstance(p, np.ndarray):
                 raise self.error(f"init must return arrays by name, and {name!r} is a {type(p).__name__}")
         params = {name: np.array(p) for name, p in params.items()}
-        optimizer, batches = make_for_arrays(contestant, params, self, run), self.begin_batches(self.batches, run)
+        optimizer, step_arrays = make_for_arrays(contestant, params, self, run)
+        averaged = [params] if contestant.rule else []  # those of torch know their parameters themselves
+        batches = self.begin_batches(self.batches, run)
 
         def step(number: int) -> None:
             # a rate that is too large is part of any sweep: its overflows are recorded, not warned of
             with np.errstate(all="ignore"):
                 gradients = self.call("gradients", self.gradients, params, next(batches))
-                self.call("step()", optimizer.step, params, gradients)
+                self.call("step()", step_arrays, number, gradients)
 
         def measure(number: int) -> Measure:
-            with np.errstate(all="ignore"), put_averages(optimizer, params):
+            with np.errstate(all="ignore"), put_averages(optimizer, *averaged):
                 return self.read_measure(self.call("evaluate", self.evaluate, params))
 
         return Training(optimizer, step, measure, sum(p.size for p in params.values()))

@@ -8,14 +8,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import thalweg
 from thalweg.errors import CommandError
 from thalweg.race.contestants import Contestant, default_contestants, enter_all, find_contestant, give_options
 from thalweg.race.run import Record, Watch, append_record, execute, read_records
 from thalweg.race.summary import Summary, summarize
-from thalweg.race.sweep import Plan, Search, plan
+from thalweg.race.sweep import Sweep, plan, widen
 from thalweg.race.task import Run, Task, blame
 from thalweg.show.arguments import suggest
 from thalweg.show.devices import Device, machine, versions
@@ -26,57 +26,59 @@ TASKS = ("digits", "text")
 RECORDS = "runs.jsonl"
 
 
-class Outcome(NamedTuple):
-    """A finished race."""
-
-    records: Mapping[Run, Record]
-    summary: Summary
-
-
 class Race:
     """A race that is about to be run, into a folder or, without one, into memory alone."""
 
-    def __init__(
-        self, task: Task, contestants: Sequence[Contestant], search: Search, folder: Path | None, command: str
-    ) -> None:
-        self.task, self.search, self.command = task, search, command
-        self.contestants = {contestant.name: contestant for contestant in contestants}
+    def __init__(self, task: Task, command: str, folder: Path | None, beyond: int) -> None:
+        self.task, self.command, self.beyond = task, command, beyond
         self.path = None if folder is None else folder / RECORDS
         #: Those that are there already, and how many lines beside them are no records.
         self.records, self.skipped = ({}, 0) if self.path is None else read_records(self.path)
+        self.contestants: dict[str, Contestant] = {}
+        self.sweeps: dict[str, Sweep] = {}
+
+    def plan(self) -> tuple[list[Run], int]:
+        """The runs as far as they are decided, and how many more there will be if no grid has to be widened."""
+        widen(self.sweeps.values(), self.beyond)
+        return plan(self.sweeps.values())
 
     @property
-    def plan(self) -> Plan:
-        """The runs as far as they are decided: which rates go on depends on what came of others."""
-        return plan(self.search, self.records)
+    def waiting(self) -> list[Run]:
+        """The runs that are decided and not recorded yet, or have to be finished."""
+        return [run for run in self.plan()[0] if not self.sweeps[run.contestant].done(run)]
 
     @property
     def progress(self) -> tuple[int, int]:
         """How many runs are done, and how many there will be, if no grid has to be widened."""
-        now = self.plan
-        return len(now.runs) - len(now.waiting), len(now.runs) + now.later
+        runs, later = self.plan()
+        return len(runs) - len(self.waiting), len(runs) + later
+
+    @property
+    def summary(self) -> Summary:
+        """What came of the runs that are recorded, as plain data."""
+        return summarize(self)
 
     def run(
         self,
         on_measure: Watch = lambda run, step, loss: None,
         on_run: Callable[[Run], None] = lambda run: None,
-    ) -> Outcome:
+    ) -> Race:
         """Run what is waiting, one after another. Interrupted, it leaves every finished run recorded."""
         self.rehearse()
-        while (now := self.plan).waiting:
-            run = now.waiting[0]
-            contestant = self.contestants[run.contestant]
-            result = execute(self.task, contestant, run, on_measure, now.sweeps[run.contestant].hopeless)
+        while waiting := self.waiting:
+            run = waiting[0]
+            contestant, sweep = self.contestants[run.contestant], self.sweeps[run.contestant]
+            result = execute(self.task, contestant, run, on_measure, sweep.hopeless)
             record = Record(run, result, describe_surroundings(run.device))
             if self.path is not None:
                 append_record(self.path, record)
             self.records[run] = record
             on_run(run)
-        return Outcome(self.records, summarize(self))
+        return self
 
     def rehearse(self) -> None:
         """Take one step with everyone before times are taken: it may fail, and kernels are compiled then."""
-        first = {run.contestant: run for run in reversed(self.plan.waiting)}
+        first = {run.contestant: run for run in reversed(self.waiting)}
         for name in self.contestants:
             if name in first:
                 self.task.start(self.contestants[name], first[name]).step(1)
@@ -121,19 +123,19 @@ def race(
         raise CommandError(f"beyond must be a whole number from 0 on, got {beyond!r}")
     contestants = enter_all([*(default_contestants() if optimizers is None else optimizers), *against])
     contestants = give_options(contestants, options or {})
-    fixed = {
-        "" if not owner else find_contestant(owner, contestants).name: rate for owner, rate in (rates or {}).items()
-    }
+    fixed = {owner and find_contestant(owner, contestants).name: lrs for owner, lrs in (rates or {}).items()}
     for owner, numbers in fixed.items():
         check_rates(owner, numbers)
-    grids = {each.name: sorted(map(float, fixed.get(each.name, fixed.get("", each.rates)))) for each in contestants}
-    runs = {
-        contestant.name: Run(
+    ready = Race(known, command, None if folder is None else Path(folder), beyond)
+    for contestant in contestants:
+        name = contestant.name
+        grid = sorted(map(float, fixed.get(name, fixed.get("", contestant.rates))))
+        first = Run(
             task=known.name,
             fingerprint=known.fingerprint + contestant.fingerprint,
-            contestant=contestant.name,
+            contestant=name,
             optimizer=str(contestant),
-            lr=grids[contestant.name][0],
+            lr=grid[0],
             seed=0,
             batch_size=known.batch_size,
             steps=known.steps,
@@ -141,10 +143,10 @@ def race(
             device=device,
             thalweg=thalweg.__version__,
         )
-        for contestant in contestants
-    }
-    search = Search(runs, grids, known.seeds, beyond, full, fixed=list(runs) if "" in fixed else list(fixed))
-    return Race(known, contestants, search, None if folder is None else Path(folder), command)
+        searches = len(grid) > 1 and not {"", name} & fixed.keys()
+        ready.contestants[name] = contestant
+        ready.sweeps[name] = Sweep(first, grid, ready.records, known.seeds, full, searches)
+    return ready
 
 
 def check_rates(owner: str, rates: Any) -> None:

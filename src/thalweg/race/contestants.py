@@ -9,16 +9,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from thalweg.arrays import is_number
 from thalweg.errors import CommandError
 from thalweg.rules import RULES, AdamW, Rule
 from thalweg.settings import defaults, option_names
-from thalweg.show.arguments import suggest
+from thalweg.show.arguments import Given, check_options, suggest
 from thalweg.show.extras import need
 from thalweg.show.modules import digest, digest_source, import_attribute
 
@@ -44,30 +43,21 @@ WANTED = (
 class Contestant:
     """An optimizer that takes part: a rule, or what ``make(model, lr=..., **options)`` returns, in torch."""
 
+    #: A rule's or mixture's of the package, or an import path.
     name: str
-    #: How it is written in front of its options: a rule's name, or an import path.
-    path: str = ""
     rule: type[Rule] | None = field(default=None, repr=False)
     make: Callable[..., Any] | None = field(default=None, repr=False)
-    #: What ``make`` gets: the model, or a list of its parameters.
-    takes: Literal["model", "params"] = "model"
     options: Mapping[str, Any] = field(default_factory=dict)
     #: The options that it has; None: any.
     known: Sequence[str] | None = None
-    #: Whether it comes from another library.
-    is_foreign: bool = False
     #: Learning rates to try.
     rates: Sequence[float] = ()
     #: Changes when the optimizer does, beside the version of thalweg.
     fingerprint: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        return f"{self.path or self.name}({write_options(self.options)})"
-
-
-def write_options(options: Mapping[str, Any]) -> str:
-    """Options as Python would write them."""
-    return ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
+        written = ", ".join(f"{name}={value!r}" for name, value in sorted(self.options.items()))
+        return f"{self.name}({written})"
 
 
 def grid_of(rule: type[Rule]) -> list[float]:
@@ -99,16 +89,8 @@ def default_contestants() -> list[str]:
 
 
 def enter_all(references: Sequence[Any]) -> list[Contestant]:
-    """Everyone once, in this order; by the last part of an import path where nobody else is called so."""
-    entered = {contestant.path or contestant.name: contestant for contestant in map(enter, references)}
-    counts = Counter(contestant.name.lower() for contestant in entered.values())
-    taken = {name.lower() for name in PACKAGED}
-    return [
-        replace(contestant, name=path)
-        if path != contestant.name and (counts[contestant.name.lower()] > 1 or contestant.name.lower() in taken)
-        else contestant
-        for path, contestant in entered.items()
-    ]
+    """Everyone once, in this order."""
+    return list({contestant.name: contestant for contestant in map(enter, references)}.values())
 
 
 def enter(reference: Any) -> Contestant:
@@ -129,15 +111,14 @@ def enter(reference: Any) -> Contestant:
         return enter_rule(RULES[name])
     mixture = import_contestant(f"thalweg.torch:{name}")
     known = ("adamw_lr", "weight_decay", "max_grad_norm")
-    return replace(mixture, path=name, options=MIXTURES[name], known=known, fingerprint="")
+    return replace(mixture, name=name, options=MIXTURES[name], known=known, fingerprint="")
 
 
 def enter_rule(rule: type[Rule]) -> Contestant:
     """A rule, with a fingerprint of its source if it is the user's."""
     is_packaged = RULES.get(rule.__name__) is rule
     return Contestant(
-        name=rule.__name__,
-        path=rule.__name__ if is_packaged else f"{rule.__module__}.{rule.__qualname__}",
+        name=rule.__name__ if is_packaged else f"{rule.__module__}.{rule.__qualname__}",
         rule=rule,
         options={**equal_terms(defaults(rule)), **(SETTINGS.get(rule.__name__, {}) if is_packaged else {})},
         known=(*option_names(rule), "variant"),
@@ -166,28 +147,29 @@ def import_contestant(reference: str) -> Contestant:
     package = importlib.import_module(module.__name__.partition(".")[0])
     namesake = {name.lower(): rule for name, rule in RULES.items()}.get(attribute.lower(), AdamW)
     return Contestant(
-        name=attribute,
-        path=f"{module_name}.{attribute}",
-        make=make,
-        takes="params" if is_class or next(iter(usual), "") == "params" else "model",
+        name=f"{module_name}.{attribute}",
+        make=of_params(make) if is_class or next(iter(usual), "") == "params" else make,
         options=equal_terms(usual) if is_class else {},
         known=None if is_open else [name for name in list(usual)[1:] if name not in RATE_NAMES],
-        is_foreign=is_class,
         rates=grid_of(namesake),
         fingerprint=digest(str(getattr(package, "__version__", "")).encode(), digest_source(module).encode()),
     )
+
+
+def of_params(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a model from one of a list of parameters, which knows no engines."""
+    return lambda model, engine="auto", **options: make(list(model.parameters()), **options)
 
 
 # ---- options that the user asks for
 
 
 def find_contestant(word: str, contestants: Sequence[Contestant]) -> Contestant:
-    """The one of that name, however it is spelt, or of that import path."""
-    for contestant in contestants:
-        if word.strip().lower().replace(":", ".") in (contestant.name.lower(), contestant.path.lower()):
-            return contestant
-    names = [contestant.name for contestant in contestants]
-    raise CommandError(f"no optimizer {word!r} takes part: {suggest(word, names)}")
+    """The one of that name, however it is spelt."""
+    names = {contestant.name.lower(): contestant for contestant in contestants}
+    if (wanted := word.strip().lower().replace(":", ".")) not in names:
+        raise CommandError(f"no optimizer {word!r} takes part: {suggest(word, [each.name for each in contestants])}")
+    return names[wanted]
 
 
 def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[str, Any]]) -> list[Contestant]:
@@ -195,20 +177,18 @@ def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[
 
     Whether a value can be, optimizers say when they are made.
     """
-    names = sorted({name for contestant in contestants for name in contestant.known or ()})
-    given: dict[str, dict[str, Any]] = {contestant.name: {} for contestant in contestants}
+    known = {contestant.name: contestant.known or () for contestant in contestants}
+    given: dict[str, dict[str, Any]] = {name: {} for name in known}
     for owner, options in sorted(asked.items()):  # those for all come first, and those for one win
         if not isinstance(options, Mapping):
             raise CommandError(f"options of {owner or 'all optimizers'} must be a dict, got {options!r}")
-        for name in options:
-            if name in RATE_NAMES:
-                raise CommandError("the learning rate is not an option: say which rates to try, by rates= or --lr")
-            if not owner and name not in names:
-                raise CommandError(f"no optimizer here has an option {name!r}: {suggest(name, names)}")
-        for contestant in [find_contestant(owner, contestants)] if owner else contestants:
-            has = set(options) if owner else set(contestant.known or ())
-            variants = contestant.rule.VARIANTS if contestant.rule else ()
-            if not owner and options.get("variant") not in variants:
-                has.discard("variant")
+        if not options.keys().isdisjoint(RATE_NAMES):
+            raise CommandError("the learning rate is not an option: say which rates to try, by rates= or --lr")
+        if owner:
+            given[find_contestant(owner, contestants).name] |= options
+            continue
+        check_options([Given("", name, value) for name, value in options.items()], known)
+        for contestant in contestants:
+            has = known[contestant.name]
             given[contestant.name] |= {name: value for name, value in options.items() if name in has}
     return [replace(each, options={**each.options, **given[each.name]}) for each in contestants]

@@ -9,7 +9,6 @@ pass written by hand.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import resources
 from typing import TypeAlias
 
@@ -27,22 +26,15 @@ BRIGHTEST = 16
 LAYERS = (("hidden.0", 64, 128), ("hidden.1", 128, 128), ("output", 128, 10))
 
 
-@dataclass(frozen=True)
-class Digits:
-    """Images as rows of 64 float32 in [0, 1]; labels 0 to 9."""
-
-    train_images: Array
-    train_labels: Array
-    test_images: Array
-    test_labels: Array
+Part: TypeAlias = tuple[Array, Array]
 
 
-def load() -> Digits:
-    """The embedded digits, split into 1,437 to train on and 360 to test on; always the same split."""
+def load() -> tuple[Part, Part]:
+    """1,437 digits to train on and 360 to test on: images as rows of 64 float32 in [0, 1], and labels 0 to 9."""
     with (resources.files(__package__) / "digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as stored:
         images = stored["images"].reshape(-1, 64).astype(np.float32) / BRIGHTEST
         labels = stored["labels"].astype(np.int64)
-    return Digits(images[:TRAIN_COUNT], labels[:TRAIN_COUNT], images[TRAIN_COUNT:], labels[TRAIN_COUNT:])
+    return (images[:TRAIN_COUNT], labels[:TRAIN_COUNT]), (images[TRAIN_COUNT:], labels[TRAIN_COUNT:])
 
 
 def init(seed: int) -> Params:
@@ -94,11 +86,11 @@ def forward(params: Params, images: Array) -> tuple[list[Array], Array]:
 
 
 def task() -> ArrayTask:
-    data = load()
+    train, test = load()
 
     def batches(seed: int, batch_size: int) -> Iterator[tuple[Array, Array]]:
-        for chosen in shuffle_batches(len(data.train_labels), seed, batch_size):
-            yield data.train_images[chosen], data.train_labels[chosen]
+        for chosen in shuffle_batches(TRAIN_COUNT, seed, batch_size):
+            yield train[0][chosen], train[1][chosen]
 
     return ArrayTask(
         name="digits",
@@ -107,10 +99,7 @@ def task() -> ArrayTask:
         init=init,
         batches=batches,
         gradients=lambda params, batch: compute_gradients(params, *batch),
-        evaluate=lambda params: (
-            evaluate(params, data.train_images, data.train_labels)[0],
-            evaluate(params, data.test_images, data.test_labels)[1],
-        ),
+        evaluate=lambda params: (evaluate(params, *train)[0], evaluate(params, *test)[1]),
         steps=120,
         batch_size=64,
         target=0.05,

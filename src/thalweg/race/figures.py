@@ -29,7 +29,7 @@ class Series:
     name: str
     #: On light paper.
     colour: str
-    #: As plotly has it: "dash" for baselines, "dashdot" for those of other libraries.
+    #: As plotly has it: "dash" for baselines.
     dash: str
     result: Mapping[str, Any]
     #: Means over seeds, with the least and the largest loss, by step and by seconds, until the run diverged.
@@ -46,11 +46,10 @@ def colours_of(summary: Summary) -> dict[str, tuple[str, str]]:
 def list_series(summary: Summary) -> list[Series]:
     """The table that every figure is drawn from, the best first."""
     colours = colours_of(summary)
-    foreign = [who["name"] for who in summary["contestants"] if who["foreign"]]
     table = []
     for result in summary["results"]:
         name, curve = result["contestant"], result["curve"]
-        dash = "dash" if name in BASELINES else "dashdot" if name in foreign else "solid"
+        dash = "dash" if name in BASELINES else "solid"
         last = len(curve["loss"]) - curve["loss"].count(None)
         until = {key: values and values[:last] for key, values in curve.items()}
         table.append(Series(name, colours[name][0], dash, result, until))
@@ -112,17 +111,8 @@ def draw_points(
     series: Series, points: Sequence[tuple[float, float]], mode: str, marker: Figure, **more: Any
 ) -> Figure:
     hover = "%{fullData.name}, lr %{x:.3~g}: <b>%{y:.3~g}</b><extra></extra>"
-    x, y = [lr for lr, _ in points], [loss for _, loss in points]
-    meta = {"contestant": series.name}
-    return {
-        "name": series.name,
-        "x": x,
-        "y": y,
-        "mode": mode,
-        "hovertemplate": hover,
-        "marker": marker,
-        "meta": meta,
-    } | more
+    place = {"x": [lr for lr, _ in points], "y": [loss for _, loss in points], "meta": {"contestant": series.name}}
+    return {"name": series.name, **place, "mode": mode, "hovertemplate": hover, "marker": marker, **more}
 
 
 def draw_curve(series: Series, key: str, form: str) -> Figure:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.race.contestants import Contestant
-from thalweg.race.task import Measure, Run, Task, find_arrays
+from thalweg.race.task import Run, Task, find_arrays
 from thalweg.show.arguments import check_file
 
 #: A loss that is so many times the first one is as good as infinite.
@@ -25,11 +25,11 @@ POINTS = 22
 class Result:
     """What came of a run. From divergence on, losses and scores are None."""
 
-    step: tuple[int, ...]
+    step: Sequence[int]
     #: Spent on batches, gradients and steps so far, not on measuring; no part of what a repetition must reproduce.
-    seconds: tuple[float, ...] = field(compare=False)
-    loss: tuple[float | None, ...]
-    score: tuple[float | None, ...] | None
+    seconds: Sequence[float] = field(compare=False)
+    loss: Sequence[float | None]
+    score: Sequence[float | None] | None
     parameters: int
     state_bytes: int
     engine: str
@@ -62,41 +62,37 @@ def execute(
     """Train once. A run that diverges has a record of full length; one that is hopeless ends there."""
     training = task.start(contestant, run)
     times, seconds = measuring_times(run.steps), [0.0]
-    measures = [training.measure(0)]
-    if not math.isfinite(measures[0].loss):
-        raise task.error(f"the loss before the first step is {measures[0].loss}: it must be finite")
+    first = training.measure(0)
+    if not math.isfinite(first.loss):
+        raise task.error(f"the loss before the first step is {first.loss}: it must be finite")
+    losses: list[float | None] = [first.loss]
+    scores = [finite(first.score)]
     for before, until in itertools.pairwise(times):
-        spent = 0.0
-        if is_going(measures):
+        spent, loss, score = 0.0, None, None
+        if losses[-1] is not None:
             start = time.perf_counter()
             for step in range(before, until):
                 training.step(step + 1)
             training.wait()
             spent = time.perf_counter() - start
-            measures.append(training.measure(until))
-        else:
-            measures.append(measures[-1])
+            measure = training.measure(until)
+            if abs(measure.loss) <= DIVERGED * max(1.0, abs(first.loss)):
+                loss, score = measure.loss, finite(measure.score)
         seconds.append(seconds[-1] + spent)
-        loss = finite(measures[-1].loss) if is_going(measures) else None
+        losses.append(loss)
+        scores.append(score)
         on_measure(run, until, loss)
         if hopeless(run, until, loss):
             break
-    alive = [is_going(measures[: i + 1]) for i in range(len(measures))]
-    scores = tuple(finite(m.score) if fine else None for m, fine in zip(measures, alive, strict=True))
     return Result(
-        step=tuple(times[: len(measures)]),
-        seconds=tuple(seconds),
-        loss=tuple(finite(m.loss) if fine else None for m, fine in zip(measures, alive, strict=True)),
-        score=None if measures[0].score is None else scores,
+        step=times[: len(losses)],
+        seconds=seconds,
+        loss=losses,
+        score=None if first.score is None else scores,
         parameters=training.parameters,
         state_bytes=sum(array.nbytes for array in find_arrays(training.optimizer.state)),
         engine=str(getattr(training.optimizer, "engine", "torch")),
     )
-
-
-def is_going(measures: Sequence[Measure]) -> bool:
-    """Whether a run is still worth going on with."""
-    return abs(measures[-1].loss) <= DIVERGED * max(1.0, abs(measures[0].loss))
 
 
 def measuring_times(steps: int) -> list[int]:
@@ -113,11 +109,6 @@ def finite(x: float | None) -> float | None:
 def or_infinite(loss: float | None) -> float:
     """A loss to compare: what diverged comes last."""
     return math.inf if loss is None else loss
-
-
-def loss_at(result: Result, step: int) -> float | None:
-    """The loss at a step, if the run was measured there."""
-    return dict(zip(result.step, result.loss, strict=True)).get(step)
 
 
 # ---- records
@@ -141,9 +132,7 @@ def read_records(path: Path) -> tuple[dict[Run, Record], int]:
 def read_record(line: bytes) -> Record:
     """The record in a line; what else stands there is left out, and what is missing or no number raises."""
     content = json.loads(line)
-    values: dict[str, Any] = {field.name: content["result"][field.name] for field in fields(Result)}
-    lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    result = Result(**{**values, **lists})
+    result = Result(**{each.name: content["result"][each.name] for each in fields(Result)})
     for moment in zip(result.step, result.seconds, result.loss, result.score or result.loss, strict=True):
         math.fsum(number for number in moment if number is not None)
     return Record(Run(**content["run"]), result, dict(content["where"]))

@@ -20,11 +20,10 @@ Losses = Sequence[float | None]
 
 def summarize(race: Race) -> Summary:
     """The race with everyone at the best of their learning rates, the best of them first."""
-    task, plan = race.task, race.plan
-    records = [race.records[run] for run in plan.runs if run in race.records]
+    task = race.task
+    records = [race.records[run] for run in race.plan()[0] if run in race.records]
     results = list_results(records, task.target)
     summary = {
-        "version": 3,
         "title": task.title or task.name,
         "about": task.about,
         "command": race.command,
@@ -32,7 +31,6 @@ def summarize(race: Race) -> Summary:
         # as the last record has it
         "machine": records[-1].where.get("machine", {}) if records else {},
         "versions": records[-1].where.get("versions", {}) if records else {},
-        "task": task.name,
         "batch_size": task.batch_size,
         "steps": task.steps,
         "seeds": task.seeds,
@@ -40,11 +38,8 @@ def summarize(race: Race) -> Summary:
         "loss_name": task.loss_name,
         "score_name": (task.score_name or "score") if any(result["curve"]["score"] for result in results) else None,
         "best_score": task.best_score,
-        "contestants": [
-            {"name": name, "foreign": contestant.is_foreign, "options": str(contestant)}
-            for name, contestant in race.contestants.items()
-        ],
-        "search": describe_search(records, race.search.grids),
+        "contestants": [{"name": name, "options": str(contestant)} for name, contestant in race.contestants.items()],
+        "search": describe_search(records, results, {name: sweep.grid for name, sweep in race.sweeps.items()}),
         "results": results,
     }
     return {**summary, "verdict": verdict(summary)}
@@ -83,7 +78,7 @@ def summarize_contestant(name: str, rates: Mapping[float, Sequence[Record]], tar
         "loss": curve["loss"][-1],
         "loss_low": curve["low"][-1],
         "loss_high": curve["high"][-1],
-        "score": mean(scores) if scores else None,
+        "score": curve["score"] and curve["score"][-1],
         "score_low": least(scores),
         "score_high": largest(scores),
         "steps_to_target": None if reached is None else curve["step"][reached],
@@ -91,7 +86,6 @@ def summarize_contestant(name: str, rates: Mapping[float, Sequence[Record]], tar
         "seconds": curve["seconds"][-1],
         "state_bytes": results[0].state_bytes,
         "parameters": results[0].parameters,
-        "engine": results[0].engine,
         "curve": curve,
         "sweep": {
             "lr": list(finals),
@@ -144,24 +138,22 @@ def below_zero(summary: Summary) -> bool:
 # ---- in words
 
 
-def describe_search(records: Sequence[Record], grids: Mapping[str, Sequence[float]]) -> str:
+def describe_search(records: Sequence[Record], results: Sequence[Summary], grids: Mapping[str, Sequence[float]]) -> str:
     """How many rates everyone tried, what came of the search, and who might do better beyond the rates tried."""
     trials = {(record.run.contestant, record.run.lr) for record in records}
-    counts = Counter(name for name, _ in trials)
+    counts = sorted(set(Counter(name for name, _ in trials).values()))
     added = Counter(name for name, lr in trials if lr not in grids[name])
     stopped = sum(record.stopped for record in records)
-    tried = " to ".join(str(count) for count in sorted({min(counts.values()), max(counts.values())})) if counts else "0"
-    words = f"Everyone tried {tried} learning rate{'' if tried == '1' else 's'}."
+    words = f"Learning rates tried by everyone: {' to '.join(map(str, counts[:1] + counts[1:][-1:])) or 0}."
     if added:
         words += f" {max(added.values())} of them beside the grid, because a best rate was at its edge."
     if stopped:
-        were, them = ("was", "it") if stopped == 1 else ("were", "them")
-        words += f" {stopped} of {len(records)} runs {were} hopeless and stopped early: --full finishes {them}."
+        words += f" Hopeless and stopped early: {stopped} of {len(records)} runs (--full finishes all)."
     edges = [
         result["contestant"]
-        for result in list_results(records, None)
-        if result["loss"] is not None and result["lr"] in (result["sweep"]["lr"][0], result["sweep"]["lr"][-1])
-        if len(result["sweep"]["lr"]) > 1
+        for result in results
+        if result["loss"] is not None and len(result["sweep"]["lr"]) > 1
+        if result["lr"] in (result["sweep"]["lr"][0], result["sweep"]["lr"][-1])
     ]
     return words + (f" At the edge of its rates: {', '.join(edges)}." if edges else "")
 

@@ -2,7 +2,7 @@
 
 All of it follows from what was asked and the records, so that a race can be stopped, continued and repeated. Seed 0
 searches: each optimizer tries its grid from the middle outwards, and a run that is hopeless at a rung stops there. As
-long as the best rate of anyone lies at an edge, everyone gets one more trial, up to ``Search.widen`` times: beyond the
+long as the best rate of anyone lies at an edge, everyone gets one more trial, as often as ``widen`` says: beyond the
 edge, or between the best rate and its better neighbour. The best rates then run with the other seeds.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from thalweg.race.run import Record, loss_at, measuring_times, or_infinite
+from thalweg.race.run import Record, measuring_times, or_infinite
 from thalweg.race.task import Run
 
 #: At this share of its steps a run stops, if this share of the grid has already done better there.
@@ -27,42 +27,26 @@ LEAST_STEPS = 8
 BEYOND = 2.0
 
 
-@dataclass(frozen=True)
-class Search:
-    """What is searched: by contestant, its run from seed 0 at the first rate of its grid, and that grid."""
-
-    runs: Mapping[str, Run]
-    grids: Mapping[str, Sequence[float]]
-    #: How many seeds the best rates run with.
-    seeds: int
-    #: How many rates may be added to everyone's grid.
-    widen: int
-    #: Nothing is stopped, and every rate runs with every seed.
-    full: bool
-    #: Whose rates were given, and stay as they are.
-    fixed: Collection[str]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The runs of a race as far as they are decided, in order."""
-
-    runs: Sequence[Run]
-    #: Those that are not recorded yet, or have to be finished.
-    waiting: Sequence[Run]
-    #: How many more there will be, if no grid has to be widened.
-    later: int
-    #: By contestant.
-    sweeps: Mapping[str, Sweep]
-
-
+@dataclass
 class Sweep:
     """The trials of one contestant."""
 
-    def __init__(self, name: str, search: Search, records: Mapping[Run, Record]) -> None:
-        self.first, self.grid, self.full = search.runs[name], sorted(search.grids[name]), search.full
-        self.seeds, self.records = search.seeds, records
-        self.searches = name not in search.fixed and len(self.grid) > 1
+    #: From seed 0 at the first rate of the grid.
+    first: Run
+    #: In order.
+    grid: Sequence[float]
+    #: Everyone's.
+    records: Mapping[Run, Record]
+    #: How many seeds the best rates run with.
+    seeds: int
+    #: Nothing is stopped, and every rate runs with every seed.
+    full: bool
+    #: The rates are not given by the user, and more may be added.
+    searches: bool
+    #: The rates in the order in which they are tried: the grid, and what is added to it.
+    tried: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
         self.tried = sorted(self.grid, key=lambda lr: abs(2 * self.grid.index(lr) + 1 - len(self.grid)))
 
     def run(self, lr: float, seed: int = 0) -> Run:
@@ -105,8 +89,12 @@ class Sweep:
         between = [to_digits(math.sqrt(best * other)) for other in neighbours]
         return next((lr for lr in between if lr not in rates), between[0])
 
-    def repeats(self, rates: Sequence[float]) -> list[Run]:
-        return [self.run(lr, seed) for lr in rates for seed in range(1, self.seeds)]
+    def repeated(self, search_over: bool) -> Sequence[float]:
+        """The rates that run with the other seeds, as far as they are known."""
+        count = self.count_kept(REPEATED)
+        if search_over:
+            return sorted(self.tried, key=self.standing)[:count]
+        return self.tried if len(self.tried) <= count else []
 
     def hopeless(self, run: Run, step: int, loss: float | None) -> bool:
         """Whether a run with this loss at this step stops there: enough others have been better."""
@@ -114,8 +102,8 @@ class Sweep:
         if share is None or self.full or run.seed or loss is None:  # what diverged is over anyway
             return False
         others = [self.records[self.run(lr)].result for lr in self.tried if lr != run.lr and self.done(self.run(lr))]
-        better = sum(or_infinite(loss_at(other, step)) < loss for other in others)
-        return better >= self.count_kept(share)
+        losses = [dict(zip(other.step, other.loss, strict=True)).get(step) for other in others]
+        return sum(or_infinite(other) < loss for other in losses) >= self.count_kept(share)
 
 
 def to_digits(lr: float) -> float:
@@ -128,23 +116,22 @@ def rungs(steps: int) -> dict[int, float]:
     return {times[round(at * (len(times) - 1))]: share for at, share in RUNGS} if steps >= LEAST_STEPS else {}
 
 
-def plan(search: Search, records: Mapping[Run, Record]) -> Plan:
-    """The search of everyone, then the repetitions of those rates that are known to be repeated."""
-    sweeps = {name: Sweep(name, search, records) for name in search.runs}
-    searching = [sweep for sweep in sweeps.values() if sweep.searches]
-    for _ in range(search.widen):
-        if not all(sweep.over for sweep in sweeps.values()) or not any(sweep.at_edge for sweep in searching):
+def widen(sweeps: Collection[Sweep], most: int) -> None:
+    """One more rate for everyone who searches, while the best of any is at an edge; most: how many at most."""
+    searching = [sweep for sweep in sweeps if sweep.searches]
+    while all(sweep.over for sweep in sweeps) and any(sweep.at_edge for sweep in searching):
+        if any(len(sweep.tried) - len(sweep.grid) >= most for sweep in searching):
             break
         for sweep in searching:
             sweep.tried.append(sweep.next_rate())
-    over = all(sweep.over for sweep in sweeps.values())
-    runs, later = [sweep.run(lr) for sweep in sweeps.values() for lr in sweep.tried], 0
-    for sweep in sweeps.values():
-        repeated = sweep.count_kept(REPEATED)
-        if over:
-            runs += sweep.repeats(sorted(sweep.tried, key=sweep.standing)[:repeated])
-        elif len(sweep.tried) <= repeated:
-            runs += sweep.repeats(sweep.tried)
-        else:
-            later += repeated * (sweep.seeds - 1)
-    return Plan(runs, [run for run in runs if not sweeps[run.contestant].done(run)], later, sweeps)
+
+
+def plan(sweeps: Collection[Sweep]) -> tuple[list[Run], int]:
+    """The search of everyone and the repetitions that are known, in order; and how many more there will be."""
+    over = all(sweep.over for sweep in sweeps)
+    runs, later = [sweep.run(lr) for sweep in sweeps for lr in sweep.tried], 0
+    for sweep in sweeps:
+        repeated = sweep.repeated(over)
+        runs += [sweep.run(lr, seed) for lr in repeated for seed in range(1, sweep.seeds)]
+        later += 0 if repeated else sweep.count_kept(REPEATED) * (sweep.seeds - 1)
+    return runs, later

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thalweg.race.run import Watch, measuring_times
+from thalweg.race.run import Watch
 from thalweg.race.summary import Summary, in_percent
 from thalweg.race.task import Run
 from thalweg.show.console import make_table
@@ -69,6 +69,13 @@ def write_cell(column: Column, result: Summary) -> str:
     return column.write(value) if value is not None else "diverged" if column.key == "loss" else "–"
 
 
+def describe_size(summary: Summary) -> str:
+    """How much everyone trains."""
+    batches = "" if summary["batch_size"] is None else f" with batches of {summary['batch_size']:,}"
+    parameters = f", {count_words(summary['results'][0]['parameters'], 'parameter')}" if summary["results"] else ""
+    return f"{count_words(summary['steps'], 'step')}{batches}{parameters}; {count_words(summary['seeds'], 'seed')}"
+
+
 def describe_conditions(summary: Summary) -> str:
     """What is the same for everyone, and how the search went."""
     return (
@@ -88,9 +95,8 @@ def show_progress(console: Console, race: Race) -> Iterator[tuple[Watch, Callabl
 
         def move(run: Run, step: int, loss: float | None) -> None:
             words = "diverged" if loss is None else f"loss {loss:.2e}"
-            share = 1 / (len(measuring_times(run.steps)) - 1)
             where = f"{run.contestant}  lr {run.lr:g}  seed {run.seed}  step {step}  {words}"
-            bars.update(bar, advance=share, description=where)
+            bars.update(bar, description=where)
 
         def settle(run: Run) -> None:
             done, total = race.progress
@@ -101,11 +107,9 @@ def show_progress(console: Console, race: Race) -> Iterator[tuple[Watch, Callabl
 
 def results_table(summary: Summary) -> Table:
     """Everyone at their best rate, averaged over seeds, least loss first."""
-    batches = "" if summary["batch_size"] is None else f", batches of {summary['batch_size']:,}"
-    counts = f"{count_words(summary['steps'], 'step')}, {count_words(summary['seeds'], 'seed')}"
     options = [f"\n{who['options']}" for who in summary["contestants"] if not who["options"].endswith("()")]
     table = make_table(
-        title=Text(f"{summary['title']}{batches}: {counts}", "bold"),
+        title=Text(f"{summary['title']}: {describe_size(summary)}", "bold"),
         caption=Text(describe_conditions(summary) + "".join(options), "dim"),
         collapse_padding=True,
     )

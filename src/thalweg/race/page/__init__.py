@@ -10,9 +10,8 @@ from string import Template
 
 from thalweg.race.figures import colours_of, draw_losses, draw_scores, draw_sweep
 from thalweg.race.summary import Summary, below_zero
-from thalweg.race.table import columns_of, describe_conditions, write_cell
+from thalweg.race.table import columns_of, describe_conditions, describe_size, write_cell
 from thalweg.show.extras import extra
-from thalweg.show.units import count_words
 
 
 def write_report(summary: Summary, folder: Path) -> Path:
@@ -84,9 +83,3 @@ def make_table(summary: Summary) -> str:
             cells.append(f"<td{best}><span>{words}</span><small>{spread}</small></td>")
         rows.append(f'<tr data-contestant="{escape(name)}">{"".join(cells)}</tr>')
     return f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-
-
-def describe_size(summary: Summary) -> str:
-    batches = "" if summary["batch_size"] is None else f" with batches of {summary['batch_size']:,}"
-    parameters = f", {count_words(summary['results'][0]['parameters'], 'parameter')}" if summary["results"] else ""
-    return f"{count_words(summary['steps'], 'step')}{batches}{parameters}; {count_words(summary['seeds'], 'seed')}"
