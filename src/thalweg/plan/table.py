@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from thalweg.plan.cost import BANDWIDTH, Cost, Plan
 from thalweg.show.console import make_table
 from thalweg.show.extras import extra
-from thalweg.show.registered import is_mixture
 from thalweg.show.units import count_words, human_bytes, human_seconds
 
 with extra("cli"):
@@ -18,9 +17,8 @@ with extra("cli"):
 def describe_model(found: Plan) -> Iterator[str]:
     """The model, and what it takes by itself."""
     each = f" on each of {found.world} ranks" if found.world > 1 else ""
-    about = f" ({found.about})" if found.about else ""
     size = f"{found.parameters:,} parameters in {count_words(found.tensors, 'tensor')}, {' and '.join(found.dtypes)}"
-    yield f"{found.model}{about}: {size}"
+    yield f"{found.model}: {size}"
     yield f"parameters take {human_bytes(found.parameter_bytes)}{each}, gradients the same"
     if found.frozen_bytes:
         yield f"frozen: {found.frozen_parameters:,} parameters, take {human_bytes(found.frozen_bytes)}{each}"
@@ -65,11 +63,8 @@ def describe_figures(found: Plan) -> Iterator[str]:
         f"{assumed}. Products of matrices come on top."
     )
     for cost in found.optimizers:
-        if is_mixture(cost.optimizer):
-            parts = (
-                f"{rule} steps {part.parameters:,} parameters in {count_words(part.tensors, 'tensor')}"
-                for rule, part in cost.rules.items()
-            )
+        if set(cost.rules) != {cost.optimizer}:
+            parts = (f"{rule} steps {parameters:,} parameters" for rule, parameters in cost.rules.items())
             yield f"{cost.optimizer}: {'; '.join(parts)}."
     for name, reason in found.refused.items():
         yield f"{name} is not planned: {reason}"
