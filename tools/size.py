@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "optax": (4000, ("src/thalweg/optax/",)),
     "numpy": (950, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
-    "plan": (550, ("src/thalweg/plan/",)),
+    "plan": (750, ("src/thalweg/plan/",)),
     "check": (3760, ("src/thalweg/check/",)),
     "show and integrations": (1140, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2700, ("src/thalweg/",)),
