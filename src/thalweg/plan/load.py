@@ -58,7 +58,7 @@ def call_factory(text: str) -> nn.Module:
     torch = import_for(text, "torch")
     try:
         with torch.device("meta"):
-            module = factory()
+            module: nn.Module = factory()
     except Exception as error:
         raise CommandError(f"{text} could not be built: {describe_error(error)}") from error
     if not isinstance(module, torch.nn.Module):
