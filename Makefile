@@ -1,4 +1,4 @@
-# make race: all optimizers on handwritten digits, with a table, pictures and a report.
+# make race: all optimizers on handwritten digits, with a table and a report.
 # make test: what a change can break, in about ten minutes on two cores. make test-fast: most of it, in two.
 # make docs: the docs as a site, in build/site. make test-all: every combination and every environment.
 # make release-checks: that, and all about the released package.

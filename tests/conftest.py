@@ -32,9 +32,7 @@ if importlib.util.find_spec("torch") is None:
     collect_ignore_glob += ["support/check_faulty*.py", "support/mixed.py"]
     collect_ignore_glob += ["support/world_*.py"]
 if importlib.util.find_spec("hypothesis") is None:
-    collect_ignore_glob += ["support/hostile_files.py", "test_hostile_files.py"]
-if any(importlib.util.find_spec(name) is None for name in ("hypothesis", "torch", "optax")):
-    collect_ignore_glob += ["support/hostile_states.py"]
+    collect_ignore_glob += ["test_hostile_files.py"]
 if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
     collect_ignore_glob += ["support/compile_launches.py", "support/interpreter.py"]
 

@@ -1,100 +1,373 @@
-"""Files that lie are refused with a word, soon, and without taking memory."""
+"""What comes from outside and lies is refused with a word, soon, and without taking memory.
+
+Files are whole ones with other bytes or with a lie in one place; states in memory are whole ones with such a lie.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import time
+import tracemalloc
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from hostile_files import Kind, bombs, hostile, kinds, optimizer, tried
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import thalweg.numpy
 from thalweg.errors import CommandError, OptimError, StateError
 from thalweg.plan.load import load_model
+from thalweg.race.run import read_records
 
-NAMES = ["state.npz", "model.safetensors", "runs.jsonl"]
-NAMES += ["compiled", "option"]
-STATES = ["adamw.torch.json", "own.torch.json", "own.numpy.json", "adamw.optax.json"]
-#: What reading a kind needs, by how its name ends.
-NEEDED = {"model.safetensors": ["safetensors", "torch"]}
-NEEDED |= {name: ["torch", "optax"] for name in STATES}
+torch = pytest.importorskip("torch")
+optax = pytest.importorskip("optax")
+pytest.importorskip("safetensors")
 
+import thalweg.optax  # noqa: E402
+import thalweg.torch  # noqa: E402
 
-def kind_of(name: str, folder: Path) -> Kind:
-    """The kind of a name, or a skip where what reads it is not installed."""
-    for needed, packages in NEEDED.items():
-        if name.endswith(needed):
-            for package in packages:
-                pytest.importorskip(package)
-    if name in STATES:
-        from hostile_states import states
-
-        return states()[name]
-    return kinds(folder)[name]
-
-
-@pytest.mark.parametrize("bomb", bombs())
-def test_a_small_file_takes_little(bomb: str, tmp_path: Path) -> None:
-    kind = kind_of(bomb.partition("/")[2], tmp_path)
-    path = tmp_path / kind.name
-    path.write_bytes(bombs()[bomb])
-    assert tried(kind, path) is None
+#: Of processor time and of memory: so many times what is read, and what any reading takes.
+SECONDS, FACTOR, BESIDE = 1.0, 64, 4_000_000
+#: By how much a process may grow beside what tracemalloc sees, for reasons of its own.
+UNTRACED = 100_000_000
+LIES: list[Any] = [-1, 0, 2**31, 2**63, 10**30, 1e308, True, None, "", "..", "../../etc/passwd", "a\0b", "<script>"]
+LIES += ["x" * 1000, [], {}, [[[]]], {"": None}, [2**62, 2**62], ["a"] * 100, "float64", "int8", "object"]
+NAMES = ["", "..", "\0", "step", "__metadata__", "x" * 99]
+SHAPES = {"a": (3, 2), "b": (4,), "coded": (64, 64)}
+#: A gigabyte for whoever copies it: one number seen many times.
+WIDE = np.broadcast_to(1.0, [2**27])
 
 
-def test_a_small_state_takes_little(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("optax")
-    from hostile_states import bombs_of_states, states
+def resident() -> int:
+    """The most memory that this process has had, with that which tracemalloc does not see; 0 where nobody tells."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    known = states()
-    for name, (content, said) in bombs_of_states(known).items():
-        kind = known[name.partition("/")[2]]
-        (tmp_path / kind.name).write_bytes(content)
-        assert tried(kind, tmp_path / kind.name) is None, name
-        with pytest.raises(StateError, match=said):
-            kind.read(tmp_path / kind.name)
+
+@contextmanager
+def refusal(size: int | None = None) -> Iterator[None]:
+    """Reads what is given, or refuses it with a word, soon. size: of what is given, to look at memory too."""
+    if size is not None:
+        tracemalloc.start()
+    begun, highest, said = time.process_time(), resident(), "read"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it may be of an earlier version
+            yield
+    except (OptimError, CommandError) as refused:
+        said = str(refused)
+    finally:
+        took, peak, beyond = time.process_time() - begun, tracemalloc.get_traced_memory()[1], resident() - highest
+        tracemalloc.stop()
+    assert said
+    assert took <= SECONDS
+    if size is not None:
+        assert max(peak, beyond - UNTRACED) <= FACTOR * size + BESIDE
+
+
+@st.composite
+def changed(draw: Any, value: Any, lies: Sequence[Any] = ()) -> Any:
+    """A copy of a value with a lie in one place."""
+    if isinstance(value, (dict, list, tuple)) and value and draw(st.integers(0, 4)):
+        key = draw(st.sampled_from(list(value) if isinstance(value, dict) else range(len(value))))
+        parts: Any = dict(value) if isinstance(value, dict) else list(value)
+        what = draw(st.sampled_from(["deeper", "deeper", "deeper", "without", "renamed"]))
+        if what == "deeper" or hasattr(value, "_fields"):
+            parts[key] = draw(changed(value[key], lies))
+        else:
+            taken = parts.pop(key)
+            if what == "renamed" and isinstance(parts, dict):
+                parts[draw(st.sampled_from(NAMES))] = taken
+        if hasattr(value, "_fields"):
+            return type(value)(*parts)
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return draw(st.sampled_from([*LIES, *lies]))
+
+
+def changed_at(value: Any, path: Sequence[Any], to: Any) -> Any:
+    """A copy of a value with another one in one place."""
+    if not path:
+        return to
+    part = changed_at(getattr(value, path[0]) if hasattr(value, "_fields") else value[path[0]], path[1:], to)
+    if hasattr(value, "_fields"):
+        return value._replace(**{path[0]: part})
+    if isinstance(value, dict):
+        return {**value, path[0]: part}
+    return type(value)([*value[: path[0]], part, *value[path[0] + 1 :]])
+
+
+# ---- files
+
+
+@dataclass(frozen=True)
+class File:
+    """A kind of file: what a whole one says, its bytes, and who reads it."""
+
+    says: Any
+    written: Callable[[Any], bytes]
+    read: Callable[[Path], Any]
+
+
+def of_numpy() -> Any:
+    optimizer = thalweg.numpy.LAMB(lr=0.1, state_dtype="int8")
+    arrays = {name: np.ones(shape, "float32") for name, shape in SHAPES.items()}
+    optimizer.step({name: x.copy() for name, x in arrays.items()}, arrays)
+    return optimizer
+
+
+def npz(about: Any) -> bytes:
+    """A state of numpy's front end with another description."""
+    file = io.BytesIO()
+    np.savez(file, about=np.array(json.dumps(about)), **saved_arrays()[1])
+    return file.getvalue()
+
+
+@cache
+def saved_arrays() -> tuple[Any, dict[str, Any]]:
+    """The description and the arrays of a state that numpy's front end has saved."""
+    path = Path(os.environ["TMPDIR"], "whole.npz")
+    of_numpy().save(path)
+    with np.load(path, allow_pickle=False) as file:
+        arrays = dict(file)
+    return json.loads(str(arrays.pop("about"))), arrays
+
+
+def safetensors(header: Any) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(64)
+
+
+def pickled(state: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def lines(content: Any) -> bytes:
+    return (json.dumps(content) + "\n").encode()
+
+
+HEADER = {"w": {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]}}
+HEADER |= {"b": {"dtype": "BF16", "shape": [16], "data_offsets": [32, 64]}, "__metadata__": {"format": "pt"}}
+RUN = dict(task="t", fingerprint="f", contestant="c", optimizer="o", lr=0.1, seed=0, batch_size=None, steps=1)
+RESULT = dict(step=[0, 1], seconds=[0.0, 1.0], loss=[1.0, None], score=None, parameters=1, state_bytes=1)
+RECORD = {"run": {**RUN, "engine": "auto", "device": "cpu", "thalweg": "0"}}
+RECORD |= {"result": {**RESULT, "engine": "auto"}, "where": {}}
+
+
+@cache
+def files() -> dict[str, File]:
+    return {
+        "state.npz": File(saved_arrays()[0], npz, lambda path: of_numpy().load(path)),
+        "model.safetensors": File(HEADER, safetensors, lambda path: load_model(str(path))),
+        "optimizer.pt": File(
+            stepped(torch.optim.AdamW), pickled, lambda path: thalweg.torch.import_peer(made("AdamW"), path)
+        ),
+        "runs.jsonl": File(RECORD, lines, read_records),
+    }
+
+
+@st.composite
+def hostile(draw: Any, file: File) -> bytes:
+    """The bytes of a file that is not what it says."""
+    content = file.written(draw(changed(file.says)) if draw(st.booleans()) else file.says)
+    for _ in range(draw(st.integers(0, 3))):
+        at, size = draw(st.integers(0, len(content))), draw(st.integers(0, 9))
+        content = content[:at] + draw(st.binary(max_size=9)) + content[at + size :]
+    return content
+
+
+QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*NAMES, *STATES])
-def test_what_is_whole_is_read_and_no_lie_gets_an_exception_of_another_kind(name: str, tmp_path: Path) -> None:
-    kind = kind_of(name, tmp_path)
-    path = tmp_path / name
-    path.write_bytes(kind.written(kind.says))
-    kind.read(path)
+@pytest.mark.parametrize("name", ["state.npz", "model.safetensors", "optimizer.pt", "runs.jsonl"])
+def test_a_whole_file_is_read_and_one_that_lies_is_refused(name: str, tmp_path: Path) -> None:
+    path, file = tmp_path / name, files()[name]
+    path.write_bytes(file.written(file.says))
+    file.read(path)
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @QUICK
     @given(st.data())
     def look(data: st.DataObject) -> None:
-        path.write_bytes(data.draw(hostile(kind)))
-        assert tried(kind, path, memory=False) is None
+        path.write_bytes(data.draw(hostile(file)))
+        with refusal():
+            file.read(path)
 
     look()
 
 
+def array_of(shape: str) -> bytes:
+    """A compressed archive of one array that is said to have a shape."""
+    file = io.BytesIO()
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("about.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8))
+    return file.getvalue()
+
+
+DEEP = b"[" * 100_000
+HUGE = {"w": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 0]}}
+#: Small files that would take much.
+BOMBS = {
+    "axes/state.npz": array_of("(" + "4294967296," * 30 + ")"),
+    "length/model.safetensors": (2**63).to_bytes(8, "little") + b"{}",
+    "long/model.safetensors": (99_000_000).to_bytes(8, "little") + b"{}",
+    "shape/model.safetensors": safetensors(HUGE),
+    "deep/model.safetensors": len(DEEP).to_bytes(8, "little") + DEEP,
+    "deep/runs.jsonl": DEEP + b"\n",
+    "within/runs.jsonl": b'{"run": ' + DEEP + b"\n",
+    "unhashable/runs.jsonl": lines(changed_at(RECORD, ["run", "task"], ["a"])),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_file_takes_little(bomb: str, tmp_path: Path) -> None:
+    name = bomb.partition("/")[2]
+    file, path = files()[name], tmp_path / name
+    path.write_bytes(file.written(file.says))
+    file.read(path)  # what is imported or remembered at first use is not the file's
+    path.write_bytes(BOMBS[bomb])
+    with refusal(len(BOMBS[bomb])):
+        file.read(path)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
-@pytest.mark.parametrize("name", ["state.npz", "model.safetensors", "runs.jsonl"])
+@pytest.mark.parametrize("name", ["state.npz", "model.safetensors", "runs.jsonl", "folder of model.safetensors"])
 def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
-    kind = kind_of(name, tmp_path)
-    os.mkfifo(tmp_path / name)
+    read = files()[name.split()[-1]].read
+    path = tmp_path / name.split()[-1]
+    os.mkfifo(path)
     with pytest.raises((OptimError, CommandError), match=r"not a file|no file"):
-        kind.read(tmp_path / name)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
-def test_a_pipe_in_the_folder_of_a_model_is_not_waited_for(tmp_path: Path) -> None:
-    pytest.importorskip("safetensors")
-    pytest.importorskip("torch")
-    os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(CommandError, match="is not a file"):
-        load_model(str(tmp_path))
+        read(tmp_path if name.startswith("folder") else path)
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="links need a privilege there")
 def test_saving_writes_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
     (tmp_path / f".state.npz.{os.getpid()}.part").symlink_to(tmp_path / "precious")
-    optimizer().save(tmp_path / "state.npz")
+    of_numpy().save(tmp_path / "state.npz")
     assert (tmp_path / "precious").read_text() == "kept"
-    optimizer().load(tmp_path / "state.npz")
+    of_numpy().load(tmp_path / "state.npz")
+
+
+# ---- states in memory
+
+
+def parameters() -> list[tuple[str, Any]]:
+    return [(name, torch.nn.Parameter(torch.ones(shape))) for name, shape in SHAPES.items()]
+
+
+def made(rule: str, **options: Any) -> Any:
+    return getattr(thalweg.torch, rule)(parameters(), **options)
+
+
+def stepped(make: Callable[..., Any], **options: Any) -> Any:
+    """The state of an optimizer of torch after a step."""
+    named = parameters()
+    optimizer = make(named, **options)
+    for _, p in named:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+PARAMS = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
+CODED: dict[str, Any] = dict(lr=0.1, state_dtype="int8")
+SGD: dict[str, Any] = dict(lr=0.1, momentum=0.9)
+
+
+@cache
+def states() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
+    """A whole state by each way of loading one."""
+    lamb, adamw, theirs = thalweg.optax.lamb(0.1), thalweg.optax.adamw(0.1), optax.adamw(0.1)
+    exchanged = thalweg.numpy.LAMB(lr=0.1)
+    exchanged.step({name: p.copy() for name, p in PARAMS.items()}, PARAMS)
+    return {
+        "numpy": (of_numpy().state_dict(), lambda state: of_numpy().load_state_dict(state)),
+        "torch": (stepped(thalweg.torch.LAMB, **CODED), lambda state: made("LAMB", **CODED).load_state_dict(state)),
+        "exchanged with torch": (
+            exchanged.state_dict(),
+            lambda state: thalweg.torch.import_state(made("LAMB", lr=0.1), state),
+        ),
+        "exchanged with optax": (
+            exchanged.state_dict(),
+            lambda state: thalweg.optax.import_state(lamb.init(PARAMS), PARAMS, state),
+        ),
+        "AdamW of torch": (
+            stepped(torch.optim.AdamW),
+            lambda state: thalweg.torch.import_peer(made("AdamW"), state),
+        ),
+        "SGD of torch": (
+            stepped(torch.optim.SGD, **SGD),
+            lambda state: thalweg.torch.import_peer(made("SGD", **SGD), state),
+        ),
+        "adamw of optax": (
+            theirs.update(PARAMS, theirs.init(PARAMS), PARAMS)[1],
+            lambda state: thalweg.optax.import_peer(adamw, PARAMS, state),
+        ),
+    }
+
+
+def lies_of(name: str) -> list[Any]:
+    """Arrays that are of no use or, where they are not taken over as they are, would take a gigabyte."""
+    arrays = [np.ones((3, 2), "int8"), np.ones((3, 2), bool), *([] if name == "numpy" else [WIDE])]
+    return [torch.from_numpy(x) if "torch" in name.split()[-1:] and "exchanged" not in name else x for x in arrays]
+
+
+STATES = ["numpy", "torch", "exchanged with torch", "exchanged with optax", "AdamW of torch", "adamw of optax"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("name", STATES)
+def test_a_whole_state_is_loaded_and_one_that_lies_is_refused(name: str) -> None:
+    state, load = states()[name]
+    load(state)
+
+    @QUICK
+    @given(st.data())
+    def look(data: st.DataObject) -> None:
+        with refusal():
+            load(data.draw(changed(state, lies_of(name))))
+
+    look()
+
+
+GROUP = ("param_groups", 0)
+#: States that would take much, or whose errors once were not ours: where they lie, and what is said of it.
+LIARS: list[tuple[str, tuple[Any, ...], Any, str]] = [
+    ("torch", ("state", 0, "step"), WIDE, "does not fit"),
+    ("torch", ("param_groups",), [3], "must be mappings in a list"),
+    ("torch", (*GROUP, "layout"), "new", "layout 'new'"),
+    ("torch", (*GROUP, "rule"), 10**30, "must be the name of one"),
+    ("AdamW of torch", ("state", 0, "exp_avg"), WIDE, "does not fit"),
+    ("AdamW of torch", ("param_groups",), 3, "must be mappings in a list"),
+    ("SGD of torch", (*GROUP, "param_names"), WIDE, "must be lists of names"),
+    ("SGD of torch", (*GROUP, "weight_decay"), np.ones(0), "must be one number"),
+    ("adamw of optax", (0, "mu", "a"), "much", "is damaged"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize(("name", "path", "lie", "said"), LIARS)
+def test_a_small_state_takes_little(name: str, path: tuple[Any, ...], lie: Any, said: str) -> None:
+    state, load = states()[name]
+    load(state)
+    given = torch.from_numpy(lie) if isinstance(lie, np.ndarray) else lie
+    lying = changed_at(state, path, given)
+    with refusal(0), pytest.raises(StateError, match=said):
+        load(lying)

@@ -1,4 +1,4 @@
-"""What MkDocs asks of this project beside docs/*.md: navigation by task, pages made from the sources, and formulas.
+"""What MkDocs asks of this project beside docs/*.md and mkdocs.yml: pages made from the sources, and formulas.
 
 ``make docs`` runs it; the site is built without the internet, and opens without it.
 """
@@ -9,7 +9,6 @@ import ast
 import os
 import re
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,24 +20,6 @@ from mkdocs.structure.files import File, Files
 from thalweg.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Sections in their order, by patterns of pages; a pattern without a page is left out. The first section that
-#: matches has the page, and the last has what no other asked for.
-SECTIONS = {
-    "Start": ["index.md", "tutorial.md", "choosing.md", "compared.md"],
-    "PyTorch": ["torch.md", "mixtures.md", "gpu.md"],
-    "Trainers": ["recipes/index.md", "recipes/*.md"],
-    "Many devices": ["sharding.md", "checkpoints.md"],
-    "JAX": ["jax.md"],
-    "numpy": ["numpy.md", "engines.md"],
-    "Less memory": ["lean_state.md", "plan.md"],
-    "Compare and measure": ["race.md", "check.md"],
-    "Your own rule": ["own_rule.md", "compose.md"],
-    "The rules": [*(f"{name.lower()}.md" for name in RULES), "options.md"],
-    "Reference": ["api/thalweg.md", "api/thalweg.[ton]*.md", "api/*.md"],
-    "Records": ["benchmarks/*.md"],
-    "Examples": ["examples/*.md"],
-    "Project": ["support.md", "*.md"],
-}
 #: Files outside docs/ that are in the site too, since docs link to them.
 OUTSIDE = [
     "CHANGELOG.md",
@@ -74,11 +55,10 @@ class Examples(griffe.Extension):
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are made, and arrange all of them."""
+    """Add the pages that are made."""
     made = {uri: shown(ROOT / source) for source, uri in outside().items()}
     for uri, text in {**made, **references()}.items():
         files.append(File.generated(config, uri, content=text))
-    config.nav = list(arranged(sorted(file.src_uri for file in files.documentation_pages())))
     return files
 
 
@@ -106,16 +86,6 @@ def formula(source: str, *_: Any, **__: Any) -> str:
     return latex2mathml.converter.convert(source, display="block")
 
 
-def arranged(found: list[str]) -> Iterator[dict[str, list[str]]]:
-    """The navigation: every page once."""
-    left = dict.fromkeys(found)
-    for section, patterns in SECTIONS.items():
-        here = dict.fromkeys(uri for pattern in patterns for uri in left if fnmatch(uri, pattern))
-        left = {uri: None for uri in left if uri not in here}
-        if here:
-            yield {section: list(here)}
-
-
 @cache
 def outside() -> dict[str, str]:
     """The addresses in the site of files outside docs/, by their paths: programs become pages, records stay files."""
@@ -133,10 +103,9 @@ def references() -> dict[str, str]:
     """The reference: a page for each public module. Options are on the pages of the rules."""
     made = {}
     for module, about in MODULES.items():
-        folder = ROOT / "src" / module.replace(".", "/")
-        if (folder / "__init__.py").exists():
-            names = "\n\n".join(f"::: {path}" for path in public(folder / "__init__.py"))
-            made[f"api/{module}.md"] = f"# {module}\n\n{about}.\n\n{names}\n"
+        source = ROOT / "src" / module.replace(".", "/") / "__init__.py"
+        names = "\n\n".join(f"::: {path}" for path in public(source))
+        made[f"api/{module}.md"] = f"# {module}\n\n{about}.\n\n{names}\n"
     return made
 
 

@@ -20,12 +20,12 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "optax": (4000, ("src/thalweg/optax/",)),
     "numpy": (950, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
-    "plan": (750, ("src/thalweg/plan/",)),
+    "plan": (790, ("src/thalweg/plan/",)),
     "check": (3760, ("src/thalweg/check/",)),
-    "show and integrations": (1140, ("src/thalweg/show/", "src/thalweg/integrations/")),
+    "show and integrations": (1040, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2700, ("src/thalweg/",)),
     "tests": (37000, ("tests/",)),
-    "tools": (870, ("tools/",)),
+    "tools": (840, ("tools/",)),
     "words of the docs": (60000, ("docs/", "README.md")),
 }
 

@@ -21,8 +21,10 @@ import thalweg.torch
 from thalweg.rules import RULES
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
+#: Shapes of parameters, where they are not those of all cases.
 SMALL = {"matrix": (3, 2), "vector": (4,)}
-#: Of each rule, options that are not its defaults.
+SHAPES = {"Muon": {"matrix": (3, 2)}, "LAMB-int8": {"table": (64, 64)}}
+#: Of each case, named after its rule, options that are not the defaults.
 OPTIONS: dict[str, dict[str, Any]] = {
     **{name: {} for name in RULES},
     "SGD": {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1},
@@ -35,10 +37,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Muon": {"ns_dtype": None},
     "Kron": {"precond_update_probability": 1.0},
     "SOAP": {"precondition_frequency": 2, "one_sided": True},
+    "LAMB-int8": {"state_dtype": "int8"},
 }
-CASES = {name: (name, given, SMALL) for name, given in OPTIONS.items()}
-CASES["Muon"] = ("Muon", OPTIONS["Muon"], {"matrix": (3, 2)})
-CASES["LAMB-int8"] = ("LAMB", {"state_dtype": "int8"}, {"table": (64, 64)})
 
 
 def main() -> None:
@@ -46,9 +46,10 @@ def main() -> None:
     folder.mkdir(parents=True)
     run: dict[str, Any] = {}
     told = {}
-    for name, (rule, given, shapes) in CASES.items():
-        own = {option: value for option, value in vars(RULES[rule]()).items() if option != "stacked_axes"}
-        options = {**own, **given}
+    for name, given in OPTIONS.items():
+        rule, shapes = name.partition("-")[0], SHAPES.get(name, SMALL)
+        options = {**vars(RULES[rule]()), **given}
+        del options["stacked_axes"]
         told[name] = {"rule": rule, "options": options}
         random = np.random.default_rng(0)
         # eighths, which take few bytes in a compressed file

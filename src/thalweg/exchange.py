@@ -97,15 +97,17 @@ def check_form(saved: Any) -> None:
     if missing := [key for key in KEYS if key not in saved]:
         raise StateError(f"{wanted}, and lacks {', '.join(missing)}")
     check_layout(saved["layout"])
-    if not isinstance(saved["state"], Mapping):
-        kind = type(saved["state"]).__name__
-        raise StateError(f"this state_dict() is damaged: its state must be a mapping by name, got {kind}")
+    for key, kind, meaning in (("optimizer", str, "text"), ("state", Mapping, "a mapping by name")):
+        if not isinstance(saved[key], kind):
+            raise StateError(
+                f"this state_dict() is damaged: its {key} must be {meaning}, got {type(saved[key]).__name__}"
+            )
 
 
 def check_version(rule: type[Rule], version: Any) -> None:
     """Refuse a state of another version of a rule. None: it does not say, as those of thalweg 0.1.0; these are of 1."""
     found = 1 if version is None else version
-    if found != rule.version:
+    if not isinstance(found, int) or found != rule.version:
         raise StateError(
             f"this is a state of version {found} of {rule.__name__} and cannot be loaded into version {rule.version}: "
             "load it with the rule that made it, or convert it and set its version"

@@ -55,8 +55,9 @@ def check_rule(rule: type[Rule]) -> None:
     for option, hint in inspect.get_annotations(rule).items():
         if option not in known and "ClassVar" not in str(hint):
             raise RuleError(f"{name} is no dataclass, and does not know its option {option!r}: {DECORATED}")
-    for former, now in FORMER_NAMES.items() if issubclass(rule, WholeRule) else ():
-        if any(callable(vars(kind).get(former)) and now not in vars(kind) for kind in rule.__mro__):
+    for former, now in FORMER_NAMES.items():
+        defines = any(callable(vars(kind).get(former)) and now not in vars(kind) for kind in rule.__mro__)
+        if defines and issubclass(rule, WholeRule):
             raise RuleError(f"{name} defines {former}, which is called {now} since 0.3: rename it")
     if rule.__abstractmethods__:
         raise RuleError(f"{name} has no {' and no '.join(sorted(rule.__abstractmethods__))}: a rule has to define it")

@@ -174,5 +174,5 @@ def test_parameters_in_fortran_order_are_stepped_by_the_rule(rule: str) -> None:
     optimizer = made(rule, "auto")
     optimizer.step(params, grads[0])
     assert optimizer.engine == "fused + reference"
-    with pytest.raises(OptionError, match="cannot run for parameter 'w': it is not in C order"):
+    with pytest.raises(OptionError, match="cannot run for parameter 'w': it, or its state, is not in C order"):
         made(rule, "fused").step(params, grads[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,6 @@ from thalweg.errors import NonFiniteError, OptionError, ParameterError
 from thalweg.numpy import LAMB, LARS, Adafactor, Kron
 
 NAME = "encoder.0.weight"
-
-
-def test_one_step_is_the_formula_worked_by_hand() -> None:
-    weights, gradient = np.array([[3.0, 0.0], [0.0, 4.0]]), np.array([[0.0, 6.0], [8.0, 0.0]])
-    assert LARS(lr=2.0, trust_coefficient=0.1).update(NAME, weights, gradient) is None
-    # |p| = 5, |g| = 10: the rate is 2 * 0.1 * 5 / 10
-    assert np.array_equal(weights, [[3.0, -0.1 * 6.0], [-0.1 * 8.0, 4.0]])
 
 
 @every_case
@@ -108,6 +100,53 @@ def test_no_gradient_no_step(make: Make) -> None:
     assert optimizer.state[NAME]["step"] == 1
 
 
+# ---- buffers whose shape nobody has told: they are exempted from nothing
+
+SIZE = 12
+DECAYED: Any = dict(lr=0.02, weight_decay=0.1)
+
+
+def step_thrice(optimizer: Any, shape: tuple[int, ...] | None, whole: bool = False) -> Any:
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal(SIZE).astype(np.float32)
+    for t in range(3):
+        gradient = (rng.standard_normal(SIZE) * (1 + t)).astype(np.float32)
+        if whole:
+            optimizer.step({"layer": weights}, {"layer": gradient})
+        else:
+            optimizer.update("layer", weights, gradient, shape=shape)
+            optimizer.end_iteration()
+    return bits(weights)
+
+
+@pytest.mark.parametrize("make", [LAMB, LARS])
+def test_a_buffer_has_the_rule_of_matrices_unless_it_was_declared_a_vector(make: Any) -> None:
+    """With a shape, or as an array of a whole model: there it is a bias, without decay and trust ratio."""
+    options = dict(DECAYED, exempt="vectors")
+    published = step_thrice(make(**dict(DECAYED, exempt=None)), None)
+    assert step_thrice(make(**options), None) == published
+    assert step_thrice(make(**options), (3, 4)) == published
+    exempt = step_thrice(make(lr=0.02, trust=False), None)
+    assert exempt != published
+    assert step_thrice(make(**options), (SIZE,)) == step_thrice(make(**options), None, whole=True) == exempt
+
+
+def test_lamb_has_it_by_default_and_lars_has_not() -> None:
+    assert step_thrice(LAMB(**DECAYED), (SIZE,)) == step_thrice(LAMB(lr=0.02, trust=False), None)
+    assert step_thrice(LARS(**DECAYED), (SIZE,)) == step_thrice(LARS(**DECAYED, exempt=None), None)
+
+
+def test_a_shape_that_is_told_later_counts_from_then_on() -> None:
+    optimizer, weights = LAMB(0.1), np.full(4, 8.0)
+    optimizer.update("layer", weights, np.ones(4))
+    assert optimizer.stats()["layer"]["trust_ratio"] == pytest.approx(8.0)
+    optimizer.update("layer", weights, np.ones(4), shape=(4,))
+    assert optimizer.stats()["layer"]["trust_ratio"] == 1.0
+
+
+# ---- names, iterations, scales
+
+
 class TestNames:
     def test_a_number_and_its_text_are_two_parameters(self) -> None:
         optimizer, first, second = LAMB(0.1), np.ones(3), np.ones((2, 2))
@@ -150,13 +189,6 @@ class TestNames:
         Kron(0.1, damping=0.5).update(name, first, np.eye(4, 3))
         Kron(0.1, damping=0.5).update(same, second, np.eye(4, 3))
         assert bits(first) == bits(second)
-
-    def test_numpy_integers_can_be_saved(self, tmp_path: Path) -> None:
-        optimizer, loaded = LARS(0.1), LARS(0.1)
-        optimizer.update(np.int64(1), np.ones(3), np.ones(3))
-        optimizer.save(tmp_path / "state.npz")
-        loaded.load(tmp_path / "state.npz")
-        assert bits(loaded.state[1]) == bits(optimizer.state[1])
 
 
 class TestIterations:

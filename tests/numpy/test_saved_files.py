@@ -122,14 +122,8 @@ class TestStateDict:
     def test_what_is_in_it(self) -> None:
         optimizer = stepped(partial(CASES["LAMB"], global_step=True))
         saved = optimizer.state_dict()
-        assert {key: value for key, value in saved.items() if key != "state"} == {
-            "layout": 1,
-            "optimizer": "LAMB",
-            "version": 1,
-            "lr": 0.05,
-            "iteration": 3,
-        }
-        assert bits(saved["state"]) == bits(optimizer.state)
+        assert bits(saved.pop("state")) == bits(optimizer.state)
+        assert saved == {"layout": 1, "optimizer": "LAMB", "version": 1, "lr": 0.05, "iteration": 3}
 
     @two_cases
     def test_it_is_a_copy_on_the_way_out_and_in(self, make: Make) -> None:
@@ -191,7 +185,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no entries": (dict(state={"conv": 3}), "'conv' must map keys to arrays"),
     "entries that are a dict": (dict(state={"w": {"step": 1, "exp_avg": {}}}), "'exp_avg' is {}"),
     "entries that are none": (dict(state={"w": {"step": 1, "exp_avg": None}}), "'exp_avg' is None"),
-    "uneven lists": (dict(state={"w": {"step": 1, "exp_avg": [[1.0], []]}}), "the state of 'w' must be arrays of floating point"),
+    "uneven lists": (
+        dict(state={"w": {"step": 1, "exp_avg": [[1.0], []]}}),
+        "the state of 'w' must be arrays of floating point",
+    ),
     "layout 0": (dict(layout=0), "layout"),
     "negative step": (dict(state={"new": {"step": -3}}), "step of 'new'"),
     "step of text": (dict(state={"new": {"step": "x"}}), "step of 'new'"),
@@ -240,13 +237,6 @@ class TestRefused:
             StateError, rf"not an exported state or state_dict\(\): it must have the keys .*{said}", optimizer
         ):
             optimizer.load_state_dict(other)
-
-    @pytest.mark.parametrize("missing", ["layout", "optimizer", "lr", "iteration", "state"])
-    def test_what_lacks_a_part(self, missing: str) -> None:
-        optimizer = stepped(CASES["LAMB"])
-        saved = {key: value for key, value in optimizer.state_dict().items() if key != missing}
-        with refused(StateError, f"must have the keys.*{missing}", optimizer):
-            optimizer.load_state_dict(saved)
 
     @every_case
     def test_another_shape_shows_at_the_next_step(self, make: Make) -> None:
@@ -330,28 +320,20 @@ class TestFiles:
         assert path.read_bytes() != before
 
     def test_what_is_no_such_file(self, tmp_path: Path) -> None:
-        """A beginning of one, other files, arrays of others."""
+        """A beginning of one, one with a flipped bit, other files, arrays of others."""
         path, optimizer = tmp_path / "state.npz", stepped(CASES["Kron"])
         optimizer.save(path)
         whole, others = path.read_bytes(), tmp_path / "others.npz"
+        at = whole.index(optimizer.state["conv"]["momentum_buffer"].tobytes())
+        flipped = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
         np.savez(others, weights=np.ones(3))
         np.save(tmp_path / "one.npy", np.ones(3))
         beginnings = [whole[: int(share * len(whole))] for share in (0.0, 0.02, 0.5, 0.9, 0.999)]
         strange = [b"hello", b"\x93NUMPY", b"PK\x03\x04", b"\x80\x04N.", bytes(100)]
-        for content in (*beginnings, *strange, others.read_bytes(), (tmp_path / "one.npy").read_bytes()):
+        for content in (flipped, *beginnings, *strange, others.read_bytes(), (tmp_path / "one.npy").read_bytes()):
             path.write_bytes(content)
             with refused(StateError, "state.* is damaged, or not a state saved", optimizer):
                 optimizer.load(path)
-
-    def test_a_flipped_bit(self, tmp_path: Path) -> None:
-        path, optimizer = tmp_path / "state.npz", stepped(CASES["LAMB"])
-        optimizer.save(path)
-        content = bytearray(path.read_bytes())
-        at = content.index(optimizer.state["conv"]["exp_avg"].tobytes())
-        content[at] ^= 1
-        path.write_bytes(content)
-        with refused(StateError, "is damaged", optimizer):
-            optimizer.load(path)
 
     def test_a_pickle_is_never_opened(self, tmp_path: Path) -> None:
         class Bomb:

@@ -117,7 +117,7 @@ def test_one_decision_about_what_is_not_finite() -> None:
 
 def test_what_is_refused() -> None:
     with pytest.raises(OptionError, match=r"a mixture is a list of \(pattern, transformation\)"):
-        mixture([("*", thalweg.numpy.AdamW.options())])  # type: ignore[list-item]
+        mixture([("*", thalweg.numpy.AdamW(0.1))])  # type: ignore[list-item]
     with pytest.raises(OptionError, match="a pattern must be a glob"):
         mixture([(3, sgd(0.1))])  # type: ignore[list-item]
     with pytest.raises(OptionError, match=r"entry '\*': max_grad_norm concerns the whole step: give it to mixture"):

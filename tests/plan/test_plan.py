@@ -249,8 +249,11 @@ def test_options_for_all_go_to_those_on_which_they_have_an_effect() -> None:
     [
         ([Given("", "momentumm", 1)], "no optimizer here has an option 'momentumm': did you mean 'momentum'?"),
         ([Given("", "lr", 1)], "no figure depends on the learning rate: leave out --option lr"),
-        ([Given("lamb", "trust", True)], "the option lamb.trust is for lamb, which is not among the optimizers: SGD"),
+        ([Given("lamb", "trust", True)], "the option lamb.trust is for LAMB, which is not among the optimizers: SGD"),
         ([Given("sgd", "momentum", -1)], "SGD: momentum must be"),
+        ([Given("sgd", "momentumm", 1)], "SGD has no option 'momentumm': did you mean 'momentum'?"),
+        ([Given("", "offload_state", True)], "no optimizer here has an option 'offload_state': it is gone since 0.3"),
+        ([Given("adamm", "eps", 1)], "there is no optimizer 'adamm'"),
     ],
 )
 def test_options_that_cannot_be_meant(options: list[Given], message: str) -> None:
@@ -314,6 +317,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("gpt2 --optimizers muon", "it is no matrix, and Muon orthogonalizes matrices"),
         ("gpt2 --optimizers plannable:broken", "broken could not be made, it must be a rule, or a function"),
         ("plannable:build --optimizers plannable:partial", "it leaves out parameter '1.weight'"),
+        (
+            "gpt2 --optimizers plannable:mixture --option plannable:mixture.lr_scale=1",
+            "mixture has no option 'lr_scale'",
+        ),
+        ("gpt2 --option kron_adamw.variant=x", "kron_adamw has no option 'variant'"),
         ("gpt2 --frozen nothing*", "--frozen nothing* matches no parameter; the first ones are transformer.wte.weight"),
         ("gpt2 --frozen *", "gpt2 has no floating-point parameter that requires a gradient"),
         ("gpt2 --dtype int4", "there is no dtype 'int4'"),

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("rich")
+
 from thalweg.race import race
 from thalweg.race.run import Record, Result
 from thalweg.race.summary import Summary, below_zero, in_percent, list_results, verdict

@@ -307,5 +307,5 @@ def test_a_run_that_gains_an_average_begins_it_and_one_that_loses_it_is_refused(
     wanted = 0.7 * before + 0.3 * params["w"]
     with again.averaged(params):
         assert np.allclose(params["w"], wanted, rtol=1e-12)
-    with pytest.raises(StateError, match=r"the saved entries are .*'average'"):
+    with pytest.raises(StateError, match=r"'w' does not fit its options: .*'average'"):
         plain.load_state_dict(again.state_dict())

@@ -63,5 +63,3 @@ CONTINUED = {"float64": 1e-11, "float32": 1e-6}
 #: A product of matrices by kernels, relative to its largest element: one rounding of the result, and sums of float32.
 #: Tensor cores cut float32 operands to 11 binary digits ("tf32"), each off by one unit at most.
 STACK_PRODUCTS = {"float32": 1e-6, "bfloat16": 2.0**-8, "float16": 2.0**-10, "tf32": 2.0**-9}
-#: Traces and sums of squares found on the way, before products are rounded, relative to the sum of squares.
-PRODUCT_SUMS = {"float32": 1e-5, "bfloat16": 1e-5, "float16": 1e-5, "tf32": 2.0**-8}

@@ -204,5 +204,3 @@ def test_what_is_refused() -> None:
     groups = [{"params": [layer.weight]}, {"params": [layer.bias], "spikes": False}]
     with pytest.raises(OptionError, match="spikes concerns the whole step"):
         thalweg.torch.AdamW(groups, lr=0.1, spikes=True)
-    with pytest.raises(OptionError, match=r"no option 'accumulate': it is gone since .*: divide the loss by n"):
-        thalweg.torch.AdamW([{"params": [layer.weight], "accumulate": 8}], lr=0.1)

@@ -292,7 +292,7 @@ def masked(s: Subject) -> None:
 
 @holds("companions")
 def multi_steps(s: Subject) -> None:
-    """optax.MultiSteps accumulates two gradients and steps with their mean."""
+    """optax.MultiSteps adds up two gradients and steps with their mean."""
     made, params = optax.MultiSteps(s.make(), 2), tree(0)
     state = made.init(params)
     _, state = made.update(tree(1), state, params)

@@ -1,6 +1,6 @@
 """Optimizers for Keras 3, on its backends jax and torch: ``compile``, ``fit``, schedules and ``.keras`` files.
 
-Rules step in the arrays of the backend. Keras itself clips, accumulates, averages and scales losses.
+Rules step in the arrays of the backend. Keras itself clips, averages, adds up gradients and scales losses.
 """
 
 from __future__ import annotations

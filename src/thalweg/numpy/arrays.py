@@ -51,7 +51,6 @@ def checked_pair(name: Name, weights: Any, gradient: Any, shape: Shape | None) -
     # subclasses may compute in their own way; their memory is what is wanted
     weights, gradient = np.asarray(weights), np.asarray(gradient)
     if shape is not None:
-        shape = checked_shape(shape)
         weights = unflattened("parameter", name, weights, shape)
         gradient = unflattened("the gradient of", name, gradient, shape)
     if weights.shape != gradient.shape:
@@ -66,28 +65,19 @@ def check_array(what: str, name: Name, x: Any) -> None:
     """Refuse what cannot be stepped, or step something else. what: what it is to the parameter of this name."""
     if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
         raise ParameterError(f"{what} {name!r} must be a numpy array, got {type(x).__name__}; {ELSEWHERE}")
-    if xp.dtype(x) not in DTYPES:
+    if xp.dtype(x) not in DTYPES or not x.dtype.isnative:
         raise ParameterError(
-            f"{what} {name!r} has dtype {x.dtype}: it must be float32, float64, float16 or bfloat16; "
-            "convert it, with .astype(numpy.float32) for example"
-        )
-    if not x.dtype.isnative:
-        raise ParameterError(
-            f"{what} {name!r} has foreign byte order ({x.dtype.str}): convert it with "
-            ".astype(x.dtype.newbyteorder('='))"
+            f"{what} {name!r} has dtype {x.dtype}: it must be float32, float64, float16 or bfloat16, in the byte order "
+            "of this machine; convert it, with .astype(numpy.float32) for example"
         )
 
 
-def checked_shape(shape: Any) -> Shape:
-    """A shape of Python's own whole numbers."""
+def unflattened(what: str, name: Name, x: Arr, shape: Any) -> Arr:
+    """A flat buffer, seen in the shape of the parameter it holds."""
     is_tuple = isinstance(shape, (tuple, list))
     if not is_tuple or not all(isinstance(n, (int, np.integer)) and type(n) is not bool and n >= 0 for n in shape):
         raise ParameterError(f"shape must be a tuple of whole numbers >= 0, got {shape!r}")
-    return tuple(int(n) for n in shape)
-
-
-def unflattened(what: str, name: Name, x: Arr, shape: Shape) -> Arr:
-    """A flat buffer, seen in the shape of the parameter it holds."""
+    shape = tuple(int(n) for n in shape)
     if x.shape != shape and (x.ndim != 1 or x.size != math.prod(shape)):
         raise ParameterError(
             f"{what} {name!r} has shape {x.shape}: for shape={shape} it must be flat with {math.prod(shape)} elements"
@@ -131,11 +121,6 @@ def span(x: Arr) -> tuple[int, int]:
         return start, start + x.nbytes
     low, high = np.lib.array_utils.byte_bounds(x)
     return low, high
-
-
-def narrow_rms(x: Arr) -> float | None:
-    """The root mean square of an array of 16 bits, which rounding depends on."""
-    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) if x.size and x.dtype.itemsize <= 2 else None
 
 
 # ---- options

@@ -16,7 +16,7 @@ import numpy as np
 
 from thalweg.arrays import Shape, State
 from thalweg.boundary import Advance, advance
-from thalweg.errors import NonFiniteError, OptionError, ParameterError
+from thalweg.errors import OptionError, ParameterError
 from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.cpu.operands import operand_of
@@ -27,7 +27,7 @@ from thalweg.numpy.arrays import Arr, Name, address, span
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import Handling, Setting
+from thalweg.settings import Setting
 from thalweg.spaces import numpy as xp
 from thalweg.storage import arithmetic
 
@@ -70,8 +70,9 @@ class Job(NamedTuple):
     #: Where the parameter lies: first byte, and the one behind the last.
     place: tuple[int, int]
     tracked: Tracked
+    setting: Setting
+    #: The rule with the numbers of this step.
     rule: Rule
-    handling: Handling
     t: int
     lr: float | None
     lr_scale: float
@@ -81,22 +82,14 @@ class Job(NamedTuple):
         step: Any = dict(t=self.t, lr=self.lr, lr_scale=self.lr_scale, grad_scale=grad_scale, noise=noise)
         with np.errstate(all="ignore"):  # what is not finite is dealt with below, or wanted
             p, g, state = self.weights, self.gradient, self.tracked.state
-            result = advance(xp, self.rule, self.handling, p, g, state, tensor=tensor_id(self.name), **step)
-        if self.handling.on_nonfinite == "raise":
-            self.check_finite(result.finite)
-        return result
+            return advance(xp, self.rule, self.setting.handling, p, g, state, tensor=tensor_id(self.name), **step)
 
     def draw_noise(self) -> Arr:
         """The noise of the step by native code, as ``rules.noise.normal`` gives it."""
         noise = np.empty(self.weights.shape, arithmetic(xp.dtype(self.weights)))
-        stream = dict(seed=self.handling.seed, tensor=tensor_id(self.name), t=self.t)
+        stream = dict(seed=self.setting.handling.seed, tensor=tensor_id(self.name), t=self.t)
         fill_normal(address(noise), noise.dtype.name, noise.size, **stream, threads=num_threads(of_machine))
         return noise
-
-    def check_finite(self, is_finite: Any) -> None:
-        if not is_finite:
-            told = f"parameter {self.name!r}, step {self.t}"
-            raise NonFiniteError(f"{told}: the gradient or the update is not finite")
 
 
 # ---- engines
@@ -153,7 +146,9 @@ def reason_against(job: Job) -> str | None:
     """Why native code cannot step this parameter, or None if it can."""
     tracked = job.tracked
     if tracked.unserved is None:  # shape and rule decide, and do not change
-        tracked.unserved = reason_unserved(job.rule, job.handling, job.weights.shape, xp.dtype(job.weights)) or ""
+        tracked.unserved = (
+            reason_unserved(job.rule, job.setting.handling, job.weights.shape, xp.dtype(job.weights)) or ""
+        )
     if tracked.unserved:
         return tracked.unserved
     is_in_order = all(array.flags.c_contiguous for array in (job.weights, *tracked.state.values()))
@@ -184,11 +179,11 @@ class Native:
         options: list[Options] = []
         operands = []
         for job, gradient in zip(jobs, gradients, strict=True):
-            key = id(job.rule), id(job.handling), job.t, job.lr, job.lr_scale
+            key = id(job.rule), id(job.setting.handling), job.t, job.lr, job.lr_scale
             group = groups.setdefault(key, len(options))
             if group == len(options):
-                declared = job.tracked.setting.rule if job.tracked.setting is not None else None
-                options.append(Options(job.rule, job.handling, job.t, job.lr, job.lr_scale, grad_scale, declared))
+                numbers = job.t, job.lr, job.lr_scale, grad_scale
+                options.append(Options(job.rule, job.setting.handling, *numbers, job.setting.rule))
             operands.append(show_job(job, group, gradient))
         tables = self.lay_out(tuple([job.name for job in jobs]), operands, options)
         tables.point(array("Q", map(address, gradients)))
@@ -203,7 +198,7 @@ class Native:
                 tables.skip([not is_taken for is_taken in taken])
             tables.run(WRITE if is_guarded else MEASURE, END)
             figures = tables.figures()
-            return [partial(figures.of, index, reshape) for index in range(len(gradients))]
+            return [partial(figures.of, index, np.reshape) for index in range(len(gradients))]
 
         return taken, write
 
@@ -225,18 +220,13 @@ def show_job(job: Job, group: int, gradient: Arr) -> Operand:
     dtypes = xp.dtype(job.weights), xp.dtype(gradient)
     if known is not None and (known.p, known.group) == (job.place[0], group) and known.dtypes[:2] == dtypes:
         return known
-    assert tracked.setting is not None
-    rule, shape = tracked.setting.rule, job.weights.shape
+    rule, shape = job.setting.rule, job.weights.shape
     tracked.operand = operand_of(rule, job.name, shape, job.weights, dtypes[1], tracked.state, place_of, group)
     return tracked.operand
 
 
 def place_of(x: Arr) -> tuple[int, str]:
     return address(x), xp.dtype(x)
-
-
-def reshape(values: list[float], shape: Shape) -> Arr:
-    return np.array(values).reshape(shape)
 
 
 def squares_of(arrays: Sequence[Arr], engine: Engine) -> list[float]:

@@ -30,23 +30,12 @@ from thalweg.numpy.arrays import (
     checked_name,
     checked_pair,
     checked_rate,
-    narrow_rms,
     pairs,
     span,
     value_at,
 )
 from thalweg.numpy.checkpoints import read_file, read_state, write_file
-from thalweg.numpy.engines import (
-    Engine,
-    Figures,
-    Job,
-    Native,
-    Tracked,
-    check_engine,
-    divide,
-    separate,
-    squares_of,
-)
+from thalweg.numpy.engines import Engine, Figures, Job, Native, Tracked, check_engine, divide, separate, squares_of
 from thalweg.rules import Rule
 from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average
 from thalweg.rules.checks import check_flag, check_number
@@ -63,8 +52,7 @@ Params: TypeAlias = Mapping[str, Arr] | Sequence[Arr]
 class Optimizer:
     """Steps numpy arrays in place, name by name or a whole model at once.
 
-    Every optimizer derives from it; its methods are theirs. Override :meth:`lr_scale` for
-    learning rates by name that a list of patterns cannot express.
+    Every optimizer derives from it. Override :meth:`lr_scale` for learning rates by name that patterns cannot express.
     """
 
     #: What it steps by.
@@ -94,6 +82,17 @@ class Optimizer:
         self._is_reported = False
         if not hasattr(self, "_tracked"):  # a copy whose options are changed goes on with its state
             self.clear_state()
+
+    def clear_state(self) -> None:
+        """Forget every parameter, and the count of iterations."""
+        self._tracked: dict[Name, Tracked] = {}
+        #: What is kept of former norms for ``spikes``, and what the last step told of them.
+        self._norms: Arr | None = None
+        self._joint_figures: dict[str, Any] = {}
+        #: Whether a state was loaded, and nothing was told of how it was kept.
+        self._is_loaded = False
+        #: How many iterations have ended, counted under ``global_step=True`` alone.
+        self.iteration = 0
 
     # ---- options
 
@@ -182,10 +181,9 @@ class Optimizer:
         self.end_iteration()
 
     def end_iteration(self) -> None:
-        """Say that every parameter has had its :meth:`update`.
+        """Begin the next step of all under ``global_step=True``, after an :meth:`update` of each; else do nothing.
 
-        Each parameter counts its own steps, so that nothing depends on this, but under
-        ``global_step=True``: there it begins the next step of all. :meth:`step` calls it itself.
+        :meth:`step` calls it itself.
         """
         self.iteration += self._global_step
 
@@ -212,10 +210,11 @@ class Optimizer:
             for option, value in scales.items():
                 check_number(option, value, low=0.0)
             rule = setting.rule_at(t)
-            for option, value in {**scales, **{name: getattr(rule, name) for name in setting.scheduled}}.items():
+            numbers = {**scales, **{option: getattr(rule, option) for option in setting.scheduled}}
+            for option, value in numbers.items():
                 value_at(option, value, t)
         scale = plain(math.prod((setting.lr_scale, *scales.values())))
-        return Job(name, weights, gradient, span(weights), tracked, rule, setting.handling, t, lr, scale)
+        return Job(name, weights, gradient, span(weights), tracked, setting, rule, t, lr, scale)
 
     def _resolve(self, name: Name, weights: Arr, tracked: Tracked, is_raw: bool) -> None:
         """Find what holds for a parameter that is new, or whose options have changed, and fit its state to that."""
@@ -224,13 +223,11 @@ class Optimizer:
         setting.rule.check_shape(name, weights.shape)
         check_update(setting.rule, weights.shape)
         with np.errstate(all="ignore"):  # some processors find a signalling NaN invalid
-            if tracked.step == 0 and not tracked.state:
-                before = first_state(xp, setting.rule, setting.handling, weights)
-            else:
-                before = completed(xp, name, setting.rule, setting.handling, weights, tracked.state)
+            is_new, facts = tracked.step == 0 and not tracked.state, (setting.rule, setting.handling, weights)
+            before = first_state(xp, *facts) if is_new else completed(xp, name, *facts, tracked.state)
             check_fits(xp, name, setting.rule, weights.shape, before)
             # kept as these options have it, whatever it was saved in
-            state = converted(xp, setting.rule, setting.handling, weights, before)
+            state = converted(xp, *facts, before)
         if self._is_loaded and state.keys() != before.keys():
             self._is_loaded = False
             warn_converted(name, before, state)
@@ -284,9 +281,11 @@ class Optimizer:
             )
             taken, write = self._native.measure(native, scale)
             if self._settings.base.handling.on_nonfinite == "raise":
-                for job, is_finite in zip(native, taken, strict=True):
-                    job.check_finite(is_finite)
                 computed = list(computed)  # nothing is written before everything is known to be finite
+                for job, is_finite in (*zip(native, taken, strict=True), *((job, new.finite) for job, new in computed)):
+                    if not is_finite:
+                        told = f"parameter {job.name!r}, step {job.t}: the gradient or the update is not finite"
+                        raise NonFiniteError(told)
             self._tracked.update({job.name: job.tracked for job in jobs})  # in their order, whatever steps them
             for job, stats, is_taken in zip(native, write(), taken, strict=True):
                 self._commit(job, stats, is_taken)
@@ -333,10 +332,7 @@ class Optimizer:
                 weights[...] = before
 
     def explain(self, params: Params) -> Explanation:
-        """How each parameter of a model will be treated, what its state will cost, and what looks like a mistake.
-
-        No state is made.
-        """
+        """How each parameter will be treated, what its state will cost (none is made), what looks like a mistake."""
         rows = []
         lr = value_at("lr", self.lr, 1)
         arrays = [(checked_name(name), weights) for name, weights, _ in pairs(params, params)]
@@ -345,7 +341,9 @@ class Optimizer:
             setting, _ = self._settings.of(str(name), weights)
             setting = replace(setting, lr_scale=setting.lr_scale * self.lr_scale(name))
             facts = str(name), weights.shape, xp.dtype(weights), setting
-            rows.append(explain_parameter(*facts, lr=lr, rms=narrow_rms(weights), counter_bytes=0))
+            is_narrow = weights.size > 0 and weights.itemsize == 2  # then rounding depends on how large its numbers are
+            rms = math.sqrt(squares_of([weights], self._wanted_engine)[0] / weights.size) if is_narrow else None
+            rows.append(explain_parameter(*facts, lr=lr, rms=rms, counter_bytes=0))
         return Explanation(rows, self._unused_overrides(arrays))
 
     def _unused_overrides(self, arrays: Iterable[tuple[Name, Arr]]) -> list[Any]:
@@ -379,17 +377,6 @@ class Optimizer:
     def skipped(self) -> dict[Name, int]:
         """How often each parameter was left alone by ``on_nonfinite="skip"`` or ``spikes``."""
         return {name: tracked.skipped for name, tracked in self._tracked.items()}
-
-    def clear_state(self) -> None:
-        """Forget every parameter, and the count of iterations."""
-        self._tracked: dict[Name, Tracked] = {}
-        #: What is kept of former norms for ``spikes``, and what the last step told of them.
-        self._norms: Arr | None = None
-        self._joint_figures: dict[str, Any] = {}
-        #: Whether a state was loaded, and nothing was told of how it was kept.
-        self._is_loaded = False
-        #: How many iterations have ended, counted under ``global_step=True`` alone.
-        self.iteration = 0
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain values and copies of arrays."""

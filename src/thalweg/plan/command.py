@@ -9,7 +9,8 @@ from typing import Any
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError
 from thalweg.plan.cost import BANDWIDTH, plan
-from thalweg.plan.optimizers import PACKAGED
+from thalweg.plan.optimizers import MIXTURES
+from thalweg.rules import RULES
 from thalweg.show.arguments import parse_option, split_words
 from thalweg.show.choices import json_option, option_option
 from thalweg.show.extras import extra
@@ -30,7 +31,7 @@ class CannotPlan(click.ClickException):
 @click.option(
     "--optimizers",
     metavar="LIST",
-    help=f"Only these, separated by commas: {','.join(PACKAGED).lower()}, module:MyRule, or "
+    help=f"Only these, separated by commas: {','.join([*RULES, *MIXTURES]).lower()}, module:MyRule, or "
     "module:function for a mixture.",
 )
 @option_option

@@ -14,8 +14,9 @@ from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError, OptionError, ParameterError
 from thalweg.explain import Explanation
 from thalweg.plan.load import load_model
-from thalweg.plan.optimizers import PACKAGED, build_optimizer, name_optimizers, resolve_options
+from thalweg.plan.optimizers import MIXTURES, build_optimizer, find_optimizers, resolve_options
 from thalweg.programs import budget
+from thalweg.rules import RULES
 from thalweg.rules.entries import Factor
 from thalweg.settings import Setting
 from thalweg.show.arguments import Given, parse_dtype
@@ -105,8 +106,8 @@ def plan(
     for what, value in dict(world=world, bandwidth=bandwidth, memory=memory).items():
         if value is not None and not value > 0:
             raise CommandError(f"{what} must be above 0, got {value}")
-    named = name_optimizers(PACKAGED if optimizers is None else optimizers)
-    given, stored = resolve_options(options, named), None if dtype is None else parse_dtype(dtype)
+    planned = find_optimizers([*RULES, *MIXTURES] if optimizers is None else optimizers)
+    given, stored = resolve_options(options, planned), None if dtype is None else parse_dtype(dtype)
     name, module = (model, load_model(model, stored)) if isinstance(model, str) else (type(model).__name__, model)
     module = copy_module(name, module, stored, [frozen] if isinstance(frozen, str) else frozen)
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -116,9 +117,10 @@ def plan(
         for params in (trained, untrained)
     )
     costs, refused = [], dict[str, str]()
-    for title, made in named.items():
+    for candidate in planned:
+        title = candidate.name
         try:
-            optimizer = build_optimizer(title, made, module, given)
+            optimizer = build_optimizer(candidate, module, given)
             costs.append(count_cost(title, optimizer, 2 * weights + frozen_bytes, world, bandwidth, memory))
         except ParameterError as error:
             refused[title] = str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from thalweg.dtypes import DTYPES, spelt_dtype
 from thalweg.errors import CommandError
@@ -58,12 +58,12 @@ def call_factory(text: str) -> nn.Module:
     torch = import_for(text, "torch")
     try:
         with torch.device("meta"):
-            module: nn.Module = factory()
+            module: Any = factory()
     except Exception as error:
         raise CommandError(f"{text} could not be built: {describe_error(error)}") from error
     if not isinstance(module, torch.nn.Module):
         raise CommandError(f"{text} returned a {type(module).__name__}: it must return a torch.nn.Module")
-    return module
+    return cast("nn.Module", module)
 
 
 def load_safetensors(path: Path, files: list[Path], dtype: str | None) -> nn.Module:

@@ -108,6 +108,12 @@ def check_state(name: str, p: Tensor, setting: Setting, state: Mapping[str, Tens
             f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {found}; "
             "restore the options that the state was made with, or drop it with clear_state()"
         )
+    for key, entry in state.items():
+        if any(size > 1 and stride == 0 for size, stride in zip(entry.shape, entry.stride(), strict=True)):
+            raise StateError(
+                f"the state {key!r} of {name!r} has one number in memory for several elements, as expand() makes them, "
+                "and a step writes it in place: assign a clone() of it"
+            )
 
 
 def shapes_of(entries: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
