@@ -16,6 +16,7 @@ from thalweg import Rule
 from thalweg.errors import CommandError
 from thalweg.plan import plan
 from thalweg.race import ArrayTask, ModelTask, race
+from thalweg.show.arguments import Given
 
 #: A model of a matrix and a vector.
 ELEMENTS = 60 * 40 + 60
@@ -37,6 +38,14 @@ def test_plan(rule: type[Rule]) -> None:
 def test_plans_of_shards(rule: type[Rule]) -> None:
     (cost,) = plan(small_model(), optimizers=[rule], world=2).optimizers
     assert cost.state_bytes == 4 * (30 * 40 + 30) + 4 * 2
+
+
+def test_a_rule_that_is_called_like_one_of_the_package_has_its_module_in_front() -> None:
+    rule = type("LAMB", (Signed,), {"__module__": "mine"})
+    options = [Given("lamb", "momentum_dtype", "bfloat16"), Given("mine:LAMB", "signed", False)]
+    costs = plan(small_model(), optimizers=["lamb", rule, rule], options=options).optimizers
+    assert [cost.optimizer for cost in costs] == ["LAMB", "mine:LAMB"]
+    assert costs[1].state_bytes == 4 * ELEMENTS + 4 * 2
 
 
 @by_turns()

@@ -62,21 +62,14 @@ def command(
 ) -> None:
     """Show what each optimizer will cost: state, temporaries, bytes moved. Nothing is allocated or downloaded.
 
-    MODEL is a built-in name (gpt2, bert-large, resnet50, llama-1b, llama-8b, llama-70b, small), module:factory, a
-    folder of .safetensors files, or a config.json of transformers.
+    MODEL is a built-in name (gpt2, resnet50, llama-1b, llama-8b, small), module:factory, a folder of .safetensors
+    files, or a config.json of transformers.
 
     \b
-    thalweg plan gpt2                                        all optimizers on GPT-2
     thalweg plan llama-8b --dtype bf16 --memory 80GB         which of them fit?
-    thalweg plan llama-70b --dtype bf16 --world 64           what each rank of FSDP2 keeps
-    thalweg plan llama-8b --frozen '*.embed*'                embeddings are not trained
-    thalweg plan mymodel:build                               a function that returns an nn.Module
-    thalweg plan checkpoints/mistral/                        reads only the headers of safetensors
-    thalweg plan config.json                                 a configuration of transformers
-    thalweg plan gpt2 --optimizers mymodel:mixture,adamw     a function that makes an optimizer of a model
+    thalweg plan llama-8b --dtype bf16 --world 64            what each rank of FSDP2 keeps
+    thalweg plan mymodel:build --optimizers mymodel:mixture,adamw
     thalweg plan gpt2 --option momentum_dtype=bfloat16 --option kron.max_size_dense=2048
-    thalweg plan gpt2 --optimizers adafactor --explain       every parameter and its treatment
-    thalweg plan gpt2 --json | jq '.optimizers[] | {optimizer, state_bytes}'
 
     Parameters, gradients, state and temporaries are counted; activations are not. No GPU is needed.
     """

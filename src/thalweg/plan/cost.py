@@ -13,7 +13,7 @@ from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
 from thalweg.errors import CommandError, OptionError, ParameterError
 from thalweg.explain import Explanation
-from thalweg.plan.load import Model, load_model
+from thalweg.plan.load import load_model
 from thalweg.plan.optimizers import MIXTURES, build_optimizer, find_optimizers, resolve_options
 from thalweg.programs import budget
 from thalweg.rules import RULES
@@ -33,19 +33,12 @@ COUNTER_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one rule of an optimizer steps."""
-
-    tensors: int
-    parameters: int
-
-
-@dataclass(frozen=True)
 class Cost:
     """What one optimizer costs, in bytes; of several ranks, what the one with most costs."""
 
     optimizer: str
-    rules: Mapping[str, Part]
+    #: How many numbers each of its rules steps.
+    rules: Mapping[str, int]
     #: What is kept between steps, and what a step needs beside that, at most.
     state_bytes: int
     temporary_bytes: int
@@ -64,7 +57,6 @@ class Plan:
     """What each optimizer costs on a model, and what was asked."""
 
     model: str
-    about: str
     #: Of what is trained: how many numbers, in how many tensors, and their dtypes.
     parameters: int
     tensors: int
@@ -114,11 +106,10 @@ def plan(
     for what, value in dict(world=world, bandwidth=bandwidth, memory=memory).items():
         if value is not None and not value > 0:
             raise CommandError(f"{what} must be above 0, got {value}")
-    wanted = [*RULES, *MIXTURES] if optimizers is None else optimizers
-    planned = find_optimizers(wanted)
+    planned = find_optimizers([*RULES, *MIXTURES] if optimizers is None else optimizers)
     given, stored = resolve_options(options, planned), None if dtype is None else parse_dtype(dtype)
-    found = load_model(model, stored) if isinstance(model, str) else Model(type(model).__name__, "", model)
-    module = copy_module(found, stored, [frozen] if isinstance(frozen, str) else frozen)
+    name, module = (model, load_model(model, stored)) if isinstance(model, str) else (type(model).__name__, model)
+    module = copy_module(name, module, stored, [frozen] if isinstance(frozen, str) else frozen)
     trained = [p for p in module.parameters() if p.requires_grad]
     untrained = [p for p in module.parameters() if not p.requires_grad]
     weights, frozen_bytes = (
@@ -127,19 +118,18 @@ def plan(
     )
     costs, refused = [], dict[str, str]()
     for candidate in planned:
-        name = candidate.name
+        title = candidate.name
         try:
             optimizer = build_optimizer(candidate, module, given)
-            costs.append(count_cost(name, optimizer, 2 * weights + frozen_bytes, world, bandwidth, memory))
+            costs.append(count_cost(title, optimizer, 2 * weights + frozen_bytes, world, bandwidth, memory))
         except ParameterError as error:
-            refused[name] = str(error)
+            refused[title] = str(error)
         except OptionError as error:
-            raise CommandError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+            raise CommandError(str(error) if str(error).startswith(title) else f"{title}: {error}") from None
     if not costs:
-        raise CommandError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
+        raise CommandError("; ".join(f"{title}: {reason}" for title, reason in refused.items()))
     return Plan(
-        model=found.name,
-        about=found.about,
+        model=name,
         parameters=sum(p.numel() for p in trained),
         tensors=len(trained),
         dtypes=sorted({str(p.dtype).removeprefix("torch.") for p in trained}),
@@ -154,11 +144,11 @@ def plan(
     )
 
 
-def copy_module(model: Model, dtype: str | None, frozen: Sequence[str]) -> nn.Module:
+def copy_module(model: str, module: nn.Module, dtype: str | None, frozen: Sequence[str]) -> nn.Module:
     """A copy of a module without memory, in a dtype, with parameters frozen whose names match one of the patterns."""
     import torch
 
-    named = list(model.module.named_parameters(remove_duplicate=False))
+    named = list(module.named_parameters(remove_duplicate=False))
     for pattern in frozen:
         if not any(fnmatchcase(name, pattern) for name, _ in named):
             some = ", ".join(name for name, _ in named[:3])
@@ -168,14 +158,12 @@ def copy_module(model: Model, dtype: str | None, frozen: Sequence[str]) -> nn.Mo
     for name, p in named:
         is_trained, can_be_trained = p.requires_grad and id(p) not in still, str(p.dtype)[len("torch.") :] in DTYPES
         if is_trained and not can_be_trained:
-            raise CommandError(
-                f"{model.name}: {name!r} has dtype {p.dtype}, which cannot be trained: add --frozen {name}"
-            )
+            raise CommandError(f"{model}: {name!r} has dtype {p.dtype}, which cannot be trained: add --frozen {name}")
         stored = getattr(torch, dtype) if dtype is not None and can_be_trained else p.dtype
         copies[id(p)] = torch.nn.Parameter(torch.empty(p.shape, dtype=stored, device="meta"), is_trained)
     if not any(p.requires_grad for p in copies.values()):
-        raise CommandError(f"{model.name} has no floating-point parameter that requires a gradient")
-    return copy.deepcopy(model.module, copies)  # what it is told of takes the place of what it would copy
+        raise CommandError(f"{model} has no floating-point parameter that requires a gradient")
+    return copy.deepcopy(module, copies)  # what it is told of takes the place of what it would copy
 
 
 def cut_shape(shape: Shape, world: int) -> Shape:
@@ -188,7 +176,7 @@ def count_cost(name: str, optimizer: Optimizer, weights: int, world: int, bandwi
     from thalweg.torch.engines.temporaries import Stepped, count_temporaries
 
     explanation = optimizer.explain()
-    rules, stepped = dict[str, Part](), list[Stepped]()
+    rules, stepped = dict[str, int](), list[Stepped]()
     state = moved = norms = 0
     for row, treatment in zip(explanation.rows, optimizer._treatments(), strict=True):
         setting, held = treatment.setting, cut_shape(row.shape, world)
@@ -197,8 +185,7 @@ def count_cost(name: str, optimizer: Optimizer, weights: int, world: int, bandwi
         if setting.handling.guard is not None:  # one record of norms, for all parameters
             norms = 8 * math.prod(setting.handling.guard.kept_shape)
         stepped.append(Stepped(row.shape if setting.rule.needs_whole else held, row.dtype, setting))
-        part = rules.get(row.rule, Part(0, 0))
-        rules[row.rule] = Part(part.tensors + 1, part.parameters + math.prod(row.shape))
+        rules[row.rule] = rules.get(row.rule, 0) + math.prod(row.shape)
     temporaries = count_temporaries(stepped, optimizer._wanted_engine)
     total = weights + state + norms + temporaries
     return Cost(

@@ -17,9 +17,8 @@ with extra("cli"):
 def describe_model(found: Plan) -> Iterator[str]:
     """The model, and what it takes by itself."""
     each = f" on each of {found.world} ranks" if found.world > 1 else ""
-    about = f" ({found.about})" if found.about else ""
     size = f"{found.parameters:,} parameters in {count_words(found.tensors, 'tensor')}, {' and '.join(found.dtypes)}"
-    yield f"{found.model}{about}: {size}"
+    yield f"{found.model}: {size}"
     yield f"parameters take {human_bytes(found.parameter_bytes)}{each}, gradients the same"
     if found.frozen_bytes:
         yield f"frozen: {found.frozen_parameters:,} parameters, take {human_bytes(found.frozen_bytes)}{each}"
@@ -65,10 +64,7 @@ def describe_figures(found: Plan) -> Iterator[str]:
     )
     for cost in found.optimizers:
         if cost.optimizer not in cost.rules:  # a mixture
-            parts = (
-                f"{rule} steps {part.parameters:,} parameters in {count_words(part.tensors, 'tensor')}"
-                for rule, part in cost.rules.items()
-            )
+            parts = (f"{rule} steps {parameters:,} parameters" for rule, parameters in cost.rules.items())
             yield f"{cost.optimizer}: {'; '.join(parts)}."
     for name, reason in found.refused.items():
         yield f"{name} is not planned: {reason}"
