@@ -12,21 +12,21 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 #: Of each room: the most lines, and where they are. A path belongs to the first room that names the start of it.
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "rules": (4500, ("src/thalweg/rules/",)),
-    "spaces and programs": (3300, ("src/thalweg/spaces/", "src/thalweg/programs/")),
-    "kernels/triton": (8200, ("src/thalweg/kernels/triton/",)),
-    "kernels without triton": (5200, ("src/thalweg/kernels/",)),
-    "torch": (9500, ("src/thalweg/torch/",)),
-    "optax": (4000, ("src/thalweg/optax/",)),
+    "rules": (4420, ("src/thalweg/rules/",)),
+    "spaces and programs": (3000, ("src/thalweg/spaces/", "src/thalweg/programs/")),
+    "kernels/triton": (8390, ("src/thalweg/kernels/triton/",)),
+    "kernels without triton": (5210, ("src/thalweg/kernels/",)),
+    "torch": (8560, ("src/thalweg/torch/",)),
+    "optax": (4080, ("src/thalweg/optax/",)),
     "numpy": (950, ("src/thalweg/numpy/",)),
-    "race": (1900, ("src/thalweg/race/",)),
+    "race": (2160, ("src/thalweg/race/",)),
     "plan": (790, ("src/thalweg/plan/",)),
-    "check": (3760, ("src/thalweg/check/",)),
+    "check": (3750, ("src/thalweg/check/",)),
     "show and integrations": (1040, ("src/thalweg/show/", "src/thalweg/integrations/")),
-    "top-level modules": (2700, ("src/thalweg/",)),
-    "tests": (37000, ("tests/",)),
+    "top-level modules": (2880, ("src/thalweg/",)),
+    "tests": (38150, ("tests/",)),
     "tools": (840, ("tools/",)),
-    "words of the docs": (60000, ("docs/", "README.md")),
+    "words of the docs": (64100, ("docs/", "README.md")),
 }
 
 
