@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "race": (2160, ("src/thalweg/race/",)),
     "plan": (790, ("src/thalweg/plan/",)),
     "check": (3750, ("src/thalweg/check/",)),
-    "show and integrations": (1040, ("src/thalweg/show/", "src/thalweg/integrations/")),
+    "show and integrations": (1060, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2880, ("src/thalweg/",)),
     "tests": (38150, ("tests/",)),
     "tools": (840, ("tools/",)),
