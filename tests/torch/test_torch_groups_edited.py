@@ -188,3 +188,22 @@ def test_names_that_two_parameters_have_are_refused_at_every_step() -> None:
         with pytest.raises(ParameterError, match="two parameters are named 'first'"):
             optimizer.step()
     assert all(map(torch.equal, params, before))
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_an_option_that_is_deleted_returns_to_its_default_and_not_to_none(engine: Any) -> None:
+    ends = []
+    for is_edited in (False, True):
+        p = torch.nn.Parameter(torch.full((4, 3), 5.0))
+        optimizer = thalweg.torch.Adafactor([p], lr=1.0, engine=engine)
+        for t in range(3):
+            if is_edited and t == 1:
+                optimizer.param_groups[0]["clip_threshold"] = 1.0  # the default itself: nothing changes
+            if is_edited and t == 2:
+                optimizer.param_groups[0]["clip_threshold"] = None
+                _ = optimizer.explain()  # reads the options of now
+                del optimizer.param_groups[0]["clip_threshold"]
+            p.grad = torch.full((4, 3), 10.0**t)
+            optimizer.step()
+        ends.append(p.detach().clone())
+    assert torch.equal(*ends)

@@ -437,3 +437,21 @@ def test_arguments_that_a_checkpoint_does_not_restore_are_compared() -> None:
     saved = Mixture(net.named_parameters(), picklable()).state_dict()
     with pytest.warns(ResumeWarning, match="this state was saved with engine='auto'"):
         Mixture(net.named_parameters(), picklable(), engine="foreach").load_state_dict(saved)
+
+
+def test_schedulers_that_divide_by_the_default_rate_find_it_and_groups_keep_their_own() -> None:
+    """As those of transformers with a least rate do."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    optimizer = thalweg.torch.muon_adamw(model, lr=0.02, adamw_lr=3e-4)
+    assert optimizer.defaults["lr"] == optimizer.param_groups[0]["lr"]
+    before = [(group["rule"], group["lr"]) for group in optimizer.param_groups]
+    extra = torch.nn.Parameter(torch.ones(3))
+    optimizer.add_param_group({"params": [("extra", extra)], "rule": "AdamW"})
+    assert [(group["rule"], group["lr"]) for group in optimizer.param_groups] == [*before, ("AdamW", 3e-4)]
+    least = 1e-4 / optimizer.defaults["lr"]
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(least, 1 - step / 10))
+    optimizer.step()
+    scheduler.step()
+    assert [round(group["lr"], 9) for group in optimizer.param_groups] == [round(0.9 * lr, 9) for _, lr in before] + [
+        2.7e-4
+    ]

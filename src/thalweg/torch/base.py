@@ -663,5 +663,9 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler may leave ``grad_scale`` and ``found_inf`` to a step, which then waits for nothing."""
-        homes = [(p, group) for group in self.param_groups for p in group["params"]]
-        return all(not p.is_cpu and self._place_of_counts(p, group) == p.device for p, group in homes)
+        for group in self.param_groups:
+            # counts of a group live alike for all parameters of a dtype on a device: this is asked before every step
+            examples = {(p.device, p.dtype): p for p in group["params"]}
+            if any(p.is_cpu or self._place_of_counts(p, group) != p.device for p in examples.values()):
+                return False
+        return True

@@ -106,6 +106,7 @@ class Mixture(Optimizer):
         self._begin(params, checked, to_plain(whole), engine, capturable, sharing)
         if not self.param_groups:
             raise ParameterError("params has groups without any parameter: pass list(model.named_parameters()) in one")
+        self.defaults["lr"] = self.param_groups[0]["lr"]  # schedulers of transformers divide by it
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, which the patterns divide, or which go to one rule; on any error nothing is added.

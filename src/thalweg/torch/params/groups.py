@@ -145,7 +145,9 @@ class Groups:
         for name in JOINT:
             if given.get(name, defaults.get(name)) != defaults.get(name):
                 raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
-        whole = {**defaults_of(entry), **defaults, **group, **given}
+        is_mixture = len(self.entries) > 1 or self.entries[0][0] is not None
+        shared = {name: value for name, value in defaults.items() if name != "lr" or not is_mixture}
+        whole = {**defaults_of(entry), **shared, **group, **given}
         rule = self.make_settings(whole).base.rule
         if "lr" in group:
             check_rate(rule, group["lr"])
@@ -205,7 +207,7 @@ class Groups:
         group = groups[index]
         try:
             entry = self.entry_of(group)
-            given = [group.get(name) for name in option_names(entry.rule)]
+            given = [group.get(name, ABSENT) for name in option_names(entry.rule)]
             values = [tuple(v) if isinstance(v, list) else v for v in given]  # a list may be edited where it is
             known = self.known.get(index)
             if known is None or known[0] is not entry or not are_same(known[1], values):
@@ -241,6 +243,10 @@ class Groups:
                 if unused:
                     message = f"{what} that match no parameter: {', '.join(map(repr, unused))}"
                     warnings.warn(message, UnusedOverrideWarning, stacklevel=7)
+
+
+#: In the place of an option that a group does not have: it is at its default, which None is not.
+ABSENT = object()
 
 
 def are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
