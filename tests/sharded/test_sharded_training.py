@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from lanes import by_turns, once, one_in
 from world import world
 from world_steps import LR, RULES, TYPICAL
-from world_training import beside_other_wrappers, furthest, furthest_with_zero, refusal
+from world_training import beside_other_wrappers, evaluated_apart, furthest, furthest_with_zero, refusal
 
 pytestmark = pytest.mark.slow
 
@@ -58,3 +58,10 @@ def test_gradients_that_are_averaged_after_a_step_in_the_backward_pass_are_refus
 
 def test_wrappers_of_other_models_are_no_reason() -> None:
     assert world(2).run(beside_other_wrappers) == [1, 1]
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("wrapper", ["DDP", "FSDP2"])
+def test_averages_are_what_a_forward_sees_and_the_next_step_does_not(wrapper: str, given: bool) -> None:
+    for found in world(2).run(evaluated_apart, wrapper, given=given):
+        assert max(found.values()) < WORLD_TRAINED, found

@@ -206,3 +206,32 @@ def beside_other_wrappers() -> int:
         backward(net)
     assert len(kept) == 2
     return int(optimizer.state[net.weight]["step"])
+
+
+def evaluated_apart(wrapper: str, *, given: bool) -> dict[str, float]:
+    """How far outputs within averaged(), and after it, and the next steps are from those of one process.
+
+    given: whether averaged() is told the model.
+    """
+
+    def run(net: Any, shares: int, share: int) -> dict[str, Any]:
+        optimizer = thalweg.torch.AdamW(named(net), lr=0.1, averaged=0.5)
+        trained(net, optimizer, shares, share)
+        outputs = {}
+        with torch.no_grad():
+            outputs["before"] = net(batch(9)).clone()  # which leaves the root gathered
+            with optimizer.averaged(net) if given else optimizer.averaged():
+                outputs["averages"] = net(batch(9)).clone()
+            outputs["after"] = net(batch(9)).clone()
+        with optimizer.averaged(net) if given else optimizer.averaged(), torch.no_grad():
+            net(batch(9))
+        trained(net, optimizer, shares, share)  # whose first forward must not see averages
+        with torch.no_grad():
+            outputs["trained"] = net(batch(9)).clone()
+        return outputs
+
+    wanted = run(model(), 1, 0)
+    with quiet():
+        found = run(*WRAPPERS[wrapper]())
+    assert not torch.allclose(wanted["averages"], wanted["before"], rtol=1e-3), "or nothing is tried"
+    return {what: (found[what] - wanted[what]).abs().max().item() for what in wanted}

@@ -246,3 +246,37 @@ def test_blocks_of_fused_weights(options: dict[str, Any]) -> None:
     optimizer = thalweg.torch.Muon([p], lr=0.1, split=3, **options)
     optimizer.step()
     assert bool(torch.isfinite(p).all())
+
+
+@pytest.mark.parametrize("change", ["cast", "replaced", "channels_last"])
+def test_weights_come_back_whatever_became_of_a_parameter_within(change: str) -> None:
+    layer = torch.nn.Conv2d(3, 4, 3)
+    optimizer = thalweg.torch.AdamW(layer.named_parameters(), lr=0.1, averaged=0.5)
+    for p in layer.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = layer.weight.detach().clone()
+    with optimizer.averaged():
+        if change == "cast":
+            layer.bfloat16()
+        elif change == "replaced":
+            layer.weight.data = torch.zeros(2)
+        else:
+            layer.to(memory_format=torch.channels_last)
+    assert torch.equal(layer.weight, before.to(layer.weight.dtype))
+    assert layer.weight.dtype is (torch.bfloat16 if change == "cast" else torch.float32)
+
+
+def test_autocast_sees_averages_and_weights_again() -> None:
+    layer = torch.nn.Linear(4, 4, bias=False)
+    optimizer = thalweg.torch.SGD(layer.named_parameters(), lr=1.0, averaged=0.5)
+    layer.weight.grad = torch.ones(4, 4)
+    x = torch.eye(4)
+    with torch.autocast("cpu", torch.bfloat16):
+        optimizer.step()
+        outputs = [layer(x)]
+        with optimizer.averaged():
+            outputs.append(layer(x))
+        outputs.append(layer(x))
+    assert torch.equal(outputs[0], outputs[2])
+    assert torch.allclose(outputs[1].float(), outputs[0].float() + 0.5, atol=0.02)

@@ -545,16 +545,17 @@ class Optimizer(torch.optim.Optimizer):
 
     # ---- averages
 
-    def averaged(self) -> AbstractContextManager[None]:
+    def averaged(self, model: torch.nn.Module | None = None) -> AbstractContextManager[None]:
         """Evaluate averages: within, they are in the place of the parameters, which come back to the bit after it.
 
         They are those of ``averaged`` or ``schedule_free``. Parameters that have none are as they are.
+        model: what FSDP2 has sharded, if the modules that this process has are not to be asked for it.
         """
-        return put_in_place(self)
+        return put_in_place(self, model)
 
     def averaged_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """The state dict of a model with averages in the place of its parameters, as a copy."""
-        with self.averaged():
+        with self.averaged(model):
             return deepcopy(model.state_dict())
 
     # ---- checkpoints

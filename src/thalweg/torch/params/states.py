@@ -109,7 +109,8 @@ def check_state(name: str, p: Tensor, setting: Setting, state: Mapping[str, Tens
             "restore the options that the state was made with, or drop it with clear_state()"
         )
     for key, entry in state.items():
-        if any(size > 1 and stride == 0 for size, stride in zip(entry.shape, entry.stride(), strict=True)):
+        places = zip(entry.shape, entry.stride(), strict=True)
+        if entry.numel() and any(size > 1 and stride == 0 for size, stride in places):
             raise StateError(
                 f"the state {key!r} of {name!r} has one number in memory for several elements, as expand() makes them, "
                 "and a step writes it in place: assign a clone() of it"
