@@ -26,6 +26,7 @@ MOST_TOLD = 20
 ELSEWHERE = {
     **{"mu_dtype": "momentum_dtype", "dtype_momentum": "momentum_dtype", "accumulator_dtype": "momentum_dtype"},
     **{"clip_grad_norm": "max_grad_norm", "max_norm": "max_grad_norm"},
+    **{"ema_decay": "averaged", "use_ema": "averaged", "ema": "averaged"},
 }
 
 #: Options that earlier versions had, each with what to use instead.

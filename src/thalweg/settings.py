@@ -252,7 +252,7 @@ class Settings:
         rule = with_options(self.base.rule, {name: v for name, v in entry.items() if name in own}, AROUND)
         idle = find_idle(rule, lr)
         for name, value in given.items():
-            if value is None or name not in idle:
+            if value is None or value is False or name not in idle:  # which ask for nothing
                 continue
             singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in own)
             used = any(name not in find_idle(with_options(rule, {n: v}, AROUND), lr) for n, v in singles)
@@ -366,7 +366,11 @@ def combined(setting: Setting, options: Mapping[str, Any]) -> Setting:
 def check_schedules(rule: Rule) -> None:
     """Functions of the step may stand only for options that are numbers."""
     for f in fields(rule):
-        if callable(getattr(rule, f.name)):
+        value = getattr(rule, f.name)
+        if isinstance(value, type):
+            example = f"; write {around_options()[f.name].EXAMPLE}" if f.name in around_options() else ""
+            raise OptionError(f"{f.name} must be a value, got the class {value.__name__}{example}")
+        if callable(value):
             number = f.name in number_options(type(rule))
             require(number, f"{f.name} cannot be a function of the step: it must be {f.type}")
 

@@ -353,3 +353,21 @@ def test_parameters_of_another_model_need_a_rule() -> None:
     assert len(optimizer.param_groups) == 3
     optimizer.add_param_group({"params": [("more.weight", more.weight)], "rule": "Muon"})
     assert optimizer.param_groups[3]["rule"] == "Muon"
+
+
+@pytest.mark.parametrize("make", [muon_adamw, kron_adamw])
+def test_what_is_around_a_rule_is_around_both(make: Any) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 6), torch.nn.Linear(6, 2))
+    optimizer = make(model, lr=0.02, averaged=0.5, cautious=True)
+    assert all(group["averaged"] == 0.5 and group["cautious"] is True for group in optimizer.param_groups)
+    before = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    after = [p.detach().clone() for p in model.parameters()]
+    with optimizer.averaged():
+        for p, old, new in zip(model.parameters(), before, after, strict=True):
+            assert torch.allclose(p, 0.5 * (old + new), atol=1e-7)
+    apart = make(model, averaged=0.5, adamw=dict(averaged=None))
+    assert {group.get("averaged") for group in apart.param_groups if group["rule"] == "AdamW"} == {None}

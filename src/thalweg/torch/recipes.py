@@ -14,7 +14,7 @@ from torch import nn
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
 from thalweg.given import Pattern, check_overrides, check_patterns, matches
 from thalweg.rules import AdamW, Kron, Muon, Rule
-from thalweg.settings import option_names, rates_with_adamw
+from thalweg.settings import around_options, option_names, rates_with_adamw
 from thalweg.torch.mixture import Chosen, Mixture
 from thalweg.torch.optimizers import optimizer
 from thalweg.torch.routing import HIDDEN, OTHER, VECTORS, Role, roles_of
@@ -41,7 +41,8 @@ def kron_adamw(
     lr, kron: of Kron; lr is 3e-4 if it is not given. adamw_lr, adamw: of AdamW, which has Kron's rate if it is given
     none. weight_decay: of all matrices, decoupled; None leaves it to each rule. Norms, biases and vectors do not decay.
     first, other: patterns of parameters that go to Kron, or to AdamW, whatever they are found to be; first wins.
-    arguments: of :class:`Mixture`. docs/mixtures.md says how parameters are distinguished.
+    arguments: of :class:`Mixture`, and what is around both rules, such as averaged. docs/mixtures.md says how
+    parameters are distinguished.
     """
     decay = {} if weight_decay is None else {"weight_decay_mode": "decoupled"}
     return by_matrices(model, Kron, lr, {**decay, **kron}, adamw_lr, adamw, weight_decay, first, other, arguments)
@@ -64,8 +65,8 @@ def muon_adamw(
     lr, muon: of Muon. adamw_lr, adamw: of AdamW. Without adamw_lr, AdamW has 0.015 of Muon's rate, or the same under
     ``muon=dict(scaling="match_rms_adamw")``; without lr, these are 0.02 and 3e-4, or both 3e-4. weight_decay: of all
     matrices; None leaves it to each rule. Norms, biases and vectors do not decay. first, other: patterns of parameters
-    that go to Muon, or to AdamW, whatever they are found to be; first wins. arguments: of :class:`Mixture`.
-    docs/mixtures.md says how parameters are distinguished.
+    that go to Muon, or to AdamW, whatever they are found to be; first wins. arguments: of :class:`Mixture`, and what
+    is around both rules, such as averaged. docs/mixtures.md says how parameters are distinguished.
     """
     return by_matrices(model, Muon, lr, muon, adamw_lr, adamw, weight_decay, first, other, arguments)
 
@@ -84,17 +85,19 @@ def by_matrices(
 ) -> Mixture:
     recipe = f"{rule.__name__.lower()}_adamw"
     check_model(recipe, model)
+    around = {name: value for name, value in arguments.items() if name in around_options()}
+    arguments = {name: value for name, value in arguments.items() if name not in around}
     check_arguments(recipe, rule, arguments)
     warn_of_unused(model, first=check_patterns(first, "first"), other=check_patterns(other, "other"))
     roles = roles_of(model, first, other)
     lr, beside = rates_with_adamw(rule, options, options.get("lr", lr))
     adamw_lr = beside if adamw_lr is None else adamw_lr
-    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+    shared = around if weight_decay is None else {**around, "weight_decay": weight_decay}
     overrides = [*overrides_of(roles, rule), *check_overrides(options.get("overrides", ()))]
     makers = {
-        HIDDEN: optimizer(rule).options(**{"lr": lr, **decay, **options, "overrides": overrides}),
-        OTHER: optimizer(AdamW).options(**{"lr": adamw_lr, **decay, **adamw}),
-        VECTORS: optimizer(AdamW).options(**{"lr": adamw_lr, **adamw, "weight_decay": 0.0}),
+        HIDDEN: optimizer(rule).options(**{"lr": lr, **shared, **options, "overrides": overrides}),
+        OTHER: optimizer(AdamW).options(**{"lr": adamw_lr, **shared, **adamw}),
+        VECTORS: optimizer(AdamW).options(**{"lr": adamw_lr, **around, **adamw, "weight_decay": 0.0}),
     }
     entries = []
     for role, maker in makers.items():

@@ -339,7 +339,7 @@ def check_options(
 
 def check_no_functions(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
-        if callable(value) and not isinstance(value, Tensor):
+        if callable(value) and not isinstance(value, (Tensor, type)):
             raise OptionError(f"{name} cannot be a function in torch: set the group's value, or use a scheduler for lr")
 
 
