@@ -9,7 +9,7 @@ import pytest
 
 import thalweg.numpy
 from thalweg.errors import OptionError
-from thalweg.given import GONE, check_known
+from thalweg.given import GONE
 from thalweg.rules import RULES
 from thalweg.settings import option_names
 
@@ -52,8 +52,3 @@ def test_jax_says_what_to_use(option: str) -> None:
 
     with pytest.raises(OptionError, match=words(option)):
         thalweg.optax.adamw(0.1, **{option: 1})
-
-
-def test_an_option_that_has_come_back_is_no_longer_gone() -> None:
-    (option, *_) = GONE
-    check_known("AdamW", {option: 1}, [option])

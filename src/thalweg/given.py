@@ -26,7 +26,7 @@ MOST_TOLD = 20
 ELSEWHERE = {
     **{"mu_dtype": "momentum_dtype", "dtype_momentum": "momentum_dtype", "accumulator_dtype": "momentum_dtype"},
     **{"clip_grad_norm": "max_grad_norm", "max_norm": "max_grad_norm"},
-    **{"ema_decay": "averaged", "use_ema": "averaged", "ema": "averaged"},
+    **{"ema_decay": "averaged", "use_ema": "averaged"},
 }
 
 #: Options that earlier versions had, each with what to use instead.
@@ -63,7 +63,7 @@ def hint_for(owner: type[Rule] | str, name: str, known: Sequence[str], *, cutoff
     elsewhere = {} if isinstance(owner, str) else {**ELSEWHERE, **owner.ELSEWHERE, **elsewhere_of(owner)}
     if name in elsewhere:
         return f"here it is {elsewhere[name]}"
-    if name in GONE and name not in known:
+    if name in GONE:
         return f"it is gone since 0.3: {GONE[name]}"
     close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else ""

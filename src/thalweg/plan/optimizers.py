@@ -86,7 +86,7 @@ def is_rule(value: Any) -> bool:
 
 
 def resolve_options(options: Iterable[Given], planned: Sequence[Candidate]) -> list[Given]:
-    """Options with the names of their optimizers as they are spelt here; those that nobody here has are refused."""
+    """Options with their optimizers as those are spelt here; raise for one that no optimizer here has."""
     given = []
     for option in options:
         if option.name in RATE_NAMES:

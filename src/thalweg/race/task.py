@@ -113,7 +113,7 @@ class Task(ABC):
     def rate_at(self, run: Run, step: int) -> float:
         """The learning rate of a step, counted from 1: up over a share of the steps, then down to almost 0.
 
-        So nobody is judged amid the noise of large steps.
+        So no rate is judged amid the noise of large steps.
         """
         rising = max(int(self.warm_up * run.steps), 1) if self.warm_up else 0
         if step <= rising:
