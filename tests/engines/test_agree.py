@@ -8,11 +8,10 @@ import pytest
 
 pytest.importorskip("hypothesis")
 import strategies
-from agree import ENGINES, agree, units_of
-from hypothesis import given, note
+from agree import ENGINES, agree
+from hypothesis import given
 from hypothesis import strategies as st
 
-from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules import RULES, Rule
 
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -39,3 +38,12 @@ def test_an_engine_steps_as_the_reference(engine: str, rule: type[Rule], data: A
         moves=False,
         **options,
     )
+
+
+@every_engine
+@every_rule
+def test_an_engine_serves_every_rule_itself(engine: str, rule: type[Rule]) -> None:
+    """With what the rule has by default, and nothing is left to another engine."""
+    wide = {"matrix": (34, 20), "stack": (5, 12, 3)}
+    shapes = wide if rule.__name__ == "Muon" else {"number": (), "vector": (1030,), **wide}
+    agree(engine, rule, shapes, lr=rule.typical_lr or rule.default_lr, strict=True)

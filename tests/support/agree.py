@@ -33,8 +33,9 @@ UNITS = 16
 #: The same for rules that multiply matrices and decompose them: sums of dozens of products, of which a basis has the
 #: error divided by how far its eigenvalues are apart.
 UNITS_OF_PRODUCTS = 1024
-#: And where products of matrices are of bfloat16: one unit of it for each of five iterations.
-UNITS_OF_BFLOAT16 = 5 * 2.0**-8 / DTYPES["float32"].rounding
+#: Relative error where products of matrices are of bfloat16, whatever the arithmetic: one unit of it for each of five
+#: iterations.
+OF_BFLOAT16 = 5 * DTYPES["bfloat16"].rounding
 #: Share of results of few bits that may be rounded to another neighbour: results that are UNITS apart lie on two sides
 #: of the middle between two neighbours, which in float16 are 2**13 units apart.
 OTHER_NEIGHBOUR = 2 * UNITS / 2**13
@@ -59,6 +60,8 @@ class Engine(NamedTuple):
     within: Callable[[], Any] = nullcontext
     #: Whether gradients may have another dtype than their parameters.
     mixes_dtypes: bool = False
+    #: The engine to ask for where it has to serve all, and may leave nothing to another.
+    strictly: str = "fused"
 
 
 def dtype_of(name: str) -> Any:
@@ -169,20 +172,24 @@ def interpreted() -> Iterator[None]:
 
 
 def row(start: Callable[..., Run], **beside: Any) -> Callable[..., Run]:
-    return lambda rule, params, **options: start(rule, params, **options, **beside)
+    return lambda rule, params, **options: start(rule, params, **{**beside, **options})
 
 
 ENGINES: dict[str, Engine] = {
     "numpy native": Engine(row(start_numpy, engine="auto"), lambda: reason_missing() or "", mixes_dtypes=True),
-    "torch reference": Engine(row(start_torch, engine="reference"), lambda: missing("torch")),
-    "torch lists": Engine(row(start_torch, engine="foreach"), lambda: missing("torch")),
+    "torch reference": Engine(row(start_torch, engine="reference"), lambda: missing("torch"), strictly="reference"),
+    "torch lists": Engine(row(start_torch, engine="foreach"), lambda: missing("torch"), strictly="foreach"),
     "torch native": Engine(row(start_torch, engine="auto"), lambda: missing("torch") or reason_missing() or ""),
     "torch triton": Engine(row(start_torch, engine="auto"), lambda: missing("torch", "triton"), interpreted),
     "torch cuda": Engine(
         row(start_torch, engine="auto", device="cuda"), lambda: missing("torch", "triton") or missing_gpu()
     ),
-    "optax xla": Engine(row(start_optax, engine="xla"), lambda: missing("jax", "optax"), mixes_dtypes=True),
-    "optax native": Engine(row(start_optax, engine="auto"), lambda: missing("jax", "optax") or reason_missing() or ""),
+    "optax xla": Engine(
+        row(start_optax, engine="xla"), lambda: missing("jax", "optax"), mixes_dtypes=True, strictly="xla"
+    ),
+    "optax native": Engine(
+        row(start_optax, engine="auto"), lambda: missing("jax", "optax") or reason_missing() or "", strictly="native"
+    ),
 }
 
 
@@ -220,18 +227,20 @@ def agree(
     gradients: str | Sequence[Arrays] | None = None,
     spoil: Callable[[Arrays, list[Arrays]], None] = lambda params, grads: None,
     moves: bool = True,
+    strict: bool = False,
     **options: Any,
 ) -> None:
     """Step parameters by an engine and by the reference, and compare after each step.
 
-    drawn: a seed of the numbers. gradients: their dtype, or the gradients of each step. spoil: changes the first parameters and the gradients before
-    anything is stepped. moves: whether something must move.
+    drawn: a seed of the numbers. gradients: their dtype, or the gradients of each step. spoil: changes the first
+    parameters and the gradients before anything is stepped. moves: whether something must move. strict: whether the
+    engine has to serve all of it, and may leave nothing to another.
     """
     rule = RULES[rule] if isinstance(rule, str) else rule
     row = ENGINES[engine]
     if reason := row.reason():
         pytest.skip(reason)
-    units = units_of(rule, options)
+    units = units_of(rule, options, "float64" if dtype == "float64" else "float32")
     params = draw(shapes, dtype, drawn)
     if gradients is None or isinstance(gradients, str):
         gradients = draw_gradients(shapes, gradients or dtype, steps, drawn + 100, scale)
@@ -240,7 +249,7 @@ def agree(
     expected = start_numpy(rule, params, engine="reference", **options)
     moved = False
     with row.within(), np.errstate(all="ignore"):
-        run = row.start(rule, params, **options)
+        run = row.start(rule, params, **options, **({"engine": row.strictly} if strict else {}))
         for step in grads:
             run.step(step)
             expected.step(step)
@@ -251,11 +260,11 @@ def agree(
     assert moved or not moves, "nothing moved: comparing would prove nothing"
 
 
-def units_of(rule: type[Rule], options: Mapping[str, Any]) -> float:
-    """How far results of a rule may be apart."""
+def units_of(rule: type[Rule], options: Mapping[str, Any], precision: str) -> float:
+    """How far results of a rule may be apart, in units of this precision."""
     defaults = {f.name: f.default for f in fields(rule)}
     if options.get("ns_dtype", defaults.get("ns_dtype")) == "bfloat16":
-        return UNITS_OF_BFLOAT16
+        return OF_BFLOAT16 / DTYPES[precision].rounding
     return UNITS_OF_PRODUCTS if rule.needs_whole else UNITS
 
 
