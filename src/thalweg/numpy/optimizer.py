@@ -17,8 +17,16 @@ import numpy as np
 
 from thalweg.arrays import Shape
 from thalweg.boundary import Advance, seen
-from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning, say_where
-from thalweg.exchange import check_exchanged, pack_state, warn_converted
+from thalweg.errors import (
+    NonFiniteError,
+    OptionError,
+    ParameterError,
+    StateError,
+    UnusedOverrideWarning,
+    read_as,
+    say_where,
+)
+from thalweg.exchange import pack_state, read_state
 from thalweg.explain import Explanation, explain_parameter
 from thalweg.given import Overrides, as_written, check_overrides, plain, unused_patterns
 from thalweg.numpy.arrays import (
@@ -34,7 +42,7 @@ from thalweg.numpy.arrays import (
     span,
     value_at,
 )
-from thalweg.numpy.checkpoints import read_file, read_state, write_file
+from thalweg.numpy.checkpoints import read_entries, read_file, write_file
 from thalweg.numpy.engines import Engine, Figures, Job, Native, Tracked, check_engine, divide, separate, squares_of
 from thalweg.rules import Rule
 from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average
@@ -42,7 +50,7 @@ from thalweg.rules.checks import check_flag, check_number
 from thalweg.rules.spikes import judge
 from thalweg.settings import Settings
 from thalweg.spaces import numpy as xp
-from thalweg.storage import SPIKES, check_fits, completed, converted, first_state
+from thalweg.storage import SPIKES, check_fits, completed, converted, first_state, read_count, warn_converted
 from thalweg.trial import check_update
 
 Self = TypeVar("Self", bound="Optimizer")
@@ -383,14 +391,16 @@ class Optimizer:
         lr = None if callable(self.lr) else self.lr
         return pack_state(self.rule, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
 
+    @read_as("this state")
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state. On any error nothing is changed.
 
         A learning rate that was a number is restored too, unless this optimizer's is a function.
         """
-        check_exchanged(state_dict, self.rule, options=self.options)
+        read_state(state_dict, self.rule, self.options)
         try:
-            loaded, norms = read_state(state_dict)
+            loaded, norms = read_entries(state_dict["state"])
+            iteration = read_count("the iteration of this state", state_dict["iteration"])
             for name, tracked in loaded.items():
                 known = self._tracked.get(name)
                 if known and known.setting and known.shape is not None:
@@ -398,9 +408,9 @@ class Optimizer:
             if state_dict["lr"] is not None and not callable(self.lr):
                 self.lr = state_dict["lr"]  # checked there, before anything is changed
         except (OptionError, ParameterError) as error:
-            raise StateError(f"this state_dict() is damaged: {error}") from None
+            raise StateError(f"this state is damaged: {error}") from None
         self._tracked, self._norms, self._is_loaded = loaded, norms, True
-        self.iteration = int(state_dict["iteration"])
+        self.iteration = iteration
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``state_dict()`` to an ``.npz`` file, without pickle."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from thalweg.errors import StateError
-from thalweg.optax.trees import Tree, TreeDef
+from thalweg.optax.trees import Path, Tree, TreeDef, dotted, named
 from thalweg.rules import LAMB, LARS, Adafactor, Kron, Muon, Rule
 from thalweg.rules.spikes import Spikes
 from thalweg.spaces.jax import replicated_with
@@ -194,6 +194,43 @@ def pack(state_class: type[Any], treedef: TreeDef, states: Sequence[Entries], **
         field: treedef.unflatten([join_field(entries, field) for entries in states]) for field in fields_of(state_class)
     }
     return state_class(**counts, **trees)
+
+
+def is_own(part: Any) -> bool:
+    return type(part) in STATE_CLASSES
+
+
+def own_parts(state: Tree) -> list[tuple[type[Rule], Any]]:
+    """The states of thalweg.optax within a state, with the rules they are of."""
+    parts = [part for part in jax.tree.leaves(state, is_leaf=is_own) if is_own(part)]
+    if not parts:
+        raise StateError("this must be the state of an optimizer of thalweg.optax, and it has none")
+    return [(STATE_CLASSES[type(part)], part) for part in parts]
+
+
+def tree_of(part: Any) -> tuple[list[Path], TreeDef]:
+    """The paths of the parameters that a state is of, and their tree; those that it has nothing of are masked there."""
+    one_of_each = next((getattr(part, field) for field in fields_of(part) if field not in SEVERAL), ())
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(one_of_each, is_leaf=lambda x: x is None)
+    return [path for path, _ in pairs], treedef
+
+
+def by_name(part: Any, params: Tree) -> dict[str, Entries]:
+    """The entries of every parameter that a state is of, by name and key; a parameter may have none."""
+    paths, treedef = tree_of(part)
+    found = named(params)
+    names = dict(zip(found.paths, found.names, strict=True))
+    if twice := [name for name in found.names if found.names.count(name) > 1]:
+        raise StateError(f"two parameters have the path {twice[0]!r}: paths must differ")
+    if unknown := [path for path in paths if path not in names]:
+        raise StateError(f"this state has a parameter {dotted(unknown[0])!r} that params does not have")
+    return dict(zip((names[path] for path in paths), unpack(type(part), part, treedef), strict=True))
+
+
+def replace_entries(part: Any, states: Sequence[Entries], counts: Mapping[str, Any]) -> Any:
+    """A state with other entries, in the order of ``by_name``. counts: new values of what is one for all parameters."""
+    before = {field: getattr(part, field) for field in part._fields if field in COUNTS}
+    return pack(type(part), tree_of(part)[1], states, **{**before, **counts})
 
 
 def join_field(entries: Entries, field: str) -> Any:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, ResumeWarning
-from thalweg.exchange import warn_converted
 from thalweg.explain import Explanation
 from thalweg.given import Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
 from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own
+from thalweg.storage import warn_converted
 from thalweg.torch.engines.choice import reason_missing_for
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.memory import are_the_same
@@ -578,10 +578,6 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state. State keeps the dtype it was saved in; on any error nothing is changed."""
-        self._load(state_dict)
-
-    def _load(self, state_dict: Any, *, imported: bool = False) -> None:
-        """Continue from a saved state. imported: it may be kept in other codes than the options that come with it."""
         rules = list(map(self._rule_of, self.param_groups))
         check_is_state(rules, state_dict)
         state_dict = state_dict.copy()
@@ -589,14 +585,7 @@ class Optimizer(torch.optim.Optimizer):
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         check_is_state(rules, state_dict)
-        groups, state = read_state(
-            state_dict,
-            self._groups,
-            self.param_groups,
-            self.defaults,
-            self._place_of_counts,
-            imported=imported,
-        )
+        groups, state = read_state(state_dict, self._groups, self.param_groups, self.defaults, self._place_of_counts)
         warn_if_made_otherwise(state_dict["param_groups"], self._describe_arguments())
         loaded = [
             {**deepcopy(group), "params": own["params"]} for group, own in zip(groups, self.param_groups, strict=True)
