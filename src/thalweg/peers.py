@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from thalweg.errors import StateError
 from thalweg.rules import Rule
@@ -29,7 +29,10 @@ def choose(table: Iterable[S], like: Iterable[S], name: str | None, rule: type[R
     found = [source for source in like if name in (None, source.name)]
     if not found:
         known = ", ".join(map(str, table))
-        raise StateError(f"this is no state of {name or 'an optimizer that is known'}: known are {known}")
+        raise StateError(
+            f"this is no state of {name or 'an optimizer that is known'}: known are {known}; of a checkpoint or of a "
+            "wrapper, pass the state that is in it"
+        )
     able = [source for source in found if source.rule is rule]
     if not able:
         name, other = found[0].name, found[0].rule.__name__
@@ -38,18 +41,3 @@ def choose(table: Iterable[S], like: Iterable[S], name: str | None, rule: type[R
         names = " or ".join(source.name for source in able)
         raise StateError(f"this state does not tell which optimizer made it: pass source=, {names}")
     return able[0]
-
-
-class Report(NamedTuple):
-    """What was taken from another optimizer's state. ``print`` shows it."""
-
-    #: The optimizer whose run is continued, such as "torch.AdamW", and the rule that continues it.
-    source: str
-    rule: str
-    #: How many parameters have state now, and the most steps that one of them has taken; 0 if the source counts none.
-    parameters: int
-    steps: int
-
-    def __str__(self) -> str:
-        after = f"after {self.steps} steps" if self.steps else "whose steps are not counted there, and here from 1 on"
-        return f"{self.rule} continues a run of {self.source}: {self.parameters} parameters {after}"

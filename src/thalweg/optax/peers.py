@@ -17,7 +17,7 @@ from thalweg.optax.exchange import import_state
 from thalweg.optax.explain import transformations
 from thalweg.optax.states import by_name, is_own, own_parts
 from thalweg.optax.trees import Tree, named
-from thalweg.peers import Report, Source, choose
+from thalweg.peers import Source, choose
 from thalweg.rules import LAMB, SGD, Adafactor, AdamW, Rule
 
 
@@ -49,18 +49,13 @@ TABLE = (
 
 
 def import_peer(
-    solver: optax.GradientTransformation,
-    params: Tree,
-    peer_state: Tree,
-    source: str | None = None,
-    *,
-    step: int | None = None,
-) -> tuple[Tree, Report]:
-    """The state with which ``solver`` continues a run of an optimizer of optax, and a report of what it took.
+    solver: optax.GradientTransformation, params: Tree, peer_state: Tree, source: str | None = None
+) -> Tree:
+    """The state with which ``solver`` continues a run of an optimizer of optax.
 
     peer_state: of ``optax.adafactor``, ``adam``, ``adamw``, ``lamb`` or ``sgd``, also within ``chain``. source: its
     name, as in "optax.adamw", for chains put together by hand. States do not tell options: give the solver those of the
-    run. step: how many steps were taken, where the state does not tell (``optax.sgd`` without a schedule).
+    run. Of ``optax.sgd`` without a schedule, which counts no steps, one is taken to be done.
 
     >>> import optax
     >>> import jax.numpy as jnp
@@ -68,9 +63,8 @@ def import_peer(
     >>> params = {"w": jnp.ones((2, 2))}
     >>> theirs = optax.lamb(0.1)
     >>> _, their_state = theirs.update(params, theirs.init(params), params)
-    >>> state, report = import_peer(lamb(0.1), params, their_state)
-    >>> print(report.source, state.count)
-    optax.lamb 1
+    >>> print(import_peer(lamb(0.1), params, their_state).count)
+    1
     """
     start = solver.init(params)
     (rule, part), *more = own_parts(start)
@@ -82,7 +76,7 @@ def import_peer(
     with read_as("this state"):
         chain = [*walk(peer_state)]
         peer = choose(TABLE, alike(chain, source), source, rule)
-        steps, expected = count_steps(chain, step), by_name(part, params)
+        steps, expected = count_steps(chain), by_name(part, params)
         entries = {
             name: {"step": steps, **fit_entries(theirs, expected.get(name, {}))}
             for name, theirs in read_entries(chain).items()
@@ -90,8 +84,7 @@ def import_peer(
         for _, leaves in transformations(solver, params).parts:
             for leaf in leaves:
                 check_meaning(peer, leaf.names[0], leaf.setting.rule)
-        state = import_state(start, params, pack_state(rule, entries))
-    return state, Report(peer.name, rule.__name__, len(entries), steps)
+        return import_state(start, params, pack_state(rule, entries))
 
 
 def walk(state: Tree, after: int = 0) -> Iterator[tuple[Any, int]]:
@@ -102,13 +95,8 @@ def walk(state: Tree, after: int = 0) -> Iterator[tuple[Any, int]]:
         parts = [*state.values()] if isinstance(state, Mapping) else [*state]
         for place, part in enumerate(parts, 1):
             yield from walk(part, len(parts) - place)
-    elif type(state) in (*KEPT, optax.ScaleByScheduleState, optax.EmptyState):
-        yield state, after
     else:
-        raise StateError(
-            f"this state has a {type(state).__name__}, which cannot be continued here: {', '.join(map(str, TABLE))} "
-            "can be; of a wrapper pass the state that is in it"
-        )
+        yield state, after
 
 
 def alike(chain: list[tuple[Any, int]], name: str | None) -> list[Peer]:
@@ -116,11 +104,12 @@ def alike(chain: list[tuple[Any, int]], name: str | None) -> list[Peer]:
 
     name: of the optimizer, if the user gave it: then it may stand anywhere.
     """
-    kept = [(type(part), after) for part, after in chain if type(part) in KEPT]
-    main = [(kind, after) for kind, after in kept if kind is not optax.EmaState] or [(optax.EmptyState, 1)]
-    if len(main) > 1 or (len(kept) > 1 and main[0][0] is not optax.FactoredState):
+    beside = (optax.EmptyState, optax.ScaleByScheduleState)
+    kept = [(type(part), after) for part, after in chain if type(part) not in beside]
+    (kind, place), *more = kept or [(optax.EmptyState, 1)]
+    if more and (kind, more[0][0], len(more)) != (optax.FactoredState, optax.EmaState, 1):  # adafactor with momentum
         return []
-    return [peer for peer in TABLE if peer.part is main[0][0] and (name or peer.after in (None, main[0][1]))]
+    return [peer for peer in TABLE if peer.part is kind and (name or peer.after in (None, place))]
 
 
 def read_entries(chain: list[tuple[Any, int]]) -> dict[str, dict[str, Any]]:
@@ -134,15 +123,12 @@ def read_entries(chain: list[tuple[Any, int]]) -> dict[str, dict[str, Any]]:
     return entries
 
 
-def count_steps(chain: list[tuple[Any, int]], step: int | None) -> int:
-    """The number of steps that a state tells, or else the caller."""
+def count_steps(chain: list[tuple[Any, int]]) -> int:
+    """How many steps a state was taken, 1 if it does not count them."""
     told = {int(part.count) for part, _ in chain if "count" in part._fields}
-    told |= set() if step is None else {step}
     if len(told) > 1:
         raise StateError(f"different numbers of steps were taken, {sorted(told)}: here is one count for all")
-    if not told:
-        raise StateError("this state does not tell how many steps it has taken: pass them as step=")
-    return told.pop()
+    return told.pop() if told else 1
 
 
 def check_meaning(peer: Peer, name: str, rule: Rule) -> None:

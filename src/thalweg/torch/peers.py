@@ -11,11 +11,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from thalweg.errors import OptionError, ResumeWarning, StateError, read_as
+from thalweg.errors import ResumeWarning, StateError, read_as
 from thalweg.given import differ
-from thalweg.peers import Report, Source, choose
+from thalweg.peers import Source, choose
 from thalweg.rules import LAMB, LARS, SGD, Adafactor, AdamW, Muon
-from thalweg.settings import Settings
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.checkpoints import check_is_state, check_sizes, order_groups, read_settings
 from thalweg.torch.params.groups import Group, homes_in, to_plain
@@ -33,7 +32,7 @@ class Peer(Source):
     options: Mapping[str, str | Convert]
     #: Its keys of state, each with ours, or "" for what every step makes anew. Without "step" its groups may count.
     keys: Mapping[str, str]
-    #: Our options that make the rule equal whatever its groups say; "variant" among them.
+    #: Our options that make the rule equal whatever its groups say.
     always: Mapping[str, Any] = field(default_factory=dict)
     #: Options of which one value alone can be continued. Groups of older versions may lack them.
     only: Mapping[str, Any] = field(default_factory=dict)
@@ -45,23 +44,6 @@ class Peer(Source):
     def is_like(self, group: Group) -> bool:
         """Whether a group may be one of this optimizer, and can be continued."""
         return self.options.keys() <= group.keys() and all(group.get(key, v) == v for key, v in self.only.items())
-
-    def settings(self, group: Group, dtypes: Sequence[torch.dtype]) -> Settings:
-        """Our options that make the rule equal to what a group asks for. dtypes: those of its parameters."""
-        known = (*self.options, *self.only)
-        if unknown := [key for key in group if key not in (*known, *WITHOUT_EFFECT, *SCHEDULED)]:
-            raise StateError(
-                f"its groups have {unknown[0]!r}, and of {self.name} it is known what {', '.join(known)} are: without "
-                f"{unknown[0]!r}, if it changes no numbers, this run can be continued"
-            )
-        wanted = {"maximize": False, **self.always}
-        for key, ours in self.options.items():
-            wanted |= {ours: group[key]} if isinstance(ours, str) else ours(group[key], dtypes)
-        variant = wanted.pop("variant", None)
-        try:
-            return Settings(self.rule, wanted, variant)
-        except OptionError as error:
-            raise StateError(f"{self.rule.__name__} cannot continue this run of {self.name}: {error}") from None
 
 
 def names(text: str) -> dict[str, Any]:
@@ -88,7 +70,7 @@ TABLE = (
         Adafactor,
         names("beta2_decay weight_decay d=clip_threshold maximize") | {"eps": torch_eps},
         names("step row_var col_var variance"),
-        always={"variant": "torch"},
+        always=Adafactor.VARIANTS["torch"],
     ),
     Peer(
         "torch.Muon",
@@ -96,7 +78,7 @@ TABLE = (
         names("momentum nesterov weight_decay ns_coefficients ns_steps eps")
         | {"adjust_lr_fn": lambda value, dtypes: {"scaling": value or "original"}},
         MOMENTUM,
-        always={"variant": "torch"},
+        always=Muon.VARIANTS["torch"],
     ),
     Peer(
         "transformers.Adafactor",
@@ -104,7 +86,7 @@ TABLE = (
         names("eps clip_threshold decay_rate=beta2_decay beta1=momentum weight_decay scale_parameter warmup_init")
         | {"relative_step": lambda value, dtypes: {}},  # an lr of None tells it
         names("step exp_avg_sq_row=row_var exp_avg_sq_col=col_var exp_avg_sq=variance exp_avg") | {"RMS": ""},
-        always={"variant": "hf"},
+        always=Adafactor.VARIANTS["hf"],
     ),
     Peer(
         "timm.Lamb",
@@ -124,7 +106,7 @@ TABLE = (
         LARS,
         names("momentum nesterov weight_decay eps always_adapt trust_coeff=trust_coefficient trust_clip=clip"),
         MOMENTUM,
-        always={"variant": "timm"},
+        always=LARS.VARIANTS["timm"],
         only={"dampening": 0},
     ),
 )
@@ -135,7 +117,7 @@ SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momen
 AVERAGED_OVER = {"row_var": -1, "col_var": -2}
 
 
-def import_peer(optimizer: Optimizer, state_dict: Any, source: str | None = None) -> Report:
+def import_peer(optimizer: Optimizer, state_dict: Any, source: str | None = None) -> None:
     """Continue a run that an optimizer of torch, transformers or timm has started. On any error nothing is changed.
 
     state_dict: what its ``state_dict()`` returned, or the path of a file of that. source: its name, as in
@@ -166,9 +148,6 @@ def import_peer(optimizer: Optimizer, state_dict: Any, source: str | None = None
     if changed:
         told = f"options are now those of the run of {peer.name}: {', '.join(sorted(changed))}"
         warnings.warn(told, ResumeWarning, stacklevel=2)
-    is_counted = "step" in {*peer.keys, *theirs[0]}
-    steps = max(int(entries["step"]) for entries in state.values()) if state and is_counted else 0
-    return Report(peer.name, peer.rule.__name__, len(state), steps)
 
 
 def read_state_dict(given: Any) -> Any:
@@ -192,11 +171,19 @@ def convert_group(peer: Peer, theirs: Group, ours: Group, home: Group, changed: 
 
     changed: takes down the options that have another value than here.
     """
-    settings = peer.settings(theirs, list({p.dtype for p in home["params"]}))
-    taken = {option.name for option in fields(peer.rule)} | settings.given.keys()
-    options = {name: value for name, value in settings.options.items() if name in taken}
+    known = (*peer.options, *peer.only)
+    if unknown := [key for key in theirs if key not in (*known, *WITHOUT_EFFECT, *SCHEDULED)]:
+        raise StateError(
+            f"its groups have {unknown[0]!r}, and of {peer.name} it is known what {', '.join(known)} are: without "
+            f"{unknown[0]!r}, if it changes no numbers, this run can be continued"
+        )
+    dtypes = list({p.dtype for p in home["params"]})
+    options = {"maximize": False, **vars(peer.rule()), **peer.always}
+    for key, name in peer.options.items():
+        options |= {name: theirs[key]} if isinstance(name, str) else name(theirs[key], dtypes)
+    idle = peer.rule(**{option.name: options[option.name] for option in fields(peer.rule)}).idle(1.0)
     group = {key: value for key, value in ours.items() if key not in options} | to_plain(options)
-    for key in options.keys() - settings.base.rule.idle(1.0).keys():
+    for key in options.keys() - idle.keys():
         if differ(ours.get(key), group.get(key)):
             changed.add(f"{key}={group.get(key)!r} (here it was {ours.get(key)!r})")
     lr = None if theirs.get("relative_step") else theirs["lr"]
