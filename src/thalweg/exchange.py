@@ -13,7 +13,7 @@ from typing import Any
 from thalweg.errors import ResumeWarning, StateError
 from thalweg.rules import Rule
 from thalweg.settings import in_words
-from thalweg.storage import check_layout, check_version
+from thalweg.storage import check_layout, check_version, read_count
 
 #: The layout that this version writes. Newer layouts are refused by older versions.
 LAYOUT = 1
@@ -67,7 +67,7 @@ def read_state(
     known = {one.__name__: one for one in (rule.values() if isinstance(rule, Mapping) else [rule])}
     if made_by not in (MIXTURE, *known):
         raise StateError(f"this is a state of {made_by} and cannot be loaded into {in_words(known)}")
-    for name in saved["state"]:
+    for name, entries in saved["state"].items():
         here = rules.get(str(name))
         if here is None:
             raise StateError(f"this state has a parameter {name!r} that is not here: here are {', '.join(rules)}")
@@ -75,6 +75,9 @@ def read_state(
         if maker != here.__name__:
             raise StateError(f"{name!r} has a state of {maker}, which cannot be loaded into {here.__name__}")
         check_version(here, version)
+        if not isinstance(entries, Mapping):
+            raise StateError(f"the state of {name!r} must map keys to arrays, got {entries!r:.80}")
+        read_count(f"the step of {name!r}", entries.get("step"))
     first = known[made_by].first_options() if VERSION not in saved and made_by != MIXTURE else {}
     if any(options is None or options[option] != value for option, value in first.items()):
         warnings.warn(

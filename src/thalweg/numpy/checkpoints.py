@@ -15,7 +15,7 @@ from thalweg.exchange import KEYS, LAYOUT, VERSION
 from thalweg.numpy.arrays import Arr, Name, checked_name
 from thalweg.numpy.engines import Tracked
 from thalweg.spaces import numpy as xp
-from thalweg.storage import SPIKES, check_codes, check_layout, read_count
+from thalweg.storage import SPIKES, check_codes, check_layout
 
 
 def read_entries(state: Mapping[Name, Mapping[str, Any]]) -> tuple[dict[Name, Tracked], Arr | None]:
@@ -28,7 +28,7 @@ def read_entries(state: Mapping[Name, Mapping[str, Any]]) -> tuple[dict[Name, Tr
         if norms is not None and not (norms.ndim == 1 and np.all(norms >= 0) and np.all(np.isfinite(norms))):
             raise StateError(f"the state of {name!r} is damaged: {SPIKES!r} must be norms in a row")
         check_codes(xp, name, arrays)
-        tracked[checked_name(name)] = Tracked(arrays, read_count(f"the step of {name!r}", entries.get("step")))
+        tracked[checked_name(name)] = Tracked(arrays, int(entries["step"]))
     return tracked, norms
 
 

@@ -14,7 +14,7 @@ from thalweg.optax.states import Entries, by_name, is_own, own_parts, replace_en
 from thalweg.optax.trees import Tree
 from thalweg.rules import Rule
 from thalweg.spaces import jax as space
-from thalweg.storage import SPIKES, check_saved, read_count
+from thalweg.storage import SPIKES, check_saved
 
 
 def export_state(state: Tree, params: Tree) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def import_part(part: Any, params: Tree, found: Mapping[str, Mapping[str, Any]])
         entries = {key: entry for key, entry in found[name].items() if key not in ("step", SPIKES)}
         check_saved(space, name, entries, like)
         states[name] = entries
-    steps = {read_count(f"the step of {name!r}", found[name].get("step")) for name in states}
+    steps = {int(found[name]["step"]) for name in states}
     if len(steps) > 1:
         raise StateError(
             f"parameters have taken different numbers of steps, {sorted(steps)}: thalweg.optax keeps one count for all "
@@ -64,7 +64,7 @@ def import_part(part: Any, params: Tree, found: Mapping[str, Mapping[str, Any]])
     norms = [found[name][SPIKES] for name in states if SPIKES in found[name]]
     if norms and SPIKES in part._fields:
         counts[SPIKES] = norms[0]
-    return jax.tree.map(place_like, replace_entries(part, [*states.values()], counts), part)
+    return jax.tree.map(place_like, replace_entries(part, params, states, counts), part)
 
 
 def place_like(value: Any, like: Any) -> Any:

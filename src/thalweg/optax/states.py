@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from thalweg.errors import StateError
-from thalweg.optax.trees import Path, Tree, TreeDef, dotted, named
+from thalweg.optax.trees import Tree, TreeDef, dotted, named
 from thalweg.rules import LAMB, LARS, Adafactor, Kron, Muon, Rule
 from thalweg.rules.spikes import Spikes
 from thalweg.spaces.jax import replicated_with
@@ -208,29 +208,32 @@ def own_parts(state: Tree) -> list[tuple[type[Rule], Any]]:
     return [(STATE_CLASSES[type(part)], part) for part in parts]
 
 
-def tree_of(part: Any) -> tuple[list[Path], TreeDef]:
-    """The paths of the parameters that a state is of, and their tree; those that it has nothing of are masked there."""
+def locate(part: Any, params: Tree) -> tuple[list[str | None], TreeDef]:
+    """The names of the parameters that a state is of, and their tree. Where params has None, there is no name."""
+    found = named(params)
+    if twice := [name for name in found.names if found.names.count(name) > 1]:
+        raise StateError(f"two parameters have the path {twice[0]!r}: paths must differ")
+    names = dict(zip(found.paths, found.names, strict=True))
     one_of_each = next((getattr(part, field) for field in fields_of(part) if field not in SEVERAL), ())
-    pairs, treedef = jax.tree_util.tree_flatten_with_path(one_of_each, is_leaf=lambda x: x is None)
-    return [path for path, _ in pairs], treedef
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(one_of_each, is_leaf=lambda x: x is None)
+    if unknown := [path for path, leaf in leaves if path not in names and leaf is not None]:
+        raise StateError(f"this state has a parameter {dotted(unknown[0])!r} that params does not have")
+    return [names.get(path) for path, _ in leaves], treedef
 
 
 def by_name(part: Any, params: Tree) -> dict[str, Entries]:
     """The entries of every parameter that a state is of, by name and key; a parameter may have none."""
-    paths, treedef = tree_of(part)
-    found = named(params)
-    names = dict(zip(found.paths, found.names, strict=True))
-    if twice := [name for name in found.names if found.names.count(name) > 1]:
-        raise StateError(f"two parameters have the path {twice[0]!r}: paths must differ")
-    if unknown := [path for path in paths if path not in names]:
-        raise StateError(f"this state has a parameter {dotted(unknown[0])!r} that params does not have")
-    return dict(zip((names[path] for path in paths), unpack(type(part), part, treedef), strict=True))
+    names, treedef = locate(part, params)
+    states = unpack(type(part), part, treedef)
+    return {name: entries for name, entries in zip(names, states, strict=True) if name is not None}
 
 
-def replace_entries(part: Any, states: Sequence[Entries], counts: Mapping[str, Any]) -> Any:
-    """A state with other entries, in the order of ``by_name``. counts: new values of what is one for all parameters."""
+def replace_entries(part: Any, params: Tree, states: Mapping[str, Entries], counts: Mapping[str, Any]) -> Any:
+    """A state with other entries. counts: new values of what is one for all parameters."""
+    names, treedef = locate(part, params)
     before = {field: getattr(part, field) for field in part._fields if field in COUNTS}
-    return pack(type(part), tree_of(part)[1], states, **{**before, **counts})
+    ordered = [{} if name is None else states.get(name, {}) for name in names]
+    return pack(type(part), treedef, ordered, **{**before, **counts})
 
 
 def join_field(entries: Entries, field: str) -> Any:

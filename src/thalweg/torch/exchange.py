@@ -37,7 +37,7 @@ def import_state(optimizer: Optimizer, exported: Mapping[str, Any]) -> None:
     rules = rules_by_name(optimizer)
     found = read_state(exported, rules, optimizer.defaults if hasattr(optimizer, "rule") else None)
     state = {
-        place: {key: to_tensor(entry) for key, entry in found[name].items()}
+        place: {key: int(entry) if key == "step" else to_tensor(entry) for key, entry in found[name].items()}
         for place, name in enumerate(rules)
         if name in found
     }
@@ -58,6 +58,6 @@ def to_numpy(x: Tensor) -> Any:
 
 
 def to_tensor(x: Any) -> Tensor:
-    if str(getattr(x, "dtype", "")) == "bfloat16":
+    if str(x.dtype) == "bfloat16":
         return torch.tensor(x.view("int16")).view(torch.bfloat16)
     return torch.tensor(x)
