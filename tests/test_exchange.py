@@ -190,7 +190,7 @@ def test_state_that_is_kept_otherwise_is_refused(kept: str, there: str, monkeypa
         first = InNumpy(before, start)
         first.step(g)
         with pytest.raises(
-            StateError, match=r"the state of 'w' does not fit its options.*state_dtype and rounding too"
+            StateError, match=r"'w' does not fit its options.*state_dtype and rounding too"
         ):
             FRONT_ENDS[there](after, start, first.exported())
 

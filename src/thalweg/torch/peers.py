@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -181,9 +181,8 @@ def convert_group(peer: Peer, theirs: Group, ours: Group, home: Group, changed: 
     options = {"maximize": False, **vars(peer.rule()), **peer.always}
     for key, name in peer.options.items():
         options |= {name: theirs[key]} if isinstance(name, str) else name(theirs[key], dtypes)
-    idle = peer.rule(**{option.name: options[option.name] for option in fields(peer.rule)}).idle(1.0)
     group = {key: value for key, value in ours.items() if key not in options} | to_plain(options)
-    for key in options.keys() - idle.keys():
+    for key in options:
         if differ(ours.get(key), group.get(key)):
             changed.add(f"{key}={group.get(key)!r} (here it was {ours.get(key)!r})")
     lr = None if theirs.get("relative_step") else theirs["lr"]
