@@ -189,9 +189,7 @@ def test_state_that_is_kept_otherwise_is_refused(kept: str, there: str, monkeypa
     for before, after in (("LAMB kept so", "LAMB"), ("LAMB", "LAMB kept so")):
         first = InNumpy(before, start)
         first.step(g)
-        with pytest.raises(
-            StateError, match=r"'w' does not fit its options.*state_dtype and rounding too"
-        ):
+        with pytest.raises(StateError, match=r"'w' does not fit its options.*state_dtype and rounding too"):
             FRONT_ENDS[there](after, start, first.exported())
 
 
@@ -273,7 +271,7 @@ def test_jax_exports_parameters_of_which_nothing_is_kept_and_refuses_what_it_doe
     import jax.numpy as jnp
     import optax
 
-    from thalweg.optax import export_state, import_state, lamb, lars
+    from thalweg.optax import export_state, import_state, lamb, lars, sgd
 
     params = {"a": jnp.ones(4), "b": jnp.ones(4), "none": None}
     labels = {"a": "a", "b": "b", "none": "a"}
@@ -284,6 +282,10 @@ def test_jax_exports_parameters_of_which_nothing_is_kept_and_refuses_what_it_doe
     assert out["iteration"] == 1
     again = import_state(solver.init(params), params, out)
     assert export_state(again, params)["state"]["b"]["step"] == 1
+    plain = sgd(0.1)
+    kept = export_state(plain.update(params, plain.init(params), params)[1], params)
+    assert kept["state"] == {"a": {"step": 1}, "b": {"step": 1}}
+    assert import_state(plain.init(params), params, kept).count == 1
     with pytest.raises(StateError, match="'a' that params does not have"):
         export_state(state, {"params": params})
     for other in (lamb(0.1), lars(0.1)):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from thalweg.errors import StateError, read_as
 from thalweg.exchange import pack_state, read_state
-from thalweg.optax.states import Entries, by_name, is_own, own_parts, replace_entries
+from thalweg.optax.states import Entries, is_own, own_parts, replace_entries
 from thalweg.optax.trees import Tree
 from thalweg.rules import Rule
 from thalweg.spaces import jax as space
@@ -25,9 +25,9 @@ def export_state(state: Tree, params: Tree) -> dict[str, Any]:
     """
     found: dict[str, Entries] = {}
     rules: dict[str, type[Rule]] = {}
-    for rule, part in own_parts(state):
+    for rule, part, kept in own_parts(state, params):
         beside = {"step": part.count, **({SPIKES: part.spikes} if SPIKES in part._fields else {})}
-        for name, entries in by_name(part, params).items():
+        for name, entries in kept.items():
             if name in found:
                 raise StateError(f"this state has two entries for parameter {name!r}: export the two states one by one")
             found[name], rules[name] = jax.device_get({**beside, **entries}), rule
@@ -40,15 +40,16 @@ def import_state(state: Tree, params: Tree, exported: Mapping[str, Any]) -> Tree
 
     state: of this optimizer, such as ``solver.init(params)``. Arrays keep its dtypes and its layout over devices.
     """
-    rules = {name: rule for rule, part in own_parts(state) for name in by_name(part, params)}
-    found = read_state(exported, rules)
-    return jax.tree.map(lambda part: import_part(part, params, found) if is_own(part) else part, state, is_leaf=is_own)
+    parts = own_parts(state, params)
+    found = read_state(exported, {name: rule for rule, _, kept in parts for name in kept})
+    new = {id(part): import_part(part, kept, params, found) for _, part, kept in parts}
+    return jax.tree.map(lambda part: new.get(id(part), part), state, is_leaf=is_own)
 
 
-def import_part(part: Any, params: Tree, found: Mapping[str, Mapping[str, Any]]) -> Any:
-    """One state with new contents, checked as every state that is loaded."""
+def import_part(part: Any, kept: Mapping[str, Entries], params: Tree, found: Mapping[str, Mapping[str, Any]]) -> Any:
+    """One state with new contents, checked as every state that is loaded. kept: what it has."""
     states: dict[str, Entries] = {}
-    for name, like in by_name(part, params).items():
+    for name, like in kept.items():
         if name not in found:
             raise StateError(f"this state has no entry for parameter {name!r}")
         entries = {key: entry for key, entry in found[name].items() if key not in ("step", SPIKES)}

@@ -15,7 +15,7 @@ from thalweg.exchange import pack_state
 from thalweg.given import differ
 from thalweg.optax.exchange import import_state
 from thalweg.optax.explain import transformations
-from thalweg.optax.states import by_name, is_own, own_parts
+from thalweg.optax.states import is_own, own_parts
 from thalweg.optax.trees import Tree, named
 from thalweg.peers import Source, choose
 from thalweg.rules import LAMB, SGD, Adafactor, AdamW, Rule
@@ -67,7 +67,7 @@ def import_peer(
     1
     """
     start = solver.init(params)
-    (rule, part), *more = own_parts(start)
+    (rule, _, expected), *more = own_parts(start, params)
     if more or any(not is_own(other) for other in jax.tree.leaves(start, is_leaf=is_own)):
         raise StateError(
             "the solver must be one transformation of thalweg.optax, in a chain at most with others that keep nothing: "
@@ -76,11 +76,8 @@ def import_peer(
     with read_as("this state"):
         chain = [*walk(peer_state)]
         peer = choose(TABLE, alike(chain, source), source, rule)
-        steps, expected = count_steps(chain), by_name(part, params)
-        entries = {
-            name: {"step": steps, **fit_entries(theirs, expected.get(name, {}))}
-            for name, theirs in read_entries(chain).items()
-        }
+        steps, theirs = count_steps(chain), read_entries(chain) or {name: {} for name in expected}
+        entries = {name: {"step": steps, **fit_entries(kept, expected.get(name, {}))} for name, kept in theirs.items()}
         for _, leaves in transformations(solver, params).parts:
             for leaf in leaves:
                 check_meaning(peer, leaf.names[0], leaf.setting.rule)

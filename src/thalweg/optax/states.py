@@ -200,12 +200,17 @@ def is_own(part: Any) -> bool:
     return type(part) in STATE_CLASSES
 
 
-def own_parts(state: Tree) -> list[tuple[type[Rule], Any]]:
-    """The states of thalweg.optax within a state, with the rules they are of."""
+def own_parts(state: Tree, params: Tree) -> list[tuple[type[Rule], Any, dict[str, Entries]]]:
+    """The states of thalweg.optax within a state: the rule, the state, and its entries by parameter and key."""
     parts = [part for part in jax.tree.leaves(state, is_leaf=is_own) if is_own(part)]
     if not parts:
         raise StateError("this must be the state of an optimizer of thalweg.optax, and it has none")
-    return [(STATE_CLASSES[type(part)], part) for part in parts]
+    found, others = [], named(params).names
+    for part in sorted(parts, key=lambda part: not fields_of(part)):  # rules that keep nothing have what is left
+        kept = by_name(part, params) if fields_of(part) else dict[str, Entries]((name, {}) for name in others)
+        found.append((STATE_CLASSES[type(part)], part, kept))
+        others = [name for name in others if name not in kept]
+    return found
 
 
 def locate(part: Any, params: Tree) -> tuple[list[str | None], TreeDef]:
