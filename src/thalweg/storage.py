@@ -235,7 +235,7 @@ def check_shapes(name: object, found: Mapping[str, Shape], wanted: Mapping[str, 
     if found != wanted:
         raise StateError(
             f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {found}; restore "
-            "the options that it was made with, state_dtype and rounding too, or drop it (clear_state(), in JAX init())"
+            "the options that it was made with, state_dtype and rounding too, or drop it: clear_state(), in JAX init()"
         )
 
 

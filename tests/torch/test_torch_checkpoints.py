@@ -192,7 +192,7 @@ MISFITS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "an impossible rate": (lambda case: with_option(case, lr=-1.0), "lr"),
     "an impossible dtype": (lambda case: with_option(case, state_dtype="uint8"), "state_dtype"),
     **{f"{no!r}": (lambda case, no=no: no, "this is not a state_dict") for no in (None, 3, [], "state.pt")},  # type: ignore[misc]
-    "no step": (without_an_entry, "'0' does not fit"),
+    "no step": (without_an_entry, r"state\['step'\] of '0' must be a whole number"),
     "Adam": (lambda case: stepped_adam(), "not a state of thalweg.torch"),
     "no state dict": (lambda case: {"model": 1}, "not a state_dict"),
     "SGD before its first step": (

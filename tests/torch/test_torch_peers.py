@@ -304,142 +304,108 @@ KNOWN = (
     "torch.Adafactor, torch.Muon, transformers.Adafactor, timm.Lamb (caution=False, corrected_weight_decay=False), "
     "timm.Lars (dampening=0)"
 )
-UNKNOWN = f"this is no state of an optimizer that is known: {KNOWN}"
-SGD_OF_TORCH = dict(source="torch.SGD")
-#: What was saved, our optimizer, further arguments, and the words of the error.
-REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], str]] = {
-    "a source that is not in the table": (lambda: stepped(torch.optim.RMSprop).state_dict(), ours_of(), {}, UNKNOWN),
-    "a name that is not in the table": (adamw, ours_of(), dict(source="apex.FusedLAMB"), f"of apex.FusedLAMB: {KNOWN}"),
-    "another source": (adamw, ours_of(SGD), SGD_OF_TORCH, "this is no state of torch.SGD: "),
-    "another value": (adamw, ours_of(), dict(source="torch.Adam"), "this is no state of torch.Adam: "),
-    "two candidates": (
-        lambda: changed(adamw(), decoupled_weight_decay=None),
-        ours_of(),
-        {},
-        "does not tell which optimizer made it: pass source=, torch.Adam or torch.AdamW",
+UNKNOWN, STEP = f"no state of an optimizer that is known: {KNOWN}", "state['step'] of 'b' must be a whole number"
+LIKE_B = torch.zeros(4, 6)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What was saved, the words of the error, our optimizer."""
+
+    saved: Callable[[], Any]
+    words: str
+    make: Callable[[], Any] = ours_of()
+    source: str | None = None
+
+
+REFUSED = {
+    "a source that is not in the table": Refusal(lambda: stepped(torch.optim.RMSprop).state_dict(), UNKNOWN),
+    "a name that is not in the table": Refusal(adamw, f"no state of apex.LAMB: {KNOWN}", source="apex.LAMB"),
+    "another source": Refusal(adamw, "this is no state of torch.SGD: ", ours_of(SGD), "torch.SGD"),
+    "another value": Refusal(adamw, "this is no state of torch.Adam: ", source="torch.Adam"),
+    "two candidates": Refusal(
+        lambda: changed(adamw(), decoupled_weight_decay=None), "pass source=, torch.Adam or torch.AdamW"
     ),
-    "an option that the table does not know": (
+    "an option that the table does not know": Refusal(
         lambda: changed(adamw(), anneal=True),
-        ours_of(),
-        {},
         "its groups have 'anneal', and of torch.AdamW it is known what betas, eps, weight_decay, amsgrad, maximize, "
         "decoupled_weight_decay are",
     ),
-    "an option that has no equal": (
-        lambda: of_peer("timm.Lamb", caution=True),
-        ours_of(thalweg.torch.LAMB),
-        {},
-        UNKNOWN,
+    "caution": Refusal(lambda: of_peer("timm.Lamb", caution=True), UNKNOWN, ours_of(thalweg.torch.LAMB)),
+    "dampening": Refusal(
+        lambda: of_peer("timm.Lars", dampening=0.5, momentum=0.9), UNKNOWN, ours_of(thalweg.torch.LARS, 0.1)
     ),
-    "dampening of Lars": (
-        lambda: of_peer("timm.Lars", dampening=0.5, momentum=0.9),
-        ours_of(thalweg.torch.LARS, 0.1),
-        {},
-        UNKNOWN,
-    ),
-    "an option that is not valid here": (
+    "an option that is not valid here": Refusal(
         lambda: stepped(torch.optim.SGD, momentum=1.5).state_dict(),
-        ours_of(SGD),
-        {},
         "the options of this state are not valid: momentum must be a finite number >= 0 and < 1, got 1.5",
+        ours_of(SGD),
     ),
-    "a key of state that the table does not know": (
-        lambda: with_entry("slow", torch.zeros(4, 6)),
-        ours_of(),
-        {},
+    "text for a beta": Refusal(lambda: changed(adamw(), betas="x"), "betas must be"),
+    "a key of state that the table does not know": Refusal(
+        lambda: with_entry("slow", LIKE_B),
         "the state of 'b' does not fit its options: they need {'exp_avg': (4, 6), 'exp_avg_sq': (4, 6)}, and the state "
         "has {'exp_avg': (4, 6), 'exp_avg_sq': (4, 6), 'slow': (4, 6)}",
     ),
-    "an entry that is missing": (
-        lambda: with_entry("exp_avg_sq", None),
-        ours_of(),
-        {},
-        "the state of 'b' does not fit",
-    ),
-    "no count of steps": (
-        lambda: with_entry("step", None),
-        ours_of(),
-        {},
-        "['step'] of 'b' must be a whole",
-    ),
-    "half a step": (lambda: with_entry("step", 2.5), ours_of(), {}, "['step'] of 'b' must be a whole"),
-    "half of amsgrad": (
-        lambda: with_entry("max_exp_avg_sq", torch.zeros(4, 6)),
-        ours_of(),
-        {},
-        "the state of 'b' does not fit",
-    ),
-    "a transposed parameter": (
+    "an entry that is missing": Refusal(lambda: with_entry("exp_avg_sq", None), "the state of 'b' does not fit"),
+    "half of amsgrad": Refusal(lambda: with_entry("max_exp_avg_sq", LIKE_B), "the state of 'b' does not fit"),
+    "no count of steps": Refusal(lambda: with_entry("step", None), STEP),
+    "half a step": Refusal(lambda: with_entry("step", 2.5), STEP),
+    "a transposed parameter": Refusal(
         adamw,
-        lambda: AdamW(tensors(a=(4, 6), b=(4, 6), c=(5,)).items()),
-        {},
         "the state of 'a' does not fit its options: they need {'exp_avg': (4, 6), 'exp_avg_sq': (4, 6)}, and the ",
+        lambda: AdamW(tensors(a=(4, 6), b=(4, 6), c=(5,)).items()),
     ),
-    "another rule": (adamw, ours_of(SGD), {}, "SGD cannot continue a run of torch.AdamW: AdamW can"),
-    "a mixture": (
+    "another rule": Refusal(adamw, "SGD cannot continue a run of torch.AdamW: AdamW can", ours_of(SGD)),
+    "a mixture": Refusal(
         adamw,
-        lambda: Mixture(tensors().items(), [("a", SGD.options()), ("*", AdamW.options())]),
-        {},
         "this needs an optimizer of thalweg.torch with one rule, got Mixture",
+        lambda: Mixture(tensors().items(), [("a", SGD.options()), ("*", AdamW.options())]),
     ),
-    "another library's": (adamw, lambda: torch.optim.AdamW(tensors().items()), {}, "with one rule, got AdamW"),
-    "overrides": (
+    "another library's": Refusal(adamw, "with one rule, got AdamW", ours_of(torch.optim.AdamW)),
+    "overrides": Refusal(
         adamw,
-        ours_of(AdamW, overrides=[("c", dict(weight_decay=0.0))]),
-        {},
         "this optimizer has overrides, and the run had none: divide parameters into groups instead",
+        ours_of(AdamW, overrides=[("c", dict(weight_decay=0.0))]),
     ),
-    "sizes": (
+    "sizes": Refusal(
         lambda: changed(adamw(), param_names=None),
-        lambda: AdamW([*tensors().values(), *tensors().values()]),
-        {},
         "groups of sizes [3], and this optimizer of sizes [6]",
+        lambda: AdamW([*tensors().values(), *tensors().values()]),
     ),
-    "names": (adamw, lambda: AdamW(tensors(a=(6, 4), b=(4, 6), d=(5,)).items()), {}, "the state lacks 'd', and the "),
-    "names for numbers": (lambda: changed(adamw(), params=[*SMALL]), ours_of(), {}, "must number their parameters"),
-    "an lr where there is none": (
+    "names": Refusal(
+        adamw, "the state lacks 'd', and the ", lambda: AdamW(tensors(a=(6, 4), b=(4, 6), d=(5,)).items())
+    ),
+    "names for numbers": Refusal(lambda: changed(adamw(), params=[*SMALL]), "must number their parameters"),
+    "an lr where there is none": Refusal(
         lambda: stepped(torch.optim.Adafactor).state_dict(),
-        ours_of(Adafactor, variant="torch"),
-        {},
         "torch.Adafactor was run with lr=0.01: construct this optimizer with lr=0.01",
+        ours_of(Adafactor, variant="torch"),
     ),
-    "an lr where there was none": (
+    "an lr where there was none": Refusal(
         lambda: of_peer("transformers.Adafactor"),
-        ours_of(Adafactor, 0.01, variant="hf"),
-        {},
         "transformers.Adafactor was run with lr=None: construct this optimizer with lr=None",
+        ours_of(Adafactor, 0.01, variant="hf"),
     ),
-    "eps of two dtypes": (
-        lambda: two_dtypes()[1],
-        lambda: Adafactor(two_dtypes()[0], 0.01),
-        {},
-        "a group has 2: divide it by dtype",
+    "eps of two dtypes": Refusal(
+        lambda: two_dtypes()[1], "a group has 2: divide it by dtype", lambda: Adafactor(two_dtypes()[0], 0.01)
     ),
-    "a state of ours": (
-        lambda: stepped(AdamW).state_dict(),
-        ours_of(),
-        {},
-        "this is a state of thalweg.torch: load_state_dict takes it",
-    ),
-    "a checkpoint around a state": (
+    "a state of ours": Refusal(lambda: stepped(AdamW).state_dict(), "of thalweg.torch: load_state_dict takes it"),
+    "a checkpoint around a state": Refusal(
         lambda: {"optimizer_states": [adamw()]},
-        ours_of(),
-        {},
         "it must have 'state' and 'param_groups', and is a dict with 'optimizer_states'",
     ),
-    "text for a beta": (lambda: changed(adamw(), betas="x"), ours_of(), {}, "betas must be"),
-    "no such file": (lambda: "nowhere.pt", ours_of(), {}, "nowhere.pt cannot be read by torch.load(weights_only=True)"),
+    "no such file": Refusal(lambda: "nowhere.pt", "nowhere.pt cannot be read by torch.load(weights_only=True)"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_whole(name: str) -> None:
-    saved, make, more, words = REFUSED[name]
-    mine, given = make(), saved()
+    refusal = REFUSED[name]
+    mine, given = refusal.make(), refusal.saved()
     before = str(mine.state_dict())
     with pytest.raises(StateError) as told:
-        import_peer(mine, given, **more)
-    assert words in str(told.value)
+        import_peer(mine, given, refusal.source)
+    assert refusal.words in str(told.value)
     assert str(mine.state_dict()) == before
 
 

@@ -218,7 +218,7 @@ def warn_if_made_otherwise(saved: Iterable[Group], made_with: str) -> None:
 def check_entries(expected: Expected, saved: Mapping[str, Any]) -> None:
     """Refuse saved state whose entries its options do not make."""
     name, ghosts = expected.name, expected.entries
-    found = {key: value for key, value in saved.items() if key != "step" and isinstance(value, Tensor)}
+    found = {key: value for key, value in saved.items() if key != "step"}
     read_count(f"the step of {name!r}", convert_count(name, saved.get("step")))
     check_saved(xp, name, found, ghosts, whole)
     for key, value in found.items():
