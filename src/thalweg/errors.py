@@ -46,6 +46,10 @@ class FallbackWarning(UserWarning):
     """What a fast engine needs is missing or of an unknown version, and slower code does its work."""
 
 
+class HintWarning(UserWarning):
+    """What an optimizer has assumed and may be wrong, as ``explain()`` tells it: about a parameter, or a rate."""
+
+
 class CommandError(OptimError):
     """Something that the command line was asked for and that it cannot do."""
 

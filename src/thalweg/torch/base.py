@@ -47,6 +47,7 @@ from thalweg.torch.params.groups import (
     homes_in,
     name_positional,
     read_rate,
+    read_rate_of_all,
     show_rate,
 )
 from thalweg.torch.params.states import (
@@ -296,7 +297,7 @@ class Optimizer(torch.optim.Optimizer):
             if buckets is not None:
                 return buckets, repeated.runs
         places = self._places()
-        self._groups.report_unused(groups)
+        self._groups.report(groups)
         rules, overrides = list(map(self._rule_of, groups)), self._groups.overrides
         self._agreement.reach(rules, places, groups, overrides, one_by_one=only is not None)
         settings = self._groups.current_settings(groups)
@@ -392,14 +393,12 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def lr(self) -> Any:
-        """The learning rate of all groups; setting it sets it for all."""
-        rates = [group["lr"] for group in self.param_groups]
-        if any(rate is not rates[0] and rate != rates[0] for rate in rates):
-            raise OptionError(f"groups have different learning rates, {rates}: read them from param_groups")
-        return rates[0]
+        """The learning rate of all groups, where they have the same; setting it sets it for all."""
+        return read_rate_of_all(self.param_groups)
 
     @lr.setter
     def lr(self, value: Rate) -> None:
+        read_rate_of_all(self.param_groups)
         rules = [self._groups.make_settings(group).base.rule for group in self.param_groups]
         for rule in rules:
             check_rate(rule, value)
@@ -445,8 +444,7 @@ class Optimizer(torch.optim.Optimizer):
                 group = self.param_groups[index]
                 setting, _ = self._groups.check_settings(self.param_groups, index).of(name, p)
                 setting.rule.check_shape(name, tuple(p.shape))
-                hints = getattr(self._groups.entries[group.get("entry", 0)][0], "hints", {})
-                yield Treatment(name, p, index, setting, *self._rate(group), hints.get(name, ""))
+                yield Treatment(name, p, index, setting, *self._rate(group), self._groups.hints_about(name, group))
 
     def explain(self, *, code: bool = False) -> Explanation:
         """How every parameter will be treated, what its state will cost, and what looks like a mistake.
@@ -460,7 +458,7 @@ class Optimizer(torch.optim.Optimizer):
         stepped = (stepped_of(each.p, each.setting) for each in treatments)
         needed = count_temporaries(stepped, self._wanted_engine)
         given = treatments, groups, shown_only, unused, self._sorter.reason_undivided
-        return explain(*given, temporary_bytes=needed, code=code)
+        return explain(*given, is_mixture=self._groups.is_mixture, temporary_bytes=needed, code=code)
 
     # ---- state
 

@@ -14,10 +14,10 @@ from torch import nn
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
 from thalweg.given import Pattern, check_overrides, check_patterns, matches
 from thalweg.rules import AdamW, Kron, Muon, Rule
-from thalweg.settings import around_options, option_names, rates_with_adamw
+from thalweg.settings import adamw_share, around_options, hint_of_rate, option_names, rates_with_adamw
 from thalweg.torch.mixture import Chosen, Mixture
 from thalweg.torch.optimizers import optimizer
-from thalweg.torch.routing import HIDDEN, OTHER, VECTORS, Role, roles_of
+from thalweg.torch.routing import HIDDEN, OTHER, UNSPLIT, VECTORS, Role, roles_of
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 #: The rules of hidden matrices, by the names of the functions here.
@@ -91,9 +91,19 @@ def by_matrices(
     warn_of_unused(model, first=check_patterns(first, "first"), other=check_patterns(other, "other"))
     roles = roles_of(model, first, other)
     lr, beside = rates_with_adamw(rule, options, options.get("lr", lr))
+    rate_hint = hint_of_rate(rule, lr, adamw_share(rule, options)) if adamw_lr is None and "lr" not in adamw else ""
     adamw_lr = beside if adamw_lr is None else adamw_lr
     shared = around if weight_decay is None else {**around, "weight_decay": weight_decay}
-    overrides = [*overrides_of(roles, rule), *check_overrides(options.get("overrides", ()))]
+    given = check_overrides(options.get("overrides", ()))
+    overrides = [*overrides_of(roles, rule), *given]
+    named = dict(model.named_parameters())
+    splits = [pattern for pattern, own in given if "split" in own]
+
+    def hints_of(name: str, role: Role) -> tuple[str, ...]:
+        is_split = "split" not in option_names(rule) or any(matches(pattern, name, named[name]) for pattern in splits)
+        hint = "" if role.hint == UNSPLIT and is_split else role.hint
+        return tuple(each for each in (hint, rate_hint if role.role == HIDDEN else "") if each)
+
     makers = {
         HIDDEN: optimizer(rule).options(**{"lr": lr, **shared, **options, "overrides": overrides}),
         OTHER: optimizer(AdamW).options(**{"lr": adamw_lr, **shared, **adamw}),
@@ -101,7 +111,7 @@ def by_matrices(
     }
     entries = []
     for role, maker in makers.items():
-        hints = {name: own.hint for name, own in roles.items() if own.role == role}
+        hints = {name: hints_of(name, own) for name, own in roles.items() if own.role == role}
         if hints:
             entries.append((Chosen(role, frozenset(hints), hints), maker))
     return Mixture(model.named_parameters(), entries, **arguments)

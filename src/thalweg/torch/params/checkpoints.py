@@ -19,7 +19,17 @@ from thalweg.settings import Setting
 from thalweg.settings import in_words as rules_in_words
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD, SPIKES, check_codes, check_eight_bits
-from thalweg.torch.params.groups import LAYOUT, Group, Groups, check_rate, defaults_of, homes_in, load_group, names_of
+from thalweg.torch.params.groups import (
+    LAYOUT,
+    Group,
+    Groups,
+    added_options,
+    check_rate,
+    defaults_of,
+    homes_in,
+    load_group,
+    names_of,
+)
 from thalweg.torch.params.states import as_found, expected_entries, shapes_of
 from thalweg.torch.sharding.shards import lay_out, whole
 
@@ -76,6 +86,7 @@ def read_state(
         for each, s in zip(expected, found, strict=True):
             if s:
                 check_entries(each, s)
+    warn_of_added([added_options(*pair) for pair in zip(ordered, own, strict=True)])
     return loaded, {each.p: restore(each, s) for each, s in zip(expected, found, strict=True) if s}
 
 
@@ -217,6 +228,16 @@ def warn_if_made_otherwise(saved: Iterable[Group], made_with: str) -> None:
             ResumeWarning,
             stacklevel=4,
         )
+
+
+def warn_of_added(options: Iterable[Mapping[str, Any]]) -> None:
+    """Warn of what is around the rules of groups here, and was not in the saved run."""
+    if added := {name: value for each in options for name, value in each.items()}:
+        told = ", ".join(f"{name}={value!r}" for name, value in added.items())
+        message = (
+            f"this state was saved without {told}, and the run goes on with it: leave it out to continue unchanged"
+        )
+        warnings.warn(message, ResumeWarning, stacklevel=5)
 
 
 def check_entries(expected: Expected, saved: Mapping[str, Any]) -> None:

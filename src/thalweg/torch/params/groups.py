@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.arrays import Shape
-from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.errors import HintWarning, OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.explain import list_hints
 from thalweg.given import (
     OverrideList,
     Overrides,
@@ -79,7 +80,7 @@ class Groups:
         self.settings: list[Settings] = []
         self.values: list[Any] = []
         self.known: dict[int, tuple[RuleOptions, list[Any], Settings]] = {}
-        self.are_reported = False
+        self.are_reported = self.rates_differ = False
 
     # ---- which parameters there are
 
@@ -145,8 +146,7 @@ class Groups:
         for name in JOINT:
             if given.get(name, defaults.get(name)) != defaults.get(name):
                 raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
-        is_mixture = len(self.entries) > 1 or self.entries[0][0] is not None
-        shared = {name: value for name, value in defaults.items() if name != "lr" or not is_mixture}
+        shared = {name: value for name, value in defaults.items() if name != "lr" or not self.is_mixture}
         whole = {**defaults_of(entry), **shared, **group, **given}
         rule = self.make_settings(whole).base.rule
         if "lr" in group:
@@ -170,6 +170,7 @@ class Groups:
                 settings.of(name, p)[0].rule.check_shape(name, tuple(p.shape))
         self.are_reported = False
         self.note_shapes(groups)
+        self.compare_rates(groups)
 
     # ---- options
 
@@ -187,6 +188,10 @@ class Groups:
             )
         return self.entries[place][1]
 
+    @property
+    def is_mixture(self) -> bool:
+        return len(self.entries) > 1 or self.entries[0][0] is not None
+
     def make_settings(self, group: Group) -> Settings:
         entry = self.entry_of(group)
         given = from_plain({name: group[name] for name in option_names(entry.rule) if name in group})
@@ -197,6 +202,7 @@ class Groups:
         values = list(chain.from_iterable(map(dict.values, groups)))
         if len(values) != len(self.values) or not all(map(operator.is_, values, self.values)):
             self.settings = [self.check_settings(groups, index) for index in range(len(groups))]
+            self.compare_rates(groups)
             # a list may be edited where it is
             edited = any(type(v) is list for group in groups for k, v in group.items() if k not in MEMBERS)
             self.values = [] if edited else values
@@ -235,14 +241,36 @@ class Groups:
                     unused[id(own)] = own
         return [pattern for key, pattern in unused.items() if key not in used], idle
 
-    def report_unused(self, groups: Sequence[Group]) -> None:
-        """Warn, once, of overrides and of entries that match no parameter."""
+    def hints_about(self, name: str, group: Group) -> Sequence[str]:
+        """What was not understood about a parameter of a group, or assumed."""
+        return getattr(self.entries[group.get("entry", 0)][0], "hints", {}).get(name, ())  # type: ignore[no-any-return]
+
+    def compare_rates(self, groups: Sequence[Group]) -> None:
+        """Warn if the rates of different rules were different, and are now the same."""
+        own = [(group["rule"], group["lr"]) for group in groups if not group.get("lr_is_scale")]
+        if len({rule for rule, _ in own}) < 2 or any(isinstance(lr, Tensor) for _, lr in own):
+            return
+        rates = {lr for _, lr in own}
+        if self.rates_differ and len(rates) == 1 and rates != {0}:
+            warnings.warn(
+                f"{' and '.join(dict(own))} had different learning rates and now have the same, {own[0][1]:g}: schedules "
+                "that multiply the rate of each group keep them apart, those that write one rate for all do not",
+                HintWarning,
+                stacklevel=7,
+            )
+        self.rates_differ = len(rates) > 1 or (self.rates_differ and rates == {0})
+
+    def report(self, groups: Sequence[Group]) -> None:
+        """Warn, once, of overrides and of entries that match no parameter, and of what was assumed."""
         if not self.are_reported:
             self.are_reported = True
             for what, unused in zip(("overrides", "entries of the mixture"), self.find_unused(groups), strict=True):
                 if unused:
                     message = f"{what} that match no parameter: {', '.join(map(repr, unused))}"
                     warnings.warn(message, UnusedOverrideWarning, stacklevel=7)
+            stepped = ((name, groups[index]) for name, p, index in homes_in(groups) if p.requires_grad)
+            for hint in list_hints((name, self.hints_about(name, group)) for name, group in stepped):
+                warnings.warn(hint, HintWarning, stacklevel=7)
 
 
 #: In the place of an option that a group does not have: it is at its default, which None is not.
@@ -381,6 +409,13 @@ def check_rate(rule: Rule, lr: Any) -> None:
     rule.validate_lr(plain(lr))
 
 
+def read_rate_of_all(groups: Sequence[Group]) -> Any:
+    rates = [group["lr"] for group in groups]
+    if any(rate is not rates[0] and rate != rates[0] for rate in rates):
+        raise OptionError(f"groups have different learning rates, {rates}: read and write them in param_groups")
+    return rates[0]
+
+
 def read_rate(group: Group, *, shown_only: bool) -> tuple[Rate, float]:
     """What the rule is given as lr, and what multiplies the step size that it makes of it.
 
@@ -469,6 +504,11 @@ def check_group(rule: type[Rule], group: Group) -> None:
     check_no_functions({name: group[name] for name in (*options, "lr") if name in group})
 
 
+def added_options(saved: Group, own: Group) -> dict[str, Any]:
+    """What a group of this optimizer has around a rule or a step, and a saved one has not."""
+    return {key: own[key] for key in (*around_options(), "spikes") if key in own and key not in saved}
+
+
 def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> dict[str, Any]:
     """A group of a saved state, for a group of this optimizer: its options, with what other tools keep in either."""
     ours = {*BESIDE, *option_names(rule)}
@@ -482,9 +522,7 @@ def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> d
     # names stay: a loader that goes by name may bring those of another order
     group.pop("param_names", None)
     group.update({key: own[key] for key in ("param_names", "entry") if key in own})
-    # a run may gain what is around a rule or a step
-    new = [key for key in (*around_options(), "spikes") if key in own and key not in saved]
-    group.update({key: own[key] for key in new})
+    group.update(added_options(saved, own))  # a run may gain what is around a rule or a step
     if "lr_is_scale" in own:
         group.setdefault("lr_is_scale", group["lr"] is None)
         if group["lr"] is None:  # as versions before wrote it
