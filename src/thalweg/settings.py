@@ -484,12 +484,15 @@ def rates_with_adamw(rule: type[Rule], options: Mapping[str, Any], lr: float | N
     return lr, lr * share
 
 
-def hint_of_rate(rule: type[Rule], lr: Any, share: float) -> str:
-    """What to say of a rate for a rule for hidden matrices that is meant for AdamW, which gets a share of it here."""
-    usual = RATES[rule.__name__]
-    if share == 1 or not is_number(lr) or not 0 < lr < usual / 10:
+def hint_of_rate(rule: type[Rule], options: Mapping[str, Any], lr: Any, adamw_lr: Any) -> str:
+    """What to say of a rate that is meant for AdamW, and was given to a rule for hidden matrices with AdamW beside it.
+
+    options: those of the rule. It is "" where AdamW's rate is another than its share.
+    """
+    usual, share = RATES[rule.__name__], adamw_share(rule, options)
+    if share == 1 or not is_number(lr) or not 0 < lr < usual / 10 or adamw_lr != lr * share:
         return ""
     return (
-        f"the rate {lr:g} is that of {rule.__name__}, usually {usual:g}, and AdamW has {lr * share:g}, a share of it: "
+        f"the rate {lr:g} is that of {rule.__name__}, usually {usual:g}, and AdamW has {adamw_lr:g}, a share of it: "
         "say AdamW's rate apart, or scaling='match_rms_adamw' if one rate is to serve both"
     )

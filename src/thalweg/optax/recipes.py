@@ -68,12 +68,9 @@ def muon_adamw(
             "flax keeps kernels as (in, out), equinox and torch keep weights as (out, in)"
         )
     check_layout(layout)
-    rate_hint = ""
+    scaled = muon if muon.get("consistent_rms") is None else {"scaling": "match_rms_adamw"}
     if adamw_learning_rate is None:
-        matched = muon.get("consistent_rms") is not None
-        share = adamw_share(Muon, {"scaling": "match_rms_adamw"} if matched else muon)
-        rate_hint = hint_of_rate(Muon, learning_rate, share)
-        adamw_learning_rate = scale_rate(learning_rate, share)
+        adamw_learning_rate = scale_rate(learning_rate, adamw_share(Muon, scaled))
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     adamw_function = function_of(AdamW)
     hidden = function_of(Muon)(learning_rate, **{**decay, **muon, "layout": layout, "specs": specs})
@@ -86,7 +83,7 @@ def muon_adamw(
         layout,
         check_patterns(first, "first"),
         check_patterns(other, "other"),
-        rate_hint,
+        hint_of_rate(Muon, scaled, learning_rate, adamw_learning_rate),
     ).transformation
 
 

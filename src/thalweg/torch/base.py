@@ -458,7 +458,7 @@ class Optimizer(torch.optim.Optimizer):
         stepped = (stepped_of(each.p, each.setting) for each in treatments)
         needed = count_temporaries(stepped, self._wanted_engine)
         given = treatments, groups, shown_only, unused, self._sorter.reason_undivided
-        return explain(*given, is_mixture=self._groups.is_mixture, temporary_bytes=needed, code=code)
+        return explain(*given, temporary_bytes=needed, code=code)
 
     # ---- state
 

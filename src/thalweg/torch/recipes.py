@@ -12,9 +12,9 @@ from typing import Any
 from torch import nn
 
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
-from thalweg.given import Pattern, check_overrides, check_patterns, matches
+from thalweg.given import Pattern, check_overrides, check_patterns, matches, unused_patterns
 from thalweg.rules import AdamW, Kron, Muon, Rule
-from thalweg.settings import adamw_share, around_options, hint_of_rate, option_names, rates_with_adamw
+from thalweg.settings import around_options, hint_of_rate, option_names, rates_with_adamw
 from thalweg.torch.mixture import Chosen, Mixture
 from thalweg.torch.optimizers import optimizer
 from thalweg.torch.routing import HIDDEN, OTHER, UNSPLIT, VECTORS, Role, roles_of
@@ -91,8 +91,8 @@ def by_matrices(
     warn_of_unused(model, first=check_patterns(first, "first"), other=check_patterns(other, "other"))
     roles = roles_of(model, first, other)
     lr, beside = rates_with_adamw(rule, options, options.get("lr", lr))
-    rate_hint = hint_of_rate(rule, lr, adamw_share(rule, options)) if adamw_lr is None and "lr" not in adamw else ""
     adamw_lr = beside if adamw_lr is None else adamw_lr
+    rate_hint = hint_of_rate(rule, options, lr, adamw.get("lr", adamw_lr))
     shared = around if weight_decay is None else {**around, "weight_decay": weight_decay}
     given = check_overrides(options.get("overrides", ()))
     overrides = [*overrides_of(roles, rule), *given]
@@ -152,9 +152,7 @@ def check_arguments(recipe: str, rule: type[Rule], arguments: Mapping[str, Any])
 
 def warn_of_unused(model: nn.Module, **patterns: Sequence[Pattern]) -> None:
     """Warn of patterns that match no parameter, which are most likely typing mistakes."""
-    named = list(model.named_parameters())
     for argument, own in patterns.items():
-        unused = [pattern for pattern in own if not any(matches(pattern, *pair) for pair in named)]
-        if unused:
+        if unused := unused_patterns(own, model.named_parameters()):
             message = f"patterns in {argument} that match no parameter: {', '.join(map(repr, unused))}"
             warnings.warn(message, UnusedOverrideWarning, stacklevel=4)

@@ -7,7 +7,6 @@ weight is read, so that models on the meta device serve as well.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -56,8 +55,8 @@ UNSPLIT = (
     "muon=dict(overrides=[...]), or name it in first=[...] if it is one"
 )
 UNNAMED_END = (
-    "no layer takes as many numbers as it makes, and it is taken for a hidden matrix: if it is an output layer, name it "
-    "in other=[...], else in first=[...]"
+    "no layer takes as many numbers as it makes, and it is taken for a hidden matrix: if it is an output layer, name "
+    "it in other=[...], else in first=[...]"
 )
 
 
@@ -330,13 +329,13 @@ def output_layers(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
     lists = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
     outside = {name: module for name, module in model.named_modules() if not name.startswith(lists)}
     layers = {name: module for name, module in outside.items() if outputs_of(module) is not None}
-    answers, taken = answer_sizes(model), Taken.by(model)
+    answers, taken = answer_sizes(model), [(module, size) for module in model.modules() for size in inputs_of(module)]
     found = [module for module in map(ask_for_output, outside.values()) if module is not None]
     for name, module in outside.items():
         if HEADS.fullmatch(name.rpartition(".")[2]):
-            found += last_layers(taken, module, answers)
+            found += last_layers(module, answers, taken)
     found += [module for module in layers.values() if isinstance(module, nn.Linear) and outputs_of(module) in answers]
-    ends = [module for name, module in layers.items() if taken.is_end(module) and not is_fused(model, name, module)]
+    ends = [module for name, module in layers.items() if is_end(module, taken) and not is_fused(model, name, module)]
     if found:
         return found, ends
     return ends or (list(layers.values())[-1:] if isinstance(model, nn.Sequential) else []), []
@@ -377,35 +376,27 @@ def inputs_of(module: nn.Module) -> Iterator[int]:
         yield linear.inputs
 
 
-def last_layers(taken: Taken, module: nn.Module, answers: set[int]) -> list[nn.Module]:
+def last_layers(module: nn.Module, answers: set[int], taken: Sequence[tuple[nn.Module, int]]) -> list[nn.Module]:
     """Of a module that is named as an output layer is, the layers that make the answer."""
     if outputs_of(module) is not None:
         return [module]
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        return [layer for child in module.children() for layer in last_layers(taken, child, answers)]
+        return [layer for child in module.children() for layer in last_layers(child, answers, taken)]
     layers = [each for each in module.modules() if outputs_of(each) is not None]
     if isinstance(module, nn.Sequential):
         return layers[-1:]
     by_size = [each for each in layers if outputs_of(each) in answers]
-    return by_size or [each for each in layers if taken.is_end(each)] or layers
+    return by_size or [each for each in layers if is_end(each, taken)] or layers
 
 
-class Taken(NamedTuple):
-    """How many modules take so many numbers, or channels, and the channels of layers that enlarge images."""
+def is_end(module: nn.Module, taken: Sequence[tuple[nn.Module, int]]) -> bool:
+    """Whether no other module takes what a layer makes, by its size; flattened images are multiples of channels.
 
-    sizes: Counter[int]
-    images: set[int]
-
-    @classmethod
-    def by(cls, model: nn.Module) -> Taken:
-        enlarging = [each for each in model.modules() if isinstance(each, nn.modules.conv._ConvTransposeNd)]
-        sizes = Counter(size for module in model.modules() for size in inputs_of(module))
-        return cls(sizes, {module.in_channels for module in enlarging})
-
-    def is_end(self, module: nn.Module) -> bool:
-        """Whether no other module takes what a layer makes; flattened images are multiples of channels."""
-        size, others = outputs_of(module), self.sizes - Counter(inputs_of(module))
-        assert size is not None
-        if isinstance(module, nn.modules.conv._ConvNd):
-            return not any(own % size == 0 for own in others)
-        return size not in others and not any(size % own == 0 for own in self.images)
+    taken: modules, and how many numbers or channels they take.
+    """
+    size, others = outputs_of(module), {own for other, own in taken if other is not module}
+    assert size is not None
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return not any(own % size == 0 for own in others)
+    images = {own for other, own in taken if isinstance(other, nn.modules.conv._ConvTransposeNd)}
+    return size not in others and not any(size % own == 0 for own in images)

@@ -86,7 +86,9 @@ def read_state(
         for each, s in zip(expected, found, strict=True):
             if s:
                 check_entries(each, s)
-    warn_of_added([added_options(*pair) for pair in zip(ordered, own, strict=True)])
+    if added := {name for pair in zip(ordered, own, strict=True) for name in added_options(*pair)}:
+        told = f"this state was saved without {', '.join(sorted(added))}, and the run goes on with it"
+        warnings.warn(f"{told}: leave it out to continue unchanged", ResumeWarning, stacklevel=4)
     return loaded, {each.p: restore(each, s) for each, s in zip(expected, found, strict=True) if s}
 
 
@@ -228,16 +230,6 @@ def warn_if_made_otherwise(saved: Iterable[Group], made_with: str) -> None:
             ResumeWarning,
             stacklevel=4,
         )
-
-
-def warn_of_added(options: Iterable[Mapping[str, Any]]) -> None:
-    """Warn of what is around the rules of groups here, and was not in the saved run."""
-    if added := {name: value for each in options for name, value in each.items()}:
-        told = ", ".join(f"{name}={value!r}" for name, value in added.items())
-        message = (
-            f"this state was saved without {told}, and the run goes on with it: leave it out to continue unchanged"
-        )
-        warnings.warn(message, ResumeWarning, stacklevel=5)
 
 
 def check_entries(expected: Expected, saved: Mapping[str, Any]) -> None:

@@ -41,7 +41,6 @@ def explain(
     unused: tuple[Sequence[Any], Sequence[Any]],
     reason_undivided: Callable[..., str | None],
     *,
-    is_mixture: bool,
     temporary_bytes: int,
     code: bool,
 ) -> Explanation:
@@ -70,7 +69,7 @@ def explain(
         if code and title not in sources:
             sources[title] = source_of(setting, p, has_lr=lr is not None)
     shown = [
-        explain_group(group, notes_on(group, is_shown, work), rule=group["rule"] if is_mixture else "")
+        explain_group(group, notes_on(group, is_shown, work), rule=group["rule"] if "entry" in group else "")
         for group, is_shown, work in zip(groups, shown_only, undivided, strict=True)
     ]
     return Explanation(rows, unused[0], shown, sources, unused[1], temporary_bytes)

@@ -146,7 +146,7 @@ class Groups:
         for name in JOINT:
             if given.get(name, defaults.get(name)) != defaults.get(name):
                 raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
-        shared = {name: value for name, value in defaults.items() if name != "lr" or not self.is_mixture}
+        shared = {name: value for name, value in defaults.items() if name != "lr" or "entry" not in group}
         whole = {**defaults_of(entry), **shared, **group, **given}
         rule = self.make_settings(whole).base.rule
         if "lr" in group:
@@ -187,10 +187,6 @@ class Groups:
                 "leave it out of groups that come from another mixture"
             )
         return self.entries[place][1]
-
-    @property
-    def is_mixture(self) -> bool:
-        return len(self.entries) > 1 or self.entries[0][0] is not None
 
     def make_settings(self, group: Group) -> Settings:
         entry = self.entry_of(group)
@@ -247,18 +243,19 @@ class Groups:
 
     def compare_rates(self, groups: Sequence[Group]) -> None:
         """Warn if the rates of different rules were different, and are now the same."""
-        own = [(group["rule"], group["lr"]) for group in groups if not group.get("lr_is_scale")]
-        if len({rule for rule, _ in own}) < 2 or any(isinstance(lr, Tensor) for _, lr in own):
-            return
+        numbers = (group for group in groups if not (group.get("lr_is_scale") or isinstance(group["lr"], Tensor)))
+        own = [(group["rule"], group["lr"]) for group in numbers]
         rates = {lr for _, lr in own}
-        if self.rates_differ and len(rates) == 1 and rates != {0}:
+        if len(dict(own)) < 2 or rates == {0}:  # those of warm-ups begin there
+            return
+        if self.rates_differ and len(rates) == 1:
             warnings.warn(
-                f"{' and '.join(dict(own))} had different learning rates and now have the same, {own[0][1]:g}: schedules "
-                "that multiply the rate of each group keep them apart, those that write one rate for all do not",
+                f"{' and '.join(dict(own))} had different learning rates, and now have the same, {own[0][1]:g}: "
+                "schedules that multiply the rate of each group keep them apart, those that write one for all do not",
                 HintWarning,
-                stacklevel=7,
+                stacklevel=8,
             )
-        self.rates_differ = len(rates) > 1 or (self.rates_differ and rates == {0})
+        self.rates_differ = len(rates) > 1
 
     def report(self, groups: Sequence[Group]) -> None:
         """Warn, once, of overrides and of entries that match no parameter, and of what was assumed."""
