@@ -47,7 +47,6 @@ from thalweg.torch.params.groups import (
     homes_in,
     name_positional,
     read_rate,
-    read_rate_of_all,
     show_rate,
 )
 from thalweg.torch.params.states import (
@@ -394,11 +393,14 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def lr(self) -> Any:
         """The learning rate of all groups, where they have the same; setting it sets it for all."""
-        return read_rate_of_all(self.param_groups)
+        rates = [group["lr"] for group in self.param_groups]
+        if any(rate is not rates[0] and rate != rates[0] for rate in rates):
+            raise OptionError(f"groups have different learning rates, {rates}: read and write them in param_groups")
+        return rates[0]
 
     @lr.setter
     def lr(self, value: Rate) -> None:
-        read_rate_of_all(self.param_groups)
+        _ = self.lr  # refused where reading it is
         rules = [self._groups.make_settings(group).base.rule for group in self.param_groups]
         for rule in rules:
             check_rate(rule, value)

@@ -15,21 +15,11 @@ from thalweg.given import GONE
 from thalweg.rules import Rule
 from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count
-from thalweg.settings import Setting
+from thalweg.settings import Setting, around_options
 from thalweg.settings import in_words as rules_in_words
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD, SPIKES, check_codes, check_eight_bits
-from thalweg.torch.params.groups import (
-    LAYOUT,
-    Group,
-    Groups,
-    added_options,
-    check_rate,
-    defaults_of,
-    homes_in,
-    load_group,
-    names_of,
-)
+from thalweg.torch.params.groups import LAYOUT, Group, Groups, check_rate, defaults_of, homes_in, load_group, names_of
 from thalweg.torch.params.states import as_found, expected_entries, shapes_of
 from thalweg.torch.sharding.shards import lay_out, whole
 
@@ -86,7 +76,10 @@ def read_state(
         for each, s in zip(expected, found, strict=True):
             if s:
                 check_entries(each, s)
-    if added := {name for pair in zip(ordered, own, strict=True) for name in added_options(*pair)}:
+    pairs = zip(loaded, ordered, strict=True)
+    if added := {
+        name for here, saved in pairs for name in (*around_options(), "spikes") if name in here.keys() - saved
+    }:
         told = f"this state was saved without {', '.join(sorted(added))}, and the run goes on with it"
         warnings.warn(f"{told}: leave it out to continue unchanged", ResumeWarning, stacklevel=4)
     return loaded, {each.p: restore(each, s) for each, s in zip(expected, found, strict=True) if s}

@@ -406,13 +406,6 @@ def check_rate(rule: Rule, lr: Any) -> None:
     rule.validate_lr(plain(lr))
 
 
-def read_rate_of_all(groups: Sequence[Group]) -> Any:
-    rates = [group["lr"] for group in groups]
-    if any(rate is not rates[0] and rate != rates[0] for rate in rates):
-        raise OptionError(f"groups have different learning rates, {rates}: read and write them in param_groups")
-    return rates[0]
-
-
 def read_rate(group: Group, *, shown_only: bool) -> tuple[Rate, float]:
     """What the rule is given as lr, and what multiplies the step size that it makes of it.
 
@@ -501,11 +494,6 @@ def check_group(rule: type[Rule], group: Group) -> None:
     check_no_functions({name: group[name] for name in (*options, "lr") if name in group})
 
 
-def added_options(saved: Group, own: Group) -> dict[str, Any]:
-    """What a group of this optimizer has around a rule or a step, and a saved one has not."""
-    return {key: own[key] for key in (*around_options(), "spikes") if key in own and key not in saved}
-
-
 def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> dict[str, Any]:
     """A group of a saved state, for a group of this optimizer: its options, with what other tools keep in either."""
     ours = {*BESIDE, *option_names(rule)}
@@ -519,7 +507,9 @@ def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> d
     # names stay: a loader that goes by name may bring those of another order
     group.pop("param_names", None)
     group.update({key: own[key] for key in ("param_names", "entry") if key in own})
-    group.update(added_options(saved, own))  # a run may gain what is around a rule or a step
+    # a run may gain what is around a rule or a step
+    new = [key for key in (*around_options(), "spikes") if key in own and key not in saved]
+    group.update({key: own[key] for key in new})
     if "lr_is_scale" in own:
         group.setdefault("lr_is_scale", group["lr"] is None)
         if group["lr"] is None:  # as versions before wrote it
