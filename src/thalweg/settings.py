@@ -485,10 +485,7 @@ def rates_with_adamw(rule: type[Rule], options: Mapping[str, Any], lr: float | N
 
 
 def hint_of_rate(rule: type[Rule], options: Mapping[str, Any], lr: Any, adamw_lr: Any) -> str:
-    """What to say of a rate that is meant for AdamW, and was given to a rule for hidden matrices with AdamW beside it.
-
-    options: those of the rule. It is "" where AdamW's rate is another than its share.
-    """
+    """What to say of a rate of a rule for hidden matrices that is too small for it, if AdamW has its share of that."""
     usual, share = RATES[rule.__name__], adamw_share(rule, options)
     if share == 1 or not is_number(lr) or not 0 < lr < usual / 10 or adamw_lr != lr * share:
         return ""

@@ -54,16 +54,8 @@ def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
             name = leaf.names[0]
             shape, dtype = leaf.p.shape, leaf.p.dtype.name
             # one count serves all
-            row = explain_parameter(
-                name,
-                shape,
-                dtype,
-                leaf.setting,
-                lr=rate,
-                rms=sizes[name],
-                counter_bytes=0,
-                hints=heard.hints.get(name, ()),
-            )
+            known = {"lr": rate, "rms": sizes[name], "hints": heard.hints.get(name, ())}
+            row = explain_parameter(name, shape, dtype, leaf.setting, counter_bytes=0, **known)
             treatment = row.treatment
             if leaf.axes is not None:
                 treatment = rule_of_axes(leaf.setting.rule_at(1), leaf.axes).treatment(shape)

@@ -87,6 +87,8 @@ class Place:
 
 
 Blocks: TypeAlias = int | tuple[int, ...]
+#: Modules, and how many numbers or channels they take.
+Taken: TypeAlias = Sequence[tuple[nn.Module, int]]
 
 
 def roles_of(model: nn.Module, first: Sequence[Pattern] = (), other: Sequence[Pattern] = ()) -> dict[str, Role]:
@@ -376,7 +378,7 @@ def inputs_of(module: nn.Module) -> Iterator[int]:
         yield linear.inputs
 
 
-def last_layers(module: nn.Module, answers: set[int], taken: Sequence[tuple[nn.Module, int]]) -> list[nn.Module]:
+def last_layers(module: nn.Module, answers: set[int], taken: Taken) -> list[nn.Module]:
     """Of a module that is named as an output layer is, the layers that make the answer."""
     if outputs_of(module) is not None:
         return [module]
@@ -389,11 +391,8 @@ def last_layers(module: nn.Module, answers: set[int], taken: Sequence[tuple[nn.M
     return by_size or [each for each in layers if is_end(each, taken)] or layers
 
 
-def is_end(module: nn.Module, taken: Sequence[tuple[nn.Module, int]]) -> bool:
-    """Whether no other module takes what a layer makes, by its size; flattened images are multiples of channels.
-
-    taken: modules, and how many numbers or channels they take.
-    """
+def is_end(module: nn.Module, taken: Taken) -> bool:
+    """Whether no other module takes what a layer makes, by its size; flattened images are multiples of channels."""
     size, others = outputs_of(module), {own for other, own in taken if other is not module}
     assert size is not None
     if isinstance(module, nn.modules.conv._ConvNd):

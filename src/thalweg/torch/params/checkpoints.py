@@ -76,10 +76,8 @@ def read_state(
         for each, s in zip(expected, found, strict=True):
             if s:
                 check_entries(each, s)
-    pairs = zip(loaded, ordered, strict=True)
-    if added := {
-        name for here, saved in pairs for name in (*around_options(), "spikes") if name in here.keys() - saved
-    }:
+    new = {name for ours, theirs in zip(loaded, ordered, strict=True) for name in ours.keys() - theirs}
+    if added := new & {*around_options(), "spikes"}:
         told = f"this state was saved without {', '.join(sorted(added))}, and the run goes on with it"
         warnings.warn(f"{told}: leave it out to continue unchanged", ResumeWarning, stacklevel=4)
     return loaded, {each.p: restore(each, s) for each, s in zip(expected, found, strict=True) if s}
