@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "top-level modules": (2910, ("src/thalweg/",)),
     "tests": (38550, ("tests/",)),
     "tools": (840, ("tools/",)),
-    "words of the docs": (64510, ("docs/", "README.md")),
+    "words of the docs": (64540, ("docs/", "README.md")),
 }
 
 

@@ -35,7 +35,7 @@ class UnusedOverrideWarning(UserWarning):
 
 
 class ResumeWarning(UserWarning):
-    """A saved state was loaded into an optimizer with other overrides, or another engine, than it was saved with."""
+    """A saved state was loaded into an optimizer with other overrides, engine or options around a rule than it had."""
 
 
 class IdleWarning(UserWarning):
