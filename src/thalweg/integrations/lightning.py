@@ -37,7 +37,7 @@ class MixtureOf:
         return name_groups(getattr(recipes, self.recipe)(module, **self.options))
 
 
-class Averages(Callback):  # type: ignore[misc]
+class Averages(Callback):
     """``fit`` evaluates and saves averages, and leaves them in the module; it trains the weights.
 
     Checkpoints have the weights in the optimizer's state: give this callback to the trainer that resumes too. Files of

@@ -61,7 +61,7 @@ def optimizer_cls_and_kwargs(
     return partial(partial, by_recipe, recipe), given
 
 
-class Averages(TrainerCallback):  # type: ignore[misc]
+class Averages(TrainerCallback):
     """Every checkpoint, and the model after training, have the averages that a ``Trainer`` evaluates.
 
     It evaluates them without this too. A run that is resumed trains the weights, which are in the optimizer's state.

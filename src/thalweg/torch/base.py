@@ -30,7 +30,7 @@ from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistic
 from thalweg.torch.engines.temporaries import count_temporaries, stepped_of
 from thalweg.torch.engines.triton import Triton
 from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if_made_otherwise
-from thalweg.torch.params.checks import Constancy, Idleness, warn_if_used_up
+from thalweg.torch.params.checks import Idleness, warn_if_used_up
 from thalweg.torch.params.explain import Treatment, explain
 from thalweg.torch.params.groups import (
     EVALUATED_LAYOUT,
@@ -63,7 +63,7 @@ from thalweg.torch.params.states import (
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.sharing import Sharing
-from thalweg.torch.step.averages import averages_in_place, check_loaded, have_weights, put_in_place, take_out
+from thalweg.torch.step.averages import Constancy, averages_in_place, check_loaded, have_weights, put_in_place, take_out
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.joint import JointGradient
 from thalweg.torch.step.look import GRAD

@@ -14,7 +14,6 @@ from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
 from thalweg.errors import IdleWarning, ParameterError
 from thalweg.rules import Rule
-from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.sharding.shards import count_ranks, is_distributed
 
 #: The names of the dtypes that parameters and gradients may have.
@@ -113,34 +112,7 @@ def is_partition(size: int, shapes: Sequence[Shape]) -> bool:
     return any(0 <= size * parts - total < 8 * len(shapes) + 2 * parts for parts in range(1, count_ranks() + 1))
 
 
-# ---- optimizers that train nothing, or by rates that averages do not follow
-
-
-class Constancy:
-    """Knows the rates that groups had at their first step, and warns of those that change under ``schedule_free``."""
-
-    def __init__(self) -> None:
-        self.rates: dict[int, Any] = {}
-        self.is_told = False
-
-    def look(self, buckets: Iterable[Bucket]) -> None:
-        """Warn, once, of a rate that is not what it was. Those that are tensors are not read: that would wait."""
-        for bucket in buckets:
-            if (
-                self.is_told
-                or not getattr(bucket.setting.rule, "schedule_free", False)
-                or isinstance(bucket.lr, Tensor)
-            ):
-                continue
-            first = self.rates.setdefault(bucket.group, bucket.lr)
-            if bucket.lr != first:
-                self.is_told = True
-                warnings.warn(
-                    f"schedule_free takes the place of a schedule, and lr went from {first} to {bucket.lr}: all steps "
-                    "weigh in its average as if lr were constant; leave it constant (lr_scheduler_type='constant' in "
-                    "TrainingArguments), and use schedule_free_warmup for a warm-up",
-                    stacklevel=7,
-                )
+# ---- optimizers that train nothing
 
 
 class Idleness:

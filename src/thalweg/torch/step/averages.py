@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average, keys_around
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
 from thalweg.storage import WEIGHTS
+from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.params.groups import EVALUATED_LAYOUT
 from thalweg.torch.sharding.shards import is_distributed, local
 
@@ -148,3 +150,30 @@ def evaluate(p: Tensor, setting: Setting, state: Mapping[str, Any]) -> Tensor | 
     held = local(p.detach())
     entries = {key: local(entry).to(held.device) for key, entry in state.items() if key != "step"}
     return cast(Tensor, rule.evaluate_at(xp, entries, seen(xp, held, entries), step))
+
+
+class Constancy:
+    """Knows the rates that groups had at their first step, and warns of those that change under ``schedule_free``."""
+
+    def __init__(self) -> None:
+        self.rates: dict[int, Any] = {}
+        self.is_told = False
+
+    def look(self, buckets: Iterable[Bucket]) -> None:
+        """Warn, once, of a rate that is not what it was. Those that are tensors are not read: that would wait."""
+        for bucket in buckets:
+            if (
+                self.is_told
+                or not getattr(bucket.setting.rule, "schedule_free", False)
+                or isinstance(bucket.lr, Tensor)
+            ):
+                continue
+            first = self.rates.setdefault(bucket.group, bucket.lr)
+            if bucket.lr != first:
+                self.is_told = True
+                warnings.warn(
+                    f"schedule_free takes the place of a schedule, and lr went from {first} to {bucket.lr}: all steps "
+                    "weigh in its average as if lr were constant; leave it constant (lr_scheduler_type='constant' in "
+                    "TrainingArguments), and use schedule_free_warmup for a warm-up",
+                    stacklevel=7,
+                )
