@@ -44,8 +44,8 @@ Rate: TypeAlias = float | Tensor | None
 EngineName: TypeAlias = Literal["auto", "reference", "foreach", "fused"]
 Group: TypeAlias = Mapping[str, Any]
 
-#: The layout of state and groups. Newer layouts are refused by older versions.
-LAYOUT = 1
+#: The layout of state and groups, and of those saved in eval mode. Newer ones are refused by older versions.
+LAYOUT, EVALUATED_LAYOUT = 1, 2
 #: Options that are decided for all groups together.
 JOINT = ("max_grad_norm", "on_nonfinite", "spikes")
 #: What a group holds beside options, in lists.
@@ -500,7 +500,12 @@ def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> d
     foreign = {key: value for key, value in own.items() if key not in ours}
     filled = {key: value for key, value in defaults.items() if key not in (*SHOWN_IF_SET, "lr_is_scale")}
     earlier = rule.first_options()  # for options that are newer than the state
-    group = {**filled, **earlier, **foreign, **{key: value for key, value in saved.items() if key != "made_with"}}
+    group = {
+        **filled,
+        **earlier,
+        **foreign,
+        **{key: value for key, value in saved.items() if key not in ("made_with", "layout")},
+    }
     # loaders that keep no tuples make lists of them
     group = {key: tuple(v) if isinstance(v, list) and key in ours else v for key, v in group.items()}
     group["params"] = list(saved["params"])
