@@ -314,7 +314,7 @@ class Refusal:
 
     saved: Callable[[], Any]
     words: str
-    make: Callable[[], Any] = ours_of()
+    make: Callable[[], Any] = lambda: AdamW(tensors().items())
     source: str | None = None
 
 
