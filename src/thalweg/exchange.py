@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg.errors import ResumeWarning, StateError
+from thalweg.errors import ResumeWarning, StateError, read_as
 from thalweg.rules import Rule
 from thalweg.settings import in_words
 from thalweg.storage import check_layout, check_version, read_count
@@ -47,6 +47,7 @@ def pack_state(
     return {"layout": LAYOUT, **made_by, "lr": lr, "iteration": iteration, "state": dict(state)}
 
 
+@read_as("this state")
 def read_state(
     saved: Any, rule: type[Rule] | Mapping[str, type[Rule]], options: Mapping[str, Any] | None = None
 ) -> dict[str, Mapping[str, Any]]:
@@ -84,6 +85,6 @@ def read_state(
             f"this state was saved by thalweg 0.1.0, where the default of {made_by} was what is now "
             f"variant={known[made_by].first_default!r}: a run that began with it goes on unchanged with it",
             ResumeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return {str(name): entries for name, entries in saved["state"].items()}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.errors import OptimError, StateError
+from thalweg.errors import OptimError, StateError, read_as
 from thalweg.exchange import KEYS, LAYOUT, VERSION
 from thalweg.numpy.arrays import Arr, Name, checked_name
 from thalweg.numpy.engines import Tracked
@@ -18,6 +18,7 @@ from thalweg.spaces import numpy as xp
 from thalweg.storage import SPIKES, check_codes, check_layout
 
 
+@read_as("this state")
 def read_entries(state: Mapping[Name, Mapping[str, Any]]) -> tuple[dict[Name, Tracked], Arr | None]:
     """What is kept for each parameter, and the norms kept for ``spikes``; checked, and copied."""
     tracked: dict[Name, Tracked] = {}

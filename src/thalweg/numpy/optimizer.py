@@ -17,15 +17,7 @@ import numpy as np
 
 from thalweg.arrays import Shape
 from thalweg.boundary import Advance, seen
-from thalweg.errors import (
-    NonFiniteError,
-    OptionError,
-    ParameterError,
-    StateError,
-    UnusedOverrideWarning,
-    read_as,
-    say_where,
-)
+from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning, say_where
 from thalweg.exchange import pack_state, read_state
 from thalweg.explain import Explanation, explain_parameter
 from thalweg.given import Overrides, as_written, check_overrides, plain, unused_patterns
@@ -391,7 +383,6 @@ class Optimizer:
         lr = None if callable(self.lr) else self.lr
         return pack_state(self.rule, copy.deepcopy(self.state), lr=lr, iteration=self.iteration)
 
-    @read_as("this state")
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state. On any error nothing is changed.
 
