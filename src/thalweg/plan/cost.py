@@ -173,10 +173,8 @@ def cut_shape(shape: Shape, world: int) -> Shape:
 
 def count_cost(name: str, optimizer: Optimizer, weights: int, world: int, bandwidth: float, memory: int | None) -> Cost:
     """The cost of one optimizer. weights: bytes of parameters, gradients and frozen weights."""
-    from thalweg.torch.engines.temporaries import Stepped, count_temporaries
-
     explanation = optimizer.explain()
-    rules, stepped = dict[str, int](), list[Stepped]()
+    rules = dict[str, int]()
     state = moved = norms = 0
     for row, treatment in zip(explanation.rows, optimizer._treatments(), strict=True):
         setting, held = treatment.setting, cut_shape(row.shape, world)
@@ -184,9 +182,8 @@ def count_cost(name: str, optimizer: Optimizer, weights: int, world: int, bandwi
         moved += budget.bytes_moved(setting, row.shape, row.dtype, held)
         if setting.handling.guard is not None:  # one record of norms, for all parameters
             norms = 8 * math.prod(setting.handling.guard.kept_shape)
-        stepped.append(Stepped(row.shape if setting.rule.needs_whole else held, row.dtype, setting))
         rules[row.rule] = rules.get(row.rule, 0) + math.prod(row.shape)
-    temporaries = count_temporaries(stepped, optimizer._wanted_engine)
+    temporaries = optimizer._count_temporaries(lambda p: cut_shape(tuple(p.shape), world))
     total = weights + state + norms + temporaries
     return Cost(
         optimizer=name,
