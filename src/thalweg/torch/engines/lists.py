@@ -20,8 +20,8 @@ from thalweg.torch.engines.shards import outline_of, result_of_shards
 from thalweg.torch.sharding.collectives import Computation
 from thalweg.torch.sharding.owners import Messages, Owners, Team, in_turn
 
-#: Numbers of the arithmetic's precision that are alive for each element at most, beside new values; those where rounding
-#: at random makes bits; and those beside what a rule tells of its ``transform``. Bytes that a tensor needs for itself.
+#: Numbers of the arithmetic's precision that are alive for each element at most, beside new values; those where
+#: rounding at random makes bits; those beside what a rule tells of its ``transform``. Bytes that a tensor needs.
 NUMBERS, NUMBERS_OF_RANDOM, NUMBERS_BESIDE_WHOLE, BYTES_OF_TENSOR = 16, 20, 4, 2**14
 
 
