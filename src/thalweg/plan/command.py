@@ -24,12 +24,6 @@ with extra("cli"):
     from rich.table import Table
 
 
-class CannotPlan(click.ClickException):
-    """What was asked for cannot be planned."""
-
-    exit_code = 2
-
-
 @click.command("plan")
 @click.argument("model")
 @click.option(
@@ -96,7 +90,7 @@ def command(
         names = [*RULES, *MIXTURES] if optimizers is None else split_words(optimizers, "optimizer")
         found = plan(model, optimizers=names, options=[parse_option(text) for text in options], world=world, **given)
     except OptimError as error:
-        raise CannotPlan(str(error)) from None
+        raise click.UsageError(str(error), click.get_current_context()) from None
     if as_json:
         costs = [describe_cost(cost, rate, most, explain=explain) for cost in found.optimizers]
         plain = {"model": model, "world": world, "bandwidth": rate, "memory": most, "optimizers": costs}

@@ -18,7 +18,6 @@ from thalweg.plan.optimizers import MIXTURES, build_optimizer, find_optimizer, r
 from thalweg.programs import budget
 from thalweg.rules import RULES
 from thalweg.rules.entries import Factor
-from thalweg.settings import Setting
 from thalweg.show.arguments import Given, parse_dtype
 from thalweg.show.extras import need
 
@@ -140,18 +139,13 @@ def count_cost(name: str, module: nn.Module, optimizer: Optimizer, world: int) -
     explanation = optimizer.explain()
     state = moved = norms = 0
     for row, treatment in zip(explanation.rows, optimizer._treatments(), strict=True):
-        setting = treatment.setting
-        state += COUNTER_BYTES + count_state(setting, row.shape, row.dtype, world)
-        moved += budget.bytes_moved(setting, row.shape, row.dtype, cut_shape(row.shape, world))
+        setting, held = treatment.setting, cut_shape(row.shape, world)
+        factors = setting.rule_at(1).keys(row.shape, Factor)
+        state += COUNTER_BYTES
+        for key, (shape, dtype) in budget.state_entries(setting, row.shape, row.dtype, held).items():
+            state += budget.entry_bytes((cut_shape(shape, world) if key in factors else shape, dtype))
+        moved += budget.bytes_moved(setting, row.shape, row.dtype, held)
         if setting.handling.guard is not None:  # one record of norms, for all parameters
             norms = 8 * math.prod(setting.handling.guard.kept_shape)
     temporaries = optimizer._count_temporaries(lambda p: cut_shape(tuple(p.shape), world))
     return Cost(name, weights[True], weights[False], state + norms, temporaries, moved, explanation)
-
-
-def count_state(setting: Setting, shape: Shape, dtype: str, world: int) -> int:
-    """Bytes of the state that a rank keeps for a parameter: shards like the parameter's, and some rows of factors."""
-    factors, total = setting.rule_at(1).keys(shape, Factor), 0
-    for key, (kept_shape, kept) in budget.state_entries(setting, shape, dtype, cut_shape(shape, world)).items():
-        total += budget.entry_bytes((cut_shape(kept_shape, world) if key in factors else kept_shape, kept))
-    return total

@@ -75,6 +75,7 @@ def resnet50() -> Named:
     yield "fc.bias", (1000,)
 
 
+#: The shape of each parameter, in the order of the model.
 BUILT_IN: Mapping[str, Callable[[], Named]] = {
     "gpt2": lambda: gpt2(768, vocabulary=50257, positions=1024),
     "resnet50": resnet50,
@@ -82,15 +83,6 @@ BUILT_IN: Mapping[str, Callable[[], Named]] = {
     "llama-8b": lambda: llama(4096, 14336, layers=32, keys=1024, has_head=True),
     "small": lambda: gpt2(64, vocabulary=4096, positions=512),
 }
-
-
-def shapes_of(name: str) -> dict[str, Shape]:
-    """The shape of each parameter of a built-in model, in the order of the model.
-
-    >>> len(shapes_of("gpt2")), shapes_of("gpt2")["transformer.wte.weight"]
-    (148, (50257, 768))
-    """
-    return dict(BUILT_IN[name]())
 
 
 # ---- modules
@@ -102,7 +94,7 @@ def load_model(text: str) -> nn.Module:
 
     path = Path(text)
     if text in BUILT_IN:
-        return hold({name: torch.empty(shape, device="meta") for name, shape in shapes_of(text).items()})
+        return hold({name: torch.empty(shape, device="meta") for name, shape in BUILT_IN[text]()})
     if ":" in text:
         factory, _ = import_attribute(text, "factory function", "mymodel:build", callable)
         return build(text, factory)

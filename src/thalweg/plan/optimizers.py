@@ -86,27 +86,8 @@ def build_optimizer(candidate: Candidate, module: nn.Module, given: Sequence[Giv
             taker[name] = value
     if candidate.rules and type(module).__name__ == "Module":
         options["first"] = hidden_by_name(module)
-    return build_mixture(candidate, module, options)
-
-
-def build_of_rule(rule: type[Rule], module: nn.Module, own: Mapping[str, Any], shared: Mapping[str, Any]) -> Optimizer:
-    """An optimizer of one rule. shared: options for all optimizers, which may have no effect on this one."""
-    from thalweg.torch import optimizer as class_of
-
-    made = class_of(rule)
-    rate = 1e-3 if rule.default_lr is None and not rule.lr_optional else rule.default_lr
-    options = {**USUAL.get(rule.__name__, {}), **shared, **own}
-    variant = options.pop("variant", None)
-    idle = find_idle(Settings(rule, options, variant).base.rule, rate)
-    options = {name: value for name, value in options.items() if name in own or name not in idle}
-    return made(list(module.named_parameters()), lr=rate, variant=variant, **options)
-
-
-def build_mixture(candidate: Candidate, module: nn.Module, options: Mapping[str, Any]) -> Optimizer:
-    """What a function makes of a module."""
-    make: Any = candidate.function
     try:
-        optimizer: Optimizer = make(module, **options)
+        optimizer: Optimizer = candidate.function(module, **options)
         stepped = {id(treatment.p) for treatment in optimizer._treatments()}
     except OptimError:
         raise
@@ -118,3 +99,15 @@ def build_mixture(candidate: Candidate, module: nn.Module, options: Mapping[str,
         if p.requires_grad and id(p) not in stepped:
             raise ParameterError(f"it leaves out parameter {path!r}")
     return optimizer
+
+
+def build_of_rule(rule: type[Rule], module: nn.Module, own: Mapping[str, Any], shared: Mapping[str, Any]) -> Optimizer:
+    """An optimizer of one rule. shared: options for all optimizers, which may have no effect on this one."""
+    from thalweg.torch import optimizer as class_of
+
+    rate = 1e-3 if rule.default_lr is None and not rule.lr_optional else rule.default_lr
+    options = {**USUAL.get(rule.__name__, {}), **shared, **own}
+    variant = options.pop("variant", None)
+    idle = find_idle(Settings(rule, options, variant).base.rule, rate)
+    options = {name: value for name, value in options.items() if name in own or name not in idle}
+    return class_of(rule)(list(module.named_parameters()), lr=rate, variant=variant, **options)
