@@ -169,9 +169,6 @@ def hold(tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def hidden_by_name(module: nn.Module) -> list[str]:
-    """Where no modules tell them, the hidden matrices: convolutions, and matrices in blocks, which have numbers."""
-    return [
-        name
-        for name, p in module.named_parameters()
-        if p.ndim > 2 or (p.ndim == 2 and any(part.isdecimal() for part in name.split(".")))
-    ]
+    """Where names alone tell, the hidden matrices: convolutions, and matrices in blocks, which have numbers."""
+    told = [(name.split("."), p.ndim) for name, p in module.named_parameters(recurse=False)]
+    return [".".join(parts) for parts, axes in told if axes > 2 or (axes == 2 and any(map(str.isdecimal, parts)))]

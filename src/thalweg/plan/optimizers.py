@@ -84,7 +84,7 @@ def build_optimizer(candidate: Candidate, module: nn.Module, given: Sequence[Giv
         takers = [rule for rule in candidate.rules if name in option_names(rule) and name not in WHOLE_STEP]
         for taker in [options[rule.__name__.lower()] for rule in takers] or [options]:
             taker[name] = value
-    if candidate.rules and type(module).__name__ == "Module":
+    if candidate.rules and any("." in name for name in module._parameters):
         options["first"] = hidden_by_name(module)
     try:
         optimizer: Optimizer = candidate.function(module, **options)
