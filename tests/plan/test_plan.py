@@ -248,6 +248,7 @@ def test_options_for_all_go_to_those_on_which_they_have_an_effect() -> None:
     ("options", "message"),
     [
         ([Given("", "momentumm", 1)], "no optimizer here has an option 'momentumm': did you mean 'momentum'?"),
+        ([Given("", "lr", 1)], "no figure depends on the learning rate: leave out --option lr"),
         ([Given("lamb", "trust", True)], "the option lamb.trust is for lamb, which is not among the optimizers: SGD"),
         ([Given("sgd", "momentum", -1)], "SGD: momentum must be"),
         ([Given("sgd", "momentumm", 1)], "SGD has no option 'momentumm': did you mean 'momentum'?"),
@@ -316,11 +317,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("gpt2 --optimizers muon", "it is no matrix, and Muon orthogonalizes matrices"),
         ("gpt2 --optimizers plannable:broken", "plannable:broken could not be made, it must be a rule, or a function"),
         ("plannable:build --optimizers plannable:partial", "it leaves out parameter '1.weight'"),
-        (
-            "gpt2 --optimizers plannable:mixture --option plannable:mixture.lr_scale=1",
-            "got an unexpected keyword argument 'lr_scale'",
-        ),
-        ("gpt2 --option kron_adamw.variant=x", "variant"),
+        ("gpt2 --optimizers plannable:mixture --option plannable:mixture.x=1", "unexpected keyword argument 'x'"),
+        ("gpt2 --option kron_adamw.variant=x", "kron_adamw has no argument 'variant'"),
         ("gpt2 --frozen nothing*", "--frozen nothing* matches no parameter; the first ones are transformer.wte.weight"),
         ("gpt2 --frozen *", "gpt2 has no floating-point parameter that requires a gradient"),
         ("gpt2 --dtype int4", "there is no dtype 'int4'"),

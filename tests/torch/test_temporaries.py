@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tracemalloc
+import ctypes
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from side_by_side import needs_core  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 from thalweg.kernels import triton as kernels  # noqa: E402
+from thalweg.kernels.cpu.tables import Tables  # noqa: E402
 from thalweg.rules import RULES, Direction  # noqa: E402
 from thalweg.torch.engines import choice  # noqa: E402
 
@@ -62,9 +63,7 @@ def make(rule: Any, shapes: Shapes, dtype: str, engine: str, options: dict[str, 
 @pytest.mark.parametrize(("rule", "options"), CASES)
 def test_lists(rule: str, options: dict[str, Any], engine: str, dtype: str) -> None:
     optimizer = make(rule, SHAPES, dtype, engine, options)
-    told = optimizer.explain().temporary_bytes
-    for _ in range(2):
-        assert allocator_peak(optimizer.step, warm_up=0) <= told
+    assert allocator_peak(optimizer.step, warm_up=0) <= optimizer.explain().temporary_bytes
 
 
 @pytest.mark.slow
@@ -74,47 +73,40 @@ def test_lists(rule: str, options: dict[str, Any], engine: str, dtype: str) -> N
 def test_chunks_of_lists(rule: Any, rounding: str) -> None:
     """What is told of a model of several chunks is a few of them, and not much more than it needs."""
     optimizer = make(rule, LARGE, "bfloat16", "foreach", dict(rounding=rounding))
-    told = optimizer.explain().temporary_bytes
     measured = allocator_peak(optimizer.step, warm_up=1)
-    assert measured <= told <= 3 * measured
+    assert measured <= optimizer.explain().temporary_bytes <= 3 * measured
 
 
 @needs_core
 @by_turns()
-@pytest.mark.parametrize("shapes", [SHAPES, [(2048, 300)], [(600, 64, 3, 3), (600,)], [(7,)]], ids=str)
+@pytest.mark.parametrize("shapes", [SHAPES, [(600, 64, 3, 3), (600,)], [(7,)]], ids=str)
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if not rule.needs_whole])
-def test_native_code(rule: str, shapes: Shapes) -> None:
+def test_native_code(rule: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"min_dim_size_to_factor": 2} if rule == "Adafactor" else {}
-    make(rule, shapes, "float32", "fused", options).step()  # what is remembered at first use is not of one optimizer
     optimizer = make(rule, shapes, "float32", "fused", options)
-    told = optimizer.explain().temporary_bytes
-    tracemalloc.start(25)
-    try:
-        optimizer.step()
-        taken = tracemalloc.take_snapshot()
-    finally:
-        tracemalloc.stop()
-    tables = taken.filter_traces([tracemalloc.Filter(True, "*/kernels/cpu/tables.py", all_frames=True)])
-    assert 0 < sum(own.size for own in tables.statistics("filename")) <= told + 2**14  # Python's own objects
+    run, used = Tables.run, list[Tables]()
+    monkeypatch.setattr(Tables, "run", lambda self, *stages: used.append(self) or run(self, *stages))
+    optimizer.step()
+    buffers = [used[0].tensors, used[0].options, used[0].scratch, used[0].outcomes]
+    numbers = [used[0].registers, used[0].owners, used[0].offsets]
+    taken = sum(map(ctypes.sizeof, buffers)) + sum(len(own) * own.itemsize for own in numbers)
+    assert 0 < taken <= optimizer.explain().temporary_bytes
     assert allocator_peak(optimizer.step, warm_up=0) < 2**16
 
 
 @pytest.mark.slow
 @by_turns()
-@pytest.mark.parametrize("shapes", [SHAPES, [(640, 640)], [(7,)]], ids=str)
+@pytest.mark.parametrize("shapes", [SHAPES, [(640, 640)], [(7, 9)]], ids=str)
 @pytest.mark.parametrize("rule", RULES)
 def test_kernels_for_gpus(rule: str, shapes: Shapes) -> None:
     """Interpreted on a CPU: what tables take, and stacks."""
     pytest.importorskip("triton")
     from interpreter import serving
 
-    if rule == "Muon":
-        shapes = [shape for shape in shapes if len(shape) > 1] or [(7, 9)]
     options = {"max_grad_norm": 1.0, **({"min_dim_size_to_factor": 2} if rule == "Adafactor" else {})}
     with serving():
         optimizer = make(rule, shapes, "float32", "auto", options)
-        told = optimizer.explain().temporary_bytes
-        assert allocator_peak(optimizer.step, warm_up=0) <= told
+        assert allocator_peak(optimizer.step, warm_up=0) <= optimizer.explain().temporary_bytes
 
 
 def test_a_model_without_memory_is_taken_for_one_on_a_gpu() -> None:

@@ -107,7 +107,7 @@ def load_model(text: str) -> nn.Module:
     if path.is_dir() or path.suffix == ".json":
         return build(text, partial(build_configured, path / "config.json" if path.is_dir() else path))
     raise CommandError(
-        f"there is no model {text!r}, and plan downloads none: {suggest(text, BUILT_IN)} MODEL may also be "
+        f"there is no model {text!r}, and plan downloads none: {suggest(text, BUILT_IN)}. MODEL may also be "
         "module:factory, a folder of .safetensors files, or a config.json of transformers"
     )
 

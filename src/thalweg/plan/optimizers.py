@@ -69,6 +69,9 @@ def resolve_options(options: Iterable[Given], planned: Sequence[Candidate]) -> l
     """Options with their optimizers as those are spelt here; raise for one that no optimizer here has."""
     names = {candidate.name.lower(): candidate.name for candidate in planned}
     given = [option._replace(owner=names.get(option.owner.strip().lower(), option.owner)) for option in options]
+    for option in given:
+        if option.name in ("lr", "learning_rate"):
+            raise CommandError(f"no figure depends on the learning rate: leave out --option {option.spelt}")
     check_options(given, {candidate.name: candidate.options for candidate in planned})
     return given
 
