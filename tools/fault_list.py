@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, WRITTEN = ROOT / "src/thalweg", ROOT / "tools/faults.txt"
 #: What only people read, what only costs time, and what only a build or a GPU runs: no test can say that it is wrong.
-FOR_PEOPLE = ("__repr__", "__str__", "explain", "warn", "refuse", "tell", "reason", "in_words", "cost", "count_products")
+FOR_PEOPLE = ("__repr__", "__str__", "explain", "warn", "refuse", "tell", "reason", "in_words", "cost", "count_prod")
 FOR_SPEED = ("warn", "cache_clear", "flush", "fsync", "mkdir", "unlink", "simplefilter")
 ELSEWHERE = ("kernels/cpu/shipped.py", "kernels/triton/launching.py", "check/command.py", "check/devices.py")
 UNREAD = (ast.Raise, ast.Assert, ast.JoinedStr, ast.arguments, ast.While, ast.ExceptHandler)

@@ -6,15 +6,14 @@ python tools/faults.py --baseline green.jsonl --record bank.jsonl    then make t
 python tools/faults.py ... --sample 40          only forty of them, drawn by the commit's hash or by --seed
 python tools/faults.py --compare before.jsonl after.jsonl            by room what was killed, and what survives
 
-Rooms and faults written by hand are in faults.txt; the others are changes of syntax, drawn by their names. A test file
-is asked about a fault if it reaches the function: files of the room and fast ones first, and the first failure ends it.
+Rooms and faults written by hand are in faults.txt; the others are changes of syntax, drawn by their names. Those tests
+are asked about a fault that reach its function: files of the room and fast ones first, and the first failure ends it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import inspect
 import itertools
 import json
 import os
@@ -33,82 +32,48 @@ from typing import Any
 
 from fault_list import ROOT, SOURCE, Fault, list_faults, order_of
 
-PYTEST = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "faults", "--hypothesis-profile=few", "--hypothesis-seed=0"]
+PYTEST = [
+    "-q",
+    "--tb=no",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "sitecustomize",
+    "--hypothesis-profile=few",
+    "--hypothesis-seed=0",
+]
 PYTEST += ["-m", "not nightly and not gpu"]
 LANE = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
 LANE |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "THALWEG_TESTS_SOON"), "1")
 LANE |= {"PYTHONDONTWRITEBYTECODE": ""}
-FIRST_RUN, FILE_LIMIT = 10.0, 300.0  # seconds: of tests that run before others are collected; of one file
-
-
-# ---- in the process of tests
-
-
-def watch() -> None:
-    """Write down each function of the source when this process first calls it. Processes that it starts do too."""
-    target = os.open(os.environ["FAULTS_REACHED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    source, seen = os.environ["FAULTS_SOURCE"] + os.sep, set()
-
-    def note(code: Any, *_: Any) -> Any:
-        if code not in seen:
-            seen.add(code)
-            name = code.co_qualname.split(".<locals>")[0]
-            # bodies of modules and classes run whenever they are imported
-            if code.co_filename.startswith(source) and code.co_flags & inspect.CO_OPTIMIZED and name[0] != "<":
-                os.write(target, f"{code.co_filename[len(source) :]}:{name}\n".encode())
-        return watching and watching.DISABLE
-
-    watching: Any = getattr(sys, "monitoring", None)
-    if watching:
-        watching.use_tool_id(watching.COVERAGE_ID, "faults")
-        watching.register_callback(watching.COVERAGE_ID, watching.events.PY_START, note)
-        watching.set_events(watching.COVERAGE_ID, watching.events.PY_START)
-    else:
-        for set_profile in (threading.setprofile, sys.setprofile):
-            set_profile(lambda frame, *_: note(frame.f_code))
-
-
-def pytest_collection_modifyitems(items: list[Any]) -> None:
-    left_out = json.loads(os.environ["FAULTS_LEFT_OUT"])
-    items[:] = [item for item in items if item.nodeid not in left_out]
-
-
-def pytest_runtest_logreport(report: Any) -> None:
-    if report.failed:
-        with open(os.environ["FAULTS_FAILED"], "a", encoding="utf-8") as file:
-            file.write(json.dumps(report.nodeid) + "\n")
-
-
-pytest_collectreport = pytest_runtest_logreport
-
-# ---- running
+#: Seconds: of tests that run before others are collected; of one file, unbroken; of its tests that a fault is tried by.
+FIRST_RUN, FILE_LIMIT, MOST_OF_FILE = 10.0, 300.0, 20.0
 
 
 class Worker:
     """A copy of the tree, in which one fault at a time is made."""
 
     def __init__(self, folder: Path) -> None:
-        self.tree, self.cache, self.site = folder / "tree", folder / "cache", folder / "site"
-        self.failed, self.reached, self.made = folder / "failed", folder / "reached", 0
+        self.tree, self.cache, self.site, self.made = folder / "tree", folder / "cache", folder / "site", 0
+        self.notes = {name: folder / name for name in ("FAILED", "REACHED", "TESTS", "CHOSEN")}
         left_out = shutil.ignore_patterns(
             ".git", ".venv", ".envs", "build", "dist", "report", "__pycache__", ".*_cache"
         )
         shutil.copytree(ROOT, self.tree, ignore=left_out)
         self.site.mkdir()
-        for name in ("faults.py", "fault_list.py"):
-            shutil.copy(ROOT / "tools" / name, self.site)
-        shutil.copy(__file__, self.site / "sitecustomize.py")
+        shutil.copy(ROOT / "tools/fault_watch.py", self.site / "sitecustomize.py")
 
-    def run(self, files: Any, limit: float, more: list[str], left_out: Any = (), **watched: str) -> str:
-        """Run test files: how it ended."""
-        for path in (self.failed, self.reached):
-            path.write_text("")
+    def run(self, files: list[str], chosen: list[str] | None, limit: float) -> str:
+        """Run chosen tests of some files up to the first failure, or all and watch what they reach: how it ended."""
+        for name, path in self.notes.items():
+            path.write_text(json.dumps(chosen) if name == "CHOSEN" else "")
         shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
         paths = [self.site, self.tree / "src", os.environ.get("PYTHONPATH", "")]
         own = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "THALWEG_CACHE": str(self.cache)}
-        own |= {"FAULTS_FAILED": str(self.failed), "FAULTS_LEFT_OUT": json.dumps(left_out), **watched}
+        own |= {f"FAULTS_{name}": str(path) for name, path in self.notes.items() if chosen is None or name != "REACHED"}
+        own |= {"FAULTS_SOURCE": str(self.tree / "src/thalweg")}
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *PYTEST, *more, *files],
+            [sys.executable, "-m", "pytest", *PYTEST, *([] if chosen is None else ["-x"]), *files],
             **dict(cwd=self.tree, env={**os.environ, **LANE, **own}, start_new_session=True),
             **dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL),
         )
@@ -122,37 +87,69 @@ class Worker:
             process.wait()
 
     def try_file(self, file: str) -> dict[str, Any]:
-        start, watched = time.perf_counter(), {"FAULTS_REACHED": str(self.reached)}
-        ended = self.run([file], FILE_LIMIT, [], FAULTS_SOURCE=str(self.tree / "src/thalweg"), **watched)
-        failed = [json.loads(line) for line in self.failed.read_text().splitlines()]
-        found = {"failed": failed, "reached": sorted(set(self.reached.read_text().split()))}
-        return {"name": file, "status": ended, "seconds": time.perf_counter() - start, **found}
+        """What the tests of a file take, and which functions each reaches: as bits of a number."""
+        start, ended = time.perf_counter(), self.run([file], None, FILE_LIMIT)
+        seconds, failed, tests = time.perf_counter() - start, read(self.notes["FAILED"]), read(self.notes["TESTS"])
+        functions = sorted({name for _, _, reached in tests for name in reached})
+        bits = {name: 1 << place for place, name in enumerate(functions)}
+        kept = {name: [took, f"{sum(map(bits.get, reached)):x}"] for name, took, reached in tests if name not in failed}
+        return {
+            "name": file,
+            "status": ended,
+            "seconds": seconds,
+            "failed": failed,
+            "functions": functions,
+            "tests": kept,
+        }
 
-    def try_fault(self, fault: Fault, green: Any, first: Any, limit: float) -> dict[str, Any]:
+    def try_fault(self, fault: Fault, green: list[Any], first: tuple[str, ...], limit: float) -> dict[str, Any]:
         """Make a fault, and see which test fails of those that reach its function."""
-        start, startup = time.perf_counter(), min(row["seconds"] for row in green)
-        asked = [row for row in green if f"{fault.path}:{fault.function}" in row["reached"]]
-        asked = asked or [row for row in green if any(name.startswith(f"{fault.path}:") for name in row["reached"])]
-        asked.sort(key=lambda row: (row["seconds"] - startup + 1) * (1 if row["name"].startswith(first) else 4))
-        times = list(itertools.accumulate(row["seconds"] - startup for row in asked))
-        cut, end = bisect(times, FIRST_RUN), bisect(times, 0.75 * limit)
+        start, asked = time.perf_counter(), choose_tests(fault, green, first)
+        times = list(itertools.accumulate(cost for cost, _, _ in asked))
+        cut, end = bisect(times, FIRST_RUN), max(1, bisect(times, 0.75 * limit))
         path, self.made, status, by = self.tree / "src/thalweg" / fault.path, self.made + 1, "survived", ""
         code, size = (SOURCE / fault.path).read_bytes(), len(fault.old.encode())
         path.write_bytes(code[: fault.start] + fault.new.encode() + code[fault.start + size :])
         os.utime(path, (self.made, self.made))  # compiled Python is known by its time, in seconds
         if fault.path.startswith("kernels/"):
             shutil.rmtree(self.cache, ignore_errors=True)
-        for rows in filter(None, (asked[:cut], asked[cut : max(end, 1)])):
-            left, left_out = limit - time.perf_counter() + start, [name for row in rows for name in row["failed"]]
-            ended = self.run([row["name"] for row in rows], left, ["-x"], left_out)
+        for rows in filter(None, (asked[:cut], asked[cut:end])):
+            chosen = [test for _, _, tests in rows for test in tests]
+            ended = self.run([file for _, file, _ in rows], chosen, limit - time.perf_counter() + start)
             if ended != "passed":
                 status = "timeout" if ended == "timeout" else "killed"
-                by = next(map(json.loads, self.failed.read_text().splitlines()), ended)
+                by = next(iter(read(self.notes["FAILED"])), ended)
                 break
         shutil.copy2(SOURCE / fault.path, path)
-        unbroken = times[end - 1] if end else 0.0
-        timing = {"seconds": time.perf_counter() - start, "unbroken": unbroken, "limit": limit, "asked": len(asked)}
-        return {"name": fault.name, "room": fault.room, "says": fault.says, "status": status, "by": by, **timing}
+        timing = {"seconds": time.perf_counter() - start, "unbroken": sum(cost for cost, _, _ in asked[:end])}
+        counts = {"limit": limit, "asked": sum(len(tests) for _, _, tests in asked[:end]), "left": len(asked[end:])}
+        return {
+            "name": fault.name,
+            "room": fault.room,
+            "says": fault.says,
+            "status": status,
+            "by": by,
+            **timing,
+            **counts,
+        }
+
+
+def choose_tests(fault: Fault, green: list[Any], first: tuple[str, ...]) -> list[tuple[float, str, list[str]]]:
+    """The tests that reach a fault, by file, with what they take; none of a file beyond so many seconds."""
+    startup, found = min(row["seconds"] for row in green), []
+    function = f"{fault.path}:{fault.function}"
+    whole = not any(function in row["functions"] for row in green)
+    for row in green:
+        mask = 0
+        for place, name in enumerate(row["functions"]):
+            mask |= (name == function or (whole and name.startswith(f"{fault.path}:"))) << place
+        reaching = sorted((took, test) for test, (took, bits) in row["tests"].items() if int(bits, 16) & mask)
+        within = bisect(list(itertools.accumulate(took for took, _ in reaching)), MOST_OF_FILE) or 1
+        if reaching:
+            others = row["seconds"] - startup - sum(took for took, _ in row["tests"].values())
+            cost = max(0.1, others) + sum(took for took, _ in reaching[:within])
+            found.append((cost, row["name"], [test for _, test in reaching[:within]]))
+    return sorted(found, key=lambda row: (row[0] + 1) * (1 if row[1].startswith(first) else 4))
 
 
 def work(tasks: Any, do: Any, record: Path, workers: int, end: float) -> None:
@@ -176,7 +173,7 @@ def work(tasks: Any, do: Any, record: Path, workers: int, end: float) -> None:
         list(executor.map(go_on, range(workers)))
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
@@ -236,7 +233,5 @@ def main() -> int:
     return 0
 
 
-if __name__ == "sitecustomize" and "FAULTS_REACHED" in os.environ:
-    watch()
 if __name__ == "__main__":
     raise SystemExit(main())
