@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from thalweg.dtypes import ALIASES, DTYPES, spelt_dtype
 from thalweg.errors import CommandError
-from thalweg.given import GONE
 
 #: How other languages write what Python writes otherwise.
 WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -42,24 +41,6 @@ class Given(NamedTuple):
     @property
     def spelt(self) -> str:
         return f"{self.owner.lower()}.{self.name}" if self.owner else self.name
-
-
-def check_options(options: Iterable[Given], known: Mapping[str, Iterable[str]]) -> None:
-    """Refuse options for an optimizer that is not here, and those that none here has. known: by optimizer, its options.
-
-    >>> check_options([Given("", "eps", 1)], {"SGD": ["momentum"]})
-    Traceback (most recent call last):
-    thalweg.errors.CommandError: no optimizer here has an option 'eps': there are momentum
-    """
-    names = sorted({name for own in known.values() for name in own})
-    for option in options:
-        owner, name, _ = option
-        if owner and owner not in known:
-            told = f"the option {option.spelt} is for {owner}, which is not among the optimizers"
-            raise CommandError(f"{told}: {', '.join(known)}")
-        if not owner and name not in names:
-            hint = f"it is gone since 0.3: {GONE[name]}" if name in GONE else suggest(name, names)
-            raise CommandError(f"no optimizer here has an option {name!r}: {hint}")
 
 
 def parse_option(text: str) -> Given:
