@@ -32,15 +32,12 @@ def bowl(best: float, **changes: Any) -> ArrayTask:
         moved = float(params["x"][0])  # SGD adds lr at each step, falling to 0: 8.5 lr in all
         return 2.0 + abs(math.log(max(moved, 1e-12) / (8.5 * best))) if moved else 100.0
 
-    task = ArrayTask(
+    return parabola(
         name="bowl",
         init=lambda seed: {"x": np.zeros(1)},
         gradients=lambda params, batch: {"x": -np.ones(1)},
-        evaluate=evaluate,
-        steps=16,
-        seeds=1,
+        **{"evaluate": evaluate, "steps": 16, **changes},
     )
-    return replace(task, **changes)
 
 
 def linear(**changes: Any) -> Any:

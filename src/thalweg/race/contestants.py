@@ -30,7 +30,8 @@ ANY_RATE = 0.01
 #: Mixtures of both of whose rules have the rate that is tried.
 MIXTURES = ("muon_adamw", "kron_adamw")
 #: What has a name of its own in the race, and where it is; everything else goes by its import path.
-PATHS = {name: f"thalweg.rules:{name}" for name in RULES} | {name: f"thalweg.torch:{name}" for name in MIXTURES}
+PATHS = {name: f"{rule.__module__}:{name}" for name, rule in RULES.items()}
+PATHS |= {name: f"thalweg.torch:{name}" for name in MIXTURES}
 #: What these need beside equal terms.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     # on models as small as those of a race, small layers are factored too, which by default are not worth it
