@@ -30,7 +30,6 @@ def rates_of(ready: Race, name: str = "SGD") -> list[float]:
         (3.0, 3, [3.33, 11.1], 3.33),
         (0.001, 3, [0.00333, 0.00111, 0.00037], 0.00111),
         (1e-9, 3, [0.00333, 0.00111, 0.00037], 0.00037),
-        (1e-9, 1, [0.00333], 0.00333),
         (1e-9, 0, [], 0.01),
     ],
 )
@@ -39,19 +38,17 @@ def test_a_grid_is_widened_beyond_the_edge_where_the_best_is_and_no_further_than
 ) -> None:
     ready = race(bowl(best), full=True, beyond=beyond, **SGD)
     summary = ready.run().summary
-    assert rates_of(ready)[5:] == added
-    assert summary["results"][0]["lr"] == chosen
+    assert (rates_of(ready)[5:], summary["results"][0]["lr"]) == (added, chosen)
     told = f" {len(added)} of them beside the grid, because a best rate was at its edge"
     assert (told in summary["conditions"]) == bool(added)
     assert ("At the edge of its rates: SGD." in summary["conditions"]) == (chosen == min([*added, 0.01]))
 
 
 def test_everyone_gets_as_many_trials_and_given_rates_stay_as_they_are() -> None:
-    ready = race(bowl(3.0), optimizers=["SGD", "AdamW"], options=PLAIN, full=True).run()
-    counts = Counter(run.contestant for run in ready.records)
-    assert counts["SGD"] == counts["AdamW"] > 5
-    rates = {"adamw": {"lr": [0.3, 0.1, 0.2]}, **PLAIN}
-    given = race(bowl(3.0), optimizers=["SGD", "AdamW"], options=rates, full=True).run()
+    both = ["SGD", "AdamW"]
+    ready = race(bowl(3.0), optimizers=both, options=PLAIN, full=True).run()
+    assert len(rates_of(ready)) == len(rates_of(ready, "AdamW")) > 5
+    given = race(bowl(3.0), optimizers=both, options={"adamw": {"lr": [0.3, 0.1, 0.2]}, **PLAIN}, full=True).run()
     assert sorted(rates_of(given, "AdamW")) == [0.1, 0.2, 0.3]
     assert len(rates_of(given)) > 5
     with pytest.raises(CommandError, match="beyond must be a whole number from 0 on, got -1"):
@@ -67,15 +64,11 @@ def test_where_all_diverge_lower_rates_are_tried() -> None:
 
 def test_hopeless_runs_stop_and_the_best_quarter_of_the_rates_runs_with_the_other_seeds() -> None:
     ready = race(bowl(0.1), seeds=3, **SGD)
-    assert ready.progress == (0, 5)
     summary = ready.run().summary
     assert ready.progress == (9, 9)
     assert rates_of(ready) == [0.1, 0.03, 0.3, 0.01, 1.0], "from the middle, and not beyond where the best is inside"
-    ends = {run.lr: record.result.step[-1] for run, record in ready.records.items() if run.seed == 0}
-    assert ends == {0.1: 16, 0.03: 16, 0.3: 16, 0.01: 8, 1.0: 8}
     repeated = Counter(run.lr for run in ready.records if run.seed > 0)
-    assert repeated[0.1] == 2
-    assert len(repeated) == 2, "two at least"
+    assert (repeated[0.1], len(repeated)) == (2, 2), "two at least"
     (result,) = summary["results"]
     assert (result["lr"], result["seeds"]) == (0.1, 3)
     assert result["sweep"]["stopped"] == [8, None, None, None, 8]
@@ -90,11 +83,8 @@ def test_a_race_goes_on_with_more_seeds_and_to_the_end(tmp_path: Path) -> None:
         stopped = {(run.lr, run.seed) for run, record in ready.records.items() if record.stopped}
         return {(run.lr, run.seed) for run in runs}, stopped
 
-    first, _ = ran(seeds=3)
-    more, stopped = ran(seeds=5)
-    assert len(first) == 5 + 2 * 2
-    assert {seed for _, seed in more} == {3, 4}
-    assert {lr for lr, _ in more} == {lr for lr, seed in first if seed == 1}, "the same two rates"
+    (first, _), (more, stopped) = ran(seeds=3), ran(seeds=5)
+    assert {(lr, seed) for lr, seed in more} == {(lr, seed) for lr, one in first if one == 1 for seed in (3, 4)}
     finished, left = ran(seeds=3, full=True)
     assert finished >= stopped > left == set()
     assert ran(seeds=3, full=True) == (set(), set())
@@ -112,16 +102,16 @@ def test_an_interrupted_search_ends_as_one_that_was_not(tmp_path: Path) -> None:
     assert list(part.records.items()) == list(whole.records.items())
 
 
-def test_lines_that_are_no_records_are_skipped_counted_and_their_runs_run_again(tmp_path: Path) -> None:
-    def ready() -> Race:
-        return race(parabola(), optimizers=["SGD"], options={"": {"lr": [0.1, 0.2, 0.3]}}, folder=tmp_path)
-
-    whole = ready().run().records
+@pytest.mark.parametrize("damaged", [b"not JSON", b"3", b"{}", b"\xff", b"[" * 99999, b"a loss that is text"])
+def test_lines_that_are_no_records_are_skipped_counted_and_their_runs_run_again(damaged: bytes, tmp_path: Path) -> None:
+    asked: dict[str, Any] = dict(optimizers=["SGD"], options={"": {"lr": [0.1, 0.2, 0.3]}}, folder=tmp_path)
+    whole = race(parabola(), **asked).run().records
     path = tmp_path / "runs.jsonl"
     first, second, third = path.read_bytes().splitlines()
-    for damaged in (b"not JSON", b"3", b"{}", b"\xff", b"[" * 99999, second.replace(b'"loss": [', b'"loss": ["x", ')):
-        path.write_bytes(b"\n".join([first, damaged, b"", third[:-30]]))
-        again = ready()
-        assert (again.skipped, len(again.waiting)) == (2, 2)
-        again.run()
-        assert (ready().records, ready().waiting) == (whole, [])
+    damaged = second.replace(b'"loss": [', b'"loss": ["x", ') if damaged.startswith(b"a") else damaged
+    path.write_bytes(b"\n".join([first, damaged, b"", third[:-30]]))
+    again = race(parabola(), **asked)
+    assert (again.skipped, len(again.waiting)) == (2, 2)
+    again.run()
+    last = race(parabola(), **asked)
+    assert (last.records, last.waiting) == (whole, [])
