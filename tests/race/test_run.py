@@ -43,11 +43,8 @@ def test_everyone_learns_and_the_same_run_gives_the_same_result_but_for_its_seco
     assert result.loss != other.loss
 
 
-def test_everyone_starts_from_the_same_place() -> None:
+def test_everyone_starts_from_the_same_place_and_measures_divide_the_steps_evenly() -> None:
     assert len({result_of(rule, steps=1).loss[0] for rule in RULES}) == 1
-
-
-def test_measures_divide_the_steps_evenly() -> None:
     assert measuring_times(3) == [0, 1, 2, 3]
     assert set(np.diff(measuring_times(220)).tolist()) == {10}
 
@@ -98,9 +95,6 @@ def test_a_task_of_your_own_that_was_edited_is_another(tmp_path: Path, monkeypat
     assert first == made != other
 
 
-# ---- with torch
-
-
 @pytest.mark.nightly
 def test_text_learns_and_repeats_itself() -> None:
     torch = pytest.importorskip("torch")
@@ -110,14 +104,6 @@ def test_text_learns_and_repeats_itself() -> None:
     (loss,) = [record.result.loss for record in ran[0].values()]
     assert loss[-1] < loss[0] - 1  # type: ignore[operator]
     assert torch.equal(before, torch.get_rng_state()), "the caller's random numbers are left alone"
-
-
-@pytest.mark.nightly
-def test_a_task_in_torch_of_a_few_lines_is_raced_with_everyone() -> None:
-    results = race(linear()).run().summary["results"]
-    assert {result["contestant"] for result in results} == {*RULES, "muon_adamw"}
-    for result in results:
-        assert result["loss"] < result["curve"]["loss"][0]
 
 
 def test_gradients_are_clipped_together_if_the_task_says_so() -> None:

@@ -19,9 +19,6 @@ from race_tasks import parabola
 
 task = parabola()
 
-def made():
-    return task
-
 def nothing(params, lr):
     return 3
 
@@ -43,17 +40,14 @@ def check_refused(words: str, folder: Path, task: Any, **asked: Any) -> None:
     ("changes", "words"),
     [
         (dict(steps=0), "'parabola': steps must be a whole number from 1 on, got 0"),
-        (dict(seeds=1.5), "seeds must be a whole number"),
         (dict(name=""), "a task needs a name"),
         (dict(target="low"), "target must be a number, a loss, got 'low'"),
         (dict(best_score="all"), "best_score must be 'most' or 'least', got 'all'"),
         (dict(warm_up=1), "warm_up must be a share of the steps below 1, got 1"),
         (dict(init=3), "init must be a function, got 3"),
         (dict(init=lambda seed: {"x": [1.0]}), "init must return arrays by name, and 'x' is a list"),
-        (dict(init=lambda seed: [1.0]), "init must return arrays by name, got list"),
         (dict(evaluate=lambda params: float("nan")), "the loss before the first step is nan"),
         (dict(evaluate=lambda params: (1, 2, 3)), "evaluate must return a loss, or a loss and a score, got tuple"),
-        (dict(batches=3), "batches must be a function, got 3"),
         (dict(batches=lambda seed, size: 3), "batches must return something to iterate over, got int"),
         (dict(batches=lambda seed, size: iter([1, 2])), "'parabola': batches must not end: start again after the last"),
         (dict(gradients=lambda params, batch: {"y": params["x"]}), "'parabola'.*y"),
@@ -62,54 +56,45 @@ def check_refused(words: str, folder: Path, task: Any, **asked: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("optimizer", ["SGD", "torch.optim.SGD"])
-def test_tasks_in_numpy(changes: dict[str, object], words: str, optimizer: str, tmp_path: Path) -> None:
+def test_tasks_in_numpy(changes: dict[str, Any], words: str, optimizer: str) -> None:
     if optimizer != "SGD":
         pytest.importorskip("torch")
-    check_refused(words, tmp_path, parabola(**changes), optimizers=[optimizer])
+    with pytest.raises(CommandError, match=words):
+        race(parabola(**changes), optimizers=[optimizer]).run()
 
 
 @pytest.mark.parametrize(
-    ("changes", "device", "words"),
+    ("changes", "words"),
     [
-        (dict(model=lambda seed: 3), "cpu", "model must return a torch.nn.Module, got int"),
-        (dict(loss=lambda model, batch: 3.0), "cpu", "loss must return a tensor with one element, got float"),
-        (dict(loss=lambda model, batch: batch["x"]), "cpu", r"a tensor with one element, got shape \(8, 4\)"),
-        (dict(loss=lambda model, batch: batch["x"].sum()), "cpu", "the backward pass of loss failed"),
-        (dict(loss=lambda model, batch: 1 / 0), "cpu", "test_wrong.py, line"),
-        (dict(), "tpu", "there is no device 'tpu': try cpu or cuda"),
+        (dict(model=lambda seed: 3), "model must return a torch.nn.Module, got int"),
+        (dict(loss=lambda model, batch: 3.0), "loss must return a tensor with one element, got float"),
+        (dict(loss=lambda model, batch: batch["x"]), r"a tensor with one element, got shape \(8, 4\)"),
+        (dict(loss=lambda model, batch: batch["x"].sum()), "the backward pass of loss failed"),
     ],
 )
-def test_tasks_in_torch(changes: dict[str, Any], device: str, words: str, tmp_path: Path) -> None:
-    check_refused(words, tmp_path, linear(**changes), optimizers=["SGD"], device=device)
+def test_tasks_in_torch(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    check_refused(words, tmp_path, linear(**changes), optimizers=["SGD"])
 
 
 @pytest.mark.parametrize(
     ("task", "optimizer", "words"),
     [
         ("digit", "SGD", "there is no task 'digit' (your own would be mymodule:task): did you mean 'digits'?"),
-        (":task", "SGD", "':task' is not a task: write module:attribute"),
-        ("own.py:task", "SGD", "'own.py' is not a module name: write it as for an import, such as mymodule:task"),
-        ("nosuchmodule:task", "SGD", "there is no module 'nosuchmodule' in"),
-        ("race_broken:task", "SGD", "race_broken.py, line 1"),
         ("race_wrong:tusk", "SGD", "module 'race_wrong' has no 'tusk': did you mean 'task'"),
         ("race_wrong:nothing", "SGD", "race_wrong:nothing: calling it failed: TypeError"),
         ("race_wrong:torch", "SGD", "race_wrong:torch is a module and must be an ArrayTask or a ModelTask of thalweg"),
         ("race_wrong:task", "Adam", "no optimizer 'Adam' (others go by import path, such as torch.optim.Adam)"),
-        ("race_wrong:made", "torch.optim.Adm", "torch.optim.Adm: module 'torch.optim' has no 'Adm': did you mean"),
-        ("race_wrong:made", "race_wrong:task", "'race_wrong:task' is no optimizer: it must be a rule"),
-        ("race_wrong:made", 3, "3 is no optimizer: it must be a rule"),
-        ("race_wrong:made", "torch.nn.Linear", "'parabola', torch.nn.Linear: making it with lr=0.05 failed"),
-        ("race_wrong:made", "torch.optim.LBFGS", "'parabola', torch.optim.LBFGS: step() failed"),
-        ("race_wrong:made", "race_wrong:nothing", "it returned a int, and must return an optimizer of torch"),
-        ("race_wrong:made", "race_wrong:forgetful", "it has no lr in its groups, and the race must lower it step by"),
+        ("race_wrong:task", "torch.optim.Adm", "torch.optim.Adm: module 'torch.optim' has no 'Adm': did you mean"),
+        ("race_wrong:task", "race_wrong:task", "'race_wrong:task' is no optimizer: it must be a rule"),
+        ("race_wrong:task", "torch.nn.Linear", "'parabola', torch.nn.Linear: making it with lr=0.05 failed"),
+        ("race_wrong:task", "torch.optim.LBFGS", "'parabola', torch.optim.LBFGS: step() failed"),
+        ("race_wrong:task", "race_wrong:nothing", "it returned a int, and must return an optimizer of torch"),
+        ("race_wrong:task", "race_wrong:forgetful", "it has no lr in its groups, and the race must lower it step by"),
     ],
 )
-def test_what_cannot_be_imported(
-    task: str, optimizer: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_imported(task: str, optimizer: str, words: str, tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("torch")
     (tmp_path / "race_wrong.py").write_text(MODULE)
-    (tmp_path / "race_broken.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
     check_refused(re.escape(words), tmp_path, task, optimizers=["SGD", optimizer], options={"": {"lr": 0.05}})
 
@@ -118,10 +103,9 @@ def test_what_cannot_be_imported(
     ("options", "words"),
     [
         ({"LAMB": {"weight_decy": 1}}, "LAMB has no option 'weight_decy': did you mean 'weight_decay'?"),
-        ({"": {"betas": (0.5, 0.6)}}, "'parabola', AdEMAMix: betas must be 3 numbers, got (0.5, 0.6)"),
         ({"": {"momentun": 1}}, "no optimizer here has an option 'momentun': did you mean 'momentum'?"),
         ({"": {"engine": "warp"}}, "'parabola', SGD: engine must be one of 'auto', 'reference', 'fused'"),
-        ({"kron": {"clip": 1}}, "no optimizer 'kron' takes part: there are SGD, LAMB, AdEMAMix"),
+        ({"kron": {"clip": 1}}, "no optimizer 'kron' takes part: there are SGD, LAMB"),
         ({"LAMB": 3}, "options of LAMB must be a dict, got 3"),
         ({"LAMB": {"stacked_axes": 3}}, "stacked_axes=3"),
         ({"": {"lr": [0.1, -1]}}, "SGD: lr must be a positive number, or several, got [0.1, -1]"),
@@ -129,4 +113,4 @@ def test_what_cannot_be_imported(
     ],
 )
 def test_options(options: Any, words: str, tmp_path: Path) -> None:
-    check_refused(re.escape(words), tmp_path, parabola(), optimizers=["SGD", "LAMB", "AdEMAMix"], options=options)
+    check_refused(re.escape(words), tmp_path, parabola(), optimizers=["SGD", "LAMB"], options=options)
