@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,6 @@ def test_the_same_rule_has_the_same_curve_whoever_steps(rule: str, options: Any,
 
 FACTORIES = """
 import torch
-from thalweg.torch import AdamW
 
 class Replacing(torch.optim.SGD):
     def step(self):
@@ -81,28 +79,23 @@ def groups(params, lr, factor=0.5):
 def tensor(params, lr):
     return torch.optim.Adam(params, lr=torch.tensor(lr), foreach=False)
 
-def mixed(model, lr, eps=1e-8, **more):
-    assert isinstance(model, torch.nn.Module)
-    return AdamW(model.named_parameters(), lr=lr, eps=eps, weight_decay=0.0, averaged=0.9)
 """
 
 
-def test_classes_and_functions_race_groups_keep_proportions_and_averages_are_measured(
+def test_classes_and_functions_race_and_groups_keep_their_proportions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
     (tmp_path / "race_factories.py").write_text(FACTORIES)
     monkeypatch.chdir(tmp_path)
-    replacing, groups, tensor, mixed = (f"race_factories.{n}" for n in ("Replacing", "groups", "tensor", "mixed"))
-    plain, ours = {"momentum": 0.0}, {"averaged": 0.9, "eps": 1e-8}
-    everyone = ["SGD", "race_factories:Replacing", groups, tensor, "torch.optim.Adam", "AdamW", mixed]
-    found = curves(LAYER, *everyone, SGD=plain, AdamW=ours, **{replacing: plain})
+    replacing, groups, tensor = (f"race_factories.{name}" for name in ("Replacing", "groups", "tensor"))
+    plain = {"momentum": 0.0}
+    everyone = ["SGD", "race_factories:Replacing", groups, tensor, "torch.optim.Adam"]
+    found = curves(LAYER, *everyone, SGD=plain, **{replacing: plain})
     assert found[tensor] == pytest.approx(found["torch.optim.Adam"], rel=FLOAT32)
     assert found[groups][-1] != pytest.approx(found["SGD"][-1])
     np.testing.assert_allclose(found[replacing], found["SGD"], rtol=FLOAT64)
-    np.testing.assert_allclose(found[mixed], found["AdamW"], rtol=FLOAT64)
     assert curves(LAYER, groups, **{groups: {"factor": 1.0}})[groups] == pytest.approx(found["SGD"])
-    assert curves(linear(), mixed)[mixed]
 
 
 @pytest.mark.slow
@@ -144,19 +137,12 @@ def test_runs_are_of_the_version_of_a_library(tmp_path: Path, monkeypatch: pytes
     assert [run.contestant for run in ready().waiting] == ["torch.optim.Adam"]
 
 
-def test_no_framework_is_loaded_unless_somebody_needs_it_and_a_missing_one_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    code = (
-        "import sys\nfrom thalweg.race import race\n"
-        "race('digits', optimizers=['SGD'], steps=1, seeds=1, options={'': {'lr': 0.1}}).run()\n"
-        "assert not {'torch', 'jax', 'optax'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_a_framework_that_is_missing_is_named_and_rules_race_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     for name in ("torch.optim.Adam", "muon_adamw"):
         with pytest.raises(MissingExtra, match=r'torch is not installed: pip install "thalweg\[torch\]"'):
             race(LAYER, optimizers=["SGD", name])
+    assert curves(LAYER, "SGD", "LAMB")
 
 
 def test_an_option_for_all_goes_to_all_that_have_it_and_one_for_one_wins_and_makes_another_run(tmp_path: Path) -> None:

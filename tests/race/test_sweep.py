@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from race_tasks import bowl, parabola
 
-from thalweg.errors import CommandError
 from thalweg.race import race
 from thalweg.race.contest import Race
 from thalweg.race.run import Run
@@ -51,8 +49,6 @@ def test_everyone_gets_as_many_trials_and_given_rates_stay_as_they_are() -> None
     given = race(bowl(3.0), optimizers=both, options={"adamw": {"lr": [0.3, 0.1, 0.2]}, **PLAIN}, full=True).run()
     assert sorted(rates_of(given, "AdamW")) == [0.1, 0.2, 0.3]
     assert len(rates_of(given)) > 5
-    with pytest.raises(CommandError, match="beyond must be a whole number from 0 on, got -1"):
-        race(bowl(0.1), beyond=-1)
 
 
 def test_where_all_diverge_lower_rates_are_tried() -> None:
@@ -67,8 +63,8 @@ def test_hopeless_runs_stop_and_the_best_quarter_of_the_rates_runs_with_the_othe
     summary = ready.run().summary
     assert ready.progress == (9, 9)
     assert rates_of(ready) == [0.1, 0.03, 0.3, 0.01, 1.0], "from the middle, and not beyond where the best is inside"
-    repeated = Counter(run.lr for run in ready.records if run.seed > 0)
-    assert (repeated[0.1], len(repeated)) == (2, 2), "two at least"
+    repeated = sorted(run.lr for run in ready.records if run.seed > 0)
+    assert repeated in ([0.03, 0.03, 0.1, 0.1], [0.1, 0.1, 0.3, 0.3]), "two at least"
     (result,) = summary["results"]
     assert (result["lr"], result["seeds"]) == (0.1, 3)
     assert result["sweep"]["stopped"] == [8, None, None, None, 8]

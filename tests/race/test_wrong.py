@@ -36,44 +36,57 @@ def check_refused(words: str, folder: Path, task: Any, **asked: Any) -> None:
     assert not (folder / "report").exists()
 
 
+SGD_OF_TORCH = dict(optimizers=["torch.optim.SGD"])
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("make", "changes", "asked", "words"),
     [
-        (dict(steps=0), "'parabola': steps must be a whole number from 1 on, got 0"),
-        (dict(name=""), "a task needs a name"),
-        (dict(target="low"), "target must be a number, a loss, got 'low'"),
-        (dict(best_score="all"), "best_score must be 'most' or 'least', got 'all'"),
-        (dict(warm_up=1), "warm_up must be a share of the steps below 1, got 1"),
-        (dict(init=3), "init must be a function, got 3"),
-        (dict(init=lambda seed: {"x": [1.0]}), "init must return arrays by name, and 'x' is a list"),
-        (dict(evaluate=lambda params: float("nan")), "the loss before the first step is nan"),
-        (dict(evaluate=lambda params: (1, 2, 3)), "evaluate must return a loss, or a loss and a score, got tuple"),
-        (dict(batches=lambda seed, size: 3), "batches must return something to iterate over, got int"),
-        (dict(batches=lambda seed, size: iter([1, 2])), "'parabola': batches must not end: start again after the last"),
-        (dict(gradients=lambda params, batch: {"y": params["x"]}), "'parabola'.*y"),
-        (dict(gradients=lambda params, batch: {"x": np.ones(3)}), "'parabola'.*'x'"),
-        (dict(gradients=lambda params, batch: 1 / 0), r"gradients failed \(.*test_wrong.py, line \d+\): Zero"),
+        (parabola, dict(steps=0), {}, "'parabola': steps must be a whole number from 1 on, got 0"),
+        (parabola, dict(name=""), {}, "a task needs a name"),
+        (parabola, dict(target="low"), {}, "target must be a number, a loss, got 'low'"),
+        (parabola, dict(best_score="all"), {}, "best_score must be 'most' or 'least', got 'all'"),
+        (parabola, dict(warm_up=1), {}, "warm_up must be a share of the steps below 1, got 1"),
+        (parabola, dict(init=3), {}, "init must be a function, got 3"),
+        (parabola, dict(init=lambda seed: {"x": [1.0]}), {}, "init must return arrays by name, and 'x' is a list"),
+        (parabola, dict(evaluate=lambda params: (1, 2, 3)), {}, "must return a loss, or a loss and a score, got tuple"),
+        (parabola, dict(batches=lambda seed, size: 3), {}, "batches must return something to iterate over, got int"),
+        (parabola, dict(batches=lambda seed, size: iter([])), {}, "batches must not end: start again after the last"),
+        (parabola, dict(gradients=lambda params, batch: {"y": np.ones(4)}), {}, "'parabola'.*y"),
+        (parabola, dict(gradients=lambda params, batch: {"x": np.ones(3)}), {}, "'parabola'.*'x'"),
+        (parabola, dict(gradients=lambda params, batch: {"y": np.ones(4)}), SGD_OF_TORCH, "the gradient of 'y' failed"),
+        (parabola, dict(gradients=lambda params, batch: {"x": np.ones(3)}), SGD_OF_TORCH, "the gradient of 'x' failed"),
+        (parabola, dict(gradients=lambda params, batch: 1 / 0), {}, r"failed \(.*test_wrong.py, line \d+\): Zero"),
+        (linear, dict(model=lambda seed: 3), {}, "model must return a torch.nn.Module, got int"),
+        (linear, dict(loss=lambda model, batch: 3.0), {}, "loss must return a tensor with one element, got float"),
+        (linear, dict(loss=lambda model, batch: batch["x"]), {}, r"tensor with one element, got shape \(8, 4\)"),
+        (linear, dict(loss=lambda model, batch: batch["x"].sum()), {}, "the backward pass of loss failed"),
+        (parabola, {}, dict(beyond=-1), "beyond must be a whole number from 0 on, got -1"),
+        (parabola, {}, dict(optimizers=[3]), "3 is no optimizer: it must be a rule"),
+        (parabola, {}, dict(options={"LAMB": {"weight_decy": 1}}), "LAMB has no option 'weight_decy': did you mean"),
+        (parabola, {}, dict(options={"": {"momentun": 1}}), "no optimizer here has an option 'momentun': did you mean"),
+        (parabola, {}, dict(options={"": {"engine": "warp"}}), "'parabola', SGD: engine must be one of 'auto', 'ref"),
+        (parabola, {}, dict(options={"kron": {"clip": 1}}), "no optimizer 'kron' takes part: there are SGD, LAMB"),
+        (parabola, {}, dict(options={"LAMB": 3}), "options of LAMB must be a dict, got 3"),
+        (parabola, {}, dict(options={"LAMB": {"stacked_axes": 3}}), "stacked_axes=3"),
+        (
+            parabola,
+            {},
+            dict(options={"": {"lr": [0.1, -1]}}),
+            r"SGD: lr must be a positive number, or several, got \[0",
+        ),
+        (
+            parabola,
+            {},
+            dict(options={"lamb": {"lr": "fast"}}),
+            "LAMB: lr must be a positive number, or several, got 'f",
+        ),
     ],
 )
-@pytest.mark.parametrize("optimizer", ["SGD", "torch.optim.SGD"])
-def test_tasks_in_numpy(changes: dict[str, Any], words: str, optimizer: str) -> None:
-    if optimizer != "SGD":
+def test_tasks_and_options(make: Any, changes: Any, asked: Any, words: str, tmp_path: Path) -> None:
+    if asked is SGD_OF_TORCH:
         pytest.importorskip("torch")
-    with pytest.raises(CommandError, match=words):
-        race(parabola(**changes), optimizers=[optimizer]).run()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (dict(model=lambda seed: 3), "model must return a torch.nn.Module, got int"),
-        (dict(loss=lambda model, batch: 3.0), "loss must return a tensor with one element, got float"),
-        (dict(loss=lambda model, batch: batch["x"]), r"a tensor with one element, got shape \(8, 4\)"),
-        (dict(loss=lambda model, batch: batch["x"].sum()), "the backward pass of loss failed"),
-    ],
-)
-def test_tasks_in_torch(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    check_refused(words, tmp_path, linear(**changes), optimizers=["SGD"])
+    check_refused(words, tmp_path, make(**changes), **{"optimizers": ["SGD", "LAMB"], **asked})
 
 
 @pytest.mark.parametrize(
@@ -97,20 +110,3 @@ def test_what_cannot_be_imported(task: str, optimizer: str, words: str, tmp_path
     (tmp_path / "race_wrong.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     check_refused(re.escape(words), tmp_path, task, optimizers=["SGD", optimizer], options={"": {"lr": 0.05}})
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"LAMB": {"weight_decy": 1}}, "LAMB has no option 'weight_decy': did you mean 'weight_decay'?"),
-        ({"": {"momentun": 1}}, "no optimizer here has an option 'momentun': did you mean 'momentum'?"),
-        ({"": {"engine": "warp"}}, "'parabola', SGD: engine must be one of 'auto', 'reference', 'fused'"),
-        ({"kron": {"clip": 1}}, "no optimizer 'kron' takes part: there are SGD, LAMB"),
-        ({"LAMB": 3}, "options of LAMB must be a dict, got 3"),
-        ({"LAMB": {"stacked_axes": 3}}, "stacked_axes=3"),
-        ({"": {"lr": [0.1, -1]}}, "SGD: lr must be a positive number, or several, got [0.1, -1]"),
-        ({"lamb": {"lr": "fast"}}, "LAMB: lr must be a positive number, or several, got 'fast'"),
-    ],
-)
-def test_options(options: Any, words: str, tmp_path: Path) -> None:
-    check_refused(re.escape(words), tmp_path, parabola(), optimizers=["SGD", "LAMB"], options=options)
