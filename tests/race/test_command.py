@@ -19,30 +19,24 @@ from thalweg.race import contest
 from thalweg.race.run import execute
 
 QUICK = ["race", "--steps=3", "--seeds=1", "--optimizers=sgd,lamb", "--option=lr=0.02", "--option=sgd.lr=0.1,0.2"]
-OWN = """
-from race_tasks import parabola
-
-task = parabola(title="Brackets [/red] 漢", loss_name="loss [$] of $_{")
-"""
 
 
 def test_a_table_and_a_report_of_a_task_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    (tmp_path / "own_task_command.py").write_text(OWN, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     asked = ["--optimizers", "sgd,lamb", "--against", "torch.optim.SGD", "--against", "torch.optim:Adamax"]
     for option in ("lr=0.1", "torch.optim.adamax.lr=0.5", "torch.optim.SGD.momentum=0.5", "lamb.betas=[0.9, 0.95]"):
         asked += ["--option", option]
-    assert run(["race", "own_task_command:task", *asked]) == 0
+    assert run(["race", "race_tasks:brackets", *asked]) == 0
     printed = capsys.readouterr()
     for words in ("Brackets [/red] 漢: 5 steps", "loss [$] of $_{", "state", "LAMB(betas=(0.9, 0.95))"):
         assert words in printed.out
     assert "\ntorch.optim.SGD(momentum=0.5)" in printed.out
     assert "torch.optim.Adamax  0.5" in printed.out
     assert "\x1b" not in printed.out + printed.err
-    folder = Path("report/own_task_command.task")
+    folder = Path("report/race_tasks.brackets")
     assert {path.name for path in folder.iterdir()} == {"runs.jsonl", "index.html"}
 
 

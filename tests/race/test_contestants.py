@@ -54,40 +54,27 @@ def test_optimizers_of_torch_are_on_equal_terms_with_their_namesake_and_others_w
     assert "weight_decay=0.0" in sweeps["muon_adamw"].first.optimizer
 
 
-@pytest.mark.parametrize(("rule", "options"), [("SGD", {}), ("AdamW", {"eps": 1e-8})])
+@pytest.mark.parametrize(
+    ("rule", "package", "options"),
+    [
+        ("SGD", "torch.optim", {}),
+        ("AdamW", "torch.optim", {"eps": 1e-8}),
+        ("AdamW", "thalweg.torch", {"averaged": 0.9}),
+    ],
+)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, FLOAT64), (np.float32, FLOAT32)])
-def test_the_same_rule_has_the_same_curve_whoever_steps(rule: str, options: Any, dtype: Any, tolerance: float) -> None:
+def test_the_same_rule_has_the_same_curve_whoever_steps(
+    rule: str, package: str, options: Any, dtype: Any, tolerance: float
+) -> None:
     pytest.importorskip("torch")
     task = parabola(init=lambda seed: {"x": np.full(4, 1.0, dtype)}, steps=20)
-    ours, theirs = curves(task, rule, f"torch.optim.{rule}", **{rule: options}).values()
+    ours, theirs = curves(task, rule, f"{package}.{rule}", **{rule: options, f"{package}.{rule}": options}).values()
     np.testing.assert_allclose(ours, theirs, rtol=tolerance)
     assert ours[-1] < 0.5 * ours[0]
 
 
-FACTORIES = """
-import torch
-
-class Replacing(torch.optim.SGD):
-    def step(self):
-        for p in self.param_groups[0]["params"]:
-            p.data = p.data - self.param_groups[0]["lr"] * p.grad
-
-def groups(params, lr, factor=0.5):
-    first, *rest = params
-    return torch.optim.SGD([{"params": [first]}, {"params": rest, "lr": lr * factor}], lr=lr)
-
-def tensor(params, lr):
-    return torch.optim.Adam(params, lr=torch.tensor(lr), foreach=False)
-
-"""
-
-
-def test_classes_and_functions_race_and_groups_keep_their_proportions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_classes_and_functions_race_and_groups_keep_their_proportions() -> None:
     pytest.importorskip("torch")
-    (tmp_path / "race_factories.py").write_text(FACTORIES)
-    monkeypatch.chdir(tmp_path)
     replacing, groups, tensor = (f"race_factories.{name}" for name in ("Replacing", "groups", "tensor"))
     plain = {"momentum": 0.0}
     everyone = ["SGD", "race_factories:Replacing", groups, tensor, "torch.optim.Adam"]

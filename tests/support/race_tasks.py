@@ -22,6 +22,10 @@ def parabola(**changes: Any) -> ArrayTask:
     return ArrayTask(**{**fields, "steps": 5, "seeds": 1, **changes})
 
 
+def brackets() -> ArrayTask:
+    return parabola(title="Brackets [/red] 漢", loss_name="loss [$] of $_{")
+
+
 def bowl(best: float, **changes: Any) -> ArrayTask:
     """After 16 steps of SGD the loss is least at the rate ``best``; how far a rate is off shows from the first on."""
 
