@@ -1,7 +1,8 @@
-"""Who races: rules, mixtures and optimizers of torch on equal terms, with the options that the user gives them."""
+"""Who races: rules, mixtures and optimizers of torch on equal terms, with options; and whatever cannot race."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,17 @@ from own_rules import Signed
 from race_tasks import linear, parabola
 from tolerances import FLOAT32, FLOAT64
 
+from thalweg.errors import CommandError
 from thalweg.race import race
 from thalweg.race.contest import Race
 from thalweg.race.run import Training
 from thalweg.rules import RULES
 from thalweg.show.extras import MissingExtra
 
-TARGET = np.arange(6.0).reshape(2, 3) / 5
-#: Of arrays whose names are those of layers.
 LAYER = parabola(
-    init=lambda seed: {"first.weight": np.full((2, 3), 1.0 + seed), "first.bias": np.linspace(-1, 1, 4)},
-    gradients=lambda params, batch: {"first.weight": 2 * (params["first.weight"] - TARGET), "first.bias": np.ones(4)},
-    evaluate=lambda params: float(np.square(params["first.weight"] - TARGET).sum() + params["first.bias"].sum() + 9),
+    init=lambda seed: {"first.weight": np.full((2, 3), 2.0), "first.bias": np.linspace(-1, 1, 4)},
+    gradients=lambda params, batch: {name: 2 * p for name, p in params.items()},
+    evaluate=lambda params: sum(float(np.square(p).sum()) for p in params.values()),
     steps=20,
 )
 
@@ -143,3 +143,96 @@ def test_an_option_for_all_goes_to_all_that_have_it_and_one_for_one_wins_and_mak
         assert len(ready.waiting) == 1
         found.add(ready.run().summary["results"][0]["loss"])
     assert len(found) == 2
+
+
+# ---- what is wrong is told in one sentence, before anything is run or written
+
+
+def check_refused(words: str, folder: Path, task: Any, **asked: Any) -> None:
+    with pytest.raises(CommandError, match=words) as caught:
+        race(task, folder=folder / "report", **asked).run(lambda run: pytest.fail("something was run"))
+    assert "\n" not in str(caught.value)
+    assert not (folder / "report").exists()
+
+
+SGD_OF_TORCH = dict(optimizers=["torch.optim.SGD"])
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "asked", "words"),
+    [
+        (parabola, dict(steps=0), {}, "'parabola': steps must be a whole number from 1 on, got 0"),
+        (parabola, dict(name=""), {}, "a task needs a name"),
+        (parabola, dict(target="low"), {}, "target must be a number, a loss, got 'low'"),
+        (parabola, dict(best_score="all"), {}, "best_score must be 'most' or 'least', got 'all'"),
+        (parabola, dict(warm_up=1), {}, "warm_up must be a share of the steps below 1, got 1"),
+        (parabola, dict(init=3), {}, "init must be a function, got 3"),
+        (parabola, dict(init=lambda seed: {"x": [1.0]}), {}, "init must return arrays by name, and 'x' is a list"),
+        (parabola, dict(evaluate=lambda params: float("nan")), {}, "the loss before the first step is nan"),
+        (parabola, dict(evaluate=lambda params: (1, 2, 3)), {}, "must return a loss, or a loss and a score, got tuple"),
+        (parabola, dict(batches=lambda seed, size: 3), {}, "batches must return something to iterate over, got int"),
+        (parabola, dict(batches=lambda seed, size: iter([])), {}, "batches must not end: start again after the last"),
+        (parabola, dict(gradients=lambda params, batch: {"y": np.ones(4)}), {}, "'parabola'.*y"),
+        (parabola, dict(gradients=lambda params, batch: {"x": np.ones(3)}), {}, "'parabola'.*'x'"),
+        (parabola, dict(gradients=lambda params, batch: {"y": np.ones(4)}), SGD_OF_TORCH, "the gradient of 'y' failed"),
+        (parabola, dict(gradients=lambda params, batch: {"x": np.ones(3)}), SGD_OF_TORCH, "the gradient of 'x' failed"),
+        (
+            parabola,
+            dict(gradients=lambda params, batch: 1 / 0),
+            {},
+            r"failed \(.*test_contestants.py, line \d+\): Zero",
+        ),
+        (linear, dict(model=lambda seed: 3), {}, "model must return a torch.nn.Module, got int"),
+        (linear, dict(loss=lambda model, batch: 3.0), {}, "loss must return a tensor with one element, got float"),
+        (linear, dict(loss=lambda model, batch: batch["x"]), {}, r"tensor with one element, got shape \(8, 4\)"),
+        (linear, dict(loss=lambda model, batch: batch["x"].sum()), {}, "the backward pass of loss failed"),
+        (parabola, {}, dict(beyond=-1), "beyond must be a whole number from 0 on, got -1"),
+        (parabola, {}, dict(optimizers=[3]), "3 is no optimizer: it must be a rule"),
+        (parabola, {}, dict(options={"LAMB": {"weight_decy": 1}}), "LAMB has no option 'weight_decy': did you mean"),
+        (parabola, {}, dict(options={"": {"momentun": 1}}), "no optimizer here has an option 'momentun': did you mean"),
+        (parabola, {}, dict(options={"": {"engine": "warp"}}), "'parabola', SGD: engine must be one of 'auto', 'ref"),
+        (parabola, {}, dict(options={"kron": {"clip": 1}}), "no optimizer 'kron' takes part: there are SGD, LAMB"),
+        (parabola, {}, dict(options={"LAMB": 3}), "options of LAMB must be a dict, got 3"),
+        (parabola, {}, dict(options={"LAMB": {"stacked_axes": 3}}), "stacked_axes=3"),
+        (
+            parabola,
+            {},
+            dict(options={"": {"lr": [0.1, -1]}}),
+            r"SGD: lr must be a positive number, or several, got \[0",
+        ),
+        (
+            parabola,
+            {},
+            dict(options={"lamb": {"lr": "fast"}}),
+            "LAMB: lr must be a positive number, or several, got 'f",
+        ),
+    ],
+)
+def test_tasks_and_options(make: Any, changes: Any, asked: Any, words: str, tmp_path: Path) -> None:
+    if asked is SGD_OF_TORCH:
+        pytest.importorskip("torch")
+    check_refused(words, tmp_path, make(**changes), **{"optimizers": ["SGD", "LAMB"], **asked})
+
+
+@pytest.mark.parametrize(
+    ("task", "optimizer", "words"),
+    [
+        ("digit", "SGD", "there is no task 'digit' (your own would be mymodule:task): did you mean 'digits'?"),
+        ("race_tasks:parobola", "SGD", "module 'race_tasks' has no 'parobola': "),
+        ("race_tasks:bowl", "SGD", "race_tasks:bowl: calling it failed: TypeError"),
+        ("race_tasks:math", "SGD", "race_tasks:math is a module and must be an ArrayTask or a ModelTask of thalweg"),
+        ("race_tasks:parabola", "Adam", "no optimizer 'Adam' (others go by import path, such as torch.optim.Adam)"),
+        ("race_tasks:parabola", "race_tasks:math", "'race_tasks:math' is no optimizer: it must be a rule"),
+        ("race_tasks:parabola", "torch.nn.Linear", "'parabola', torch.nn.Linear: making it with lr=0.05 failed"),
+        ("race_tasks:parabola", "torch.optim.LBFGS", "'parabola', torch.optim.LBFGS: step() failed"),
+        ("race_tasks:parabola", "race_factories:nothing", "it returned a int, and must return an optimizer of torch"),
+        (
+            "race_tasks:parabola",
+            "race_factories:forgetful",
+            "it has no lr in its groups, and the race must lower it step by",
+        ),
+    ],
+)
+def test_what_cannot_be_imported(task: str, optimizer: str, words: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    check_refused(re.escape(words), tmp_path, task, optimizers=["SGD", optimizer], options={"": {"lr": 0.05}})
