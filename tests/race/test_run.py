@@ -16,7 +16,6 @@ from tolerances import FLOAT32
 from thalweg.race import digits, race
 from thalweg.race.contest import find_task
 from thalweg.race.run import Result, Training, execute, measuring_times
-from thalweg.race.task import shuffle_batches
 from thalweg.rules import RULES
 
 DIGITS = find_task("digits")
@@ -35,11 +34,9 @@ def test_everyone_learns_and_the_same_run_gives_the_same_result_but_for_its_seco
     # the network is smaller than those for which the rate is typical
     lr = 3 * (RULES["AdamW" if rule == "muon_adamw" else rule].typical_lr or 0)
     result, other = (result_of(rule, lr=lr, steps=44, seed=seed) for seed in (0, 1))
-    assert result.loss[-1] < 0.5 * result.loss[0]  # type: ignore[operator]
-    assert result.score is not None
-    assert result.score[-1] > 0.75  # type: ignore[operator]
-    assert list(result.seconds) == sorted(result.seconds)
-    assert result.seconds[-1] > 0
+    assert (result.loss[-1] or 0) < 0.5 * (result.loss[0] or 0)
+    assert (result.score or [0])[-1] > 0.75  # type: ignore[operator]
+    assert 0 < result.seconds[1] < result.seconds[-1]
     assert result == result_of(rule, lr=lr, steps=44)
     assert result.loss != other.loss
 
@@ -64,10 +61,8 @@ def test_state_bytes_are_those_of_the_arrays_kept_and_averages_are_what_is_measu
 
 def test_a_run_that_diverges_has_its_full_length_and_no_warning() -> None:
     result = result_of("SGD", lr=1e30)
-    assert result.score is not None
-    assert (result.step, result.loss[1:], result.score[1:]) == ([0, 1, 2, 3, 4], [None] * 4, [None] * 4)
-    ready = race(parabola(), optimizers=["SGD"], options={"": {"lr": 300.0}}, steps=4).run()
-    (record,) = ready.records.values()
+    assert (result.step, result.loss[1:]) == ([0, 1, 2, 3, 4], [None] * 4)
+    (record,) = race(parabola(), optimizers=["SGD"], options={"": {"lr": 300.0}}, steps=4).run().records.values()
     assert record.result.loss[1:] == [pytest.approx(4 * 599**2), None, None, None], "a million times the first"
 
 
@@ -79,31 +74,21 @@ def test_the_rate_rises_if_asked_and_decays_to_almost_nothing() -> None:
     assert [falling.rate_at(replace(run, steps=10), t) for t in (1, 2, 10)] == pytest.approx([0.5, 0.45, 0.05])
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 10, 25])
-def test_batches_show_everyone_equally_often_whatever_their_size(size: int) -> None:
-    batches = shuffle_batches(10, 0, size)
-    counts = np.bincount(np.concatenate([next(batches) for _ in range(20)]), minlength=10)
-    assert counts.sum() == 20 * size
-    assert counts.max() - counts.min() <= 1
-
-
 def test_a_task_of_your_own_that_was_edited_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "from race_tasks import parabola\ntask = parabola()\ndef made(): return task\n"
-    (tmp_path / "own_one.py").write_text(source)
-    (tmp_path / "own_two.py").write_text(source + "# edited\n")
+    for name, more in (("one", ""), ("two", "# edited\n")):
+        (tmp_path / f"own_{name}.py").write_text("from race_tasks import parabola as task\n" + more)
     monkeypatch.chdir(tmp_path)
-    first, made, other = (find_task(f"own_{name}").fingerprint for name in ("one:task", "one:made", "two:task"))
-    assert first == made != other
+    assert find_task("own_one:task").fingerprint != find_task("own_two:task").fingerprint
 
 
 @pytest.mark.nightly
 def test_text_learns_and_repeats_itself() -> None:
     torch = pytest.importorskip("torch")
     before = torch.get_rng_state()
-    ran = [race("text", optimizers=["AdamW"], options={"": {"lr": 0.01}}, steps=6).run().records for _ in range(2)]
-    assert ran[0] == ran[1]
-    (loss,) = [record.result.loss for record in ran[0].values()]
-    assert loss[-1] < loss[0] - 1  # type: ignore[operator]
+    first, again = (race("text", optimizers=["AdamW"], options={"": {"lr": 0.01}}, steps=6).run() for _ in range(2))
+    assert first.records == again.records
+    (result,) = first.summary["results"]
+    assert result["loss"] < result["curve"]["loss"][0] - 1
     assert torch.equal(before, torch.get_rng_state()), "the caller's random numbers are left alone"
 
 

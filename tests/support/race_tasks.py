@@ -26,6 +26,10 @@ def brackets() -> ArrayTask:
     return parabola(title="Brackets [/red] 漢", loss_name="loss [$] of $_{")
 
 
+def misnamed() -> ArrayTask:
+    return parabola(gradients=lambda params, batch: {"y": params["x"]})
+
+
 def bowl(best: float, **changes: Any) -> ArrayTask:
     """After 16 steps of SGD the loss is least at the rate ``best``; how far a rate is off shows from the first on."""
 
