@@ -16,10 +16,9 @@ from typing import Any
 
 from thalweg.arrays import is_number
 from thalweg.errors import CommandError
-from thalweg.given import GONE
 from thalweg.rules import RULES, AdamW, Rule
 from thalweg.settings import WHOLE_STEP, around_options, defaults
-from thalweg.show.arguments import suggest
+from thalweg.show.arguments import Given, check_options, suggest
 from thalweg.show.extras import need
 from thalweg.show.modules import digest, digest_source, import_attribute
 
@@ -165,7 +164,6 @@ def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[
     """
     names = {contestant.name.lower(): contestant.name for contestant in contestants}
     known = {contestant.name: {*contestant.known, "lr"} for contestant in contestants}
-    everything = sorted(set().union(*known.values()))
     given: dict[str, dict[str, Any]] = {name: {} for name in names.values()}
     for owner, options in sorted(asked.items()):  # those for all come first, and those for one win
         name = names.get(owner.strip().lower().replace(":", "."))
@@ -176,9 +174,7 @@ def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[
         if name is not None:
             given[name] |= options
             continue
-        for option in options.keys() - everything:
-            hint = f"it is gone since 0.3: {GONE[option]}" if option in GONE else suggest(option, everything)
-            raise CommandError(f"no optimizer here has an option {option!r}: {hint}")
+        check_options([Given("", option, value) for option, value in options.items()], known)
         for name in names.values():
             given[name] |= {key: value for key, value in options.items() if key in known[name]}
     return [with_options(contestant, given[contestant.name]) for contestant in contestants]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import difflib
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from thalweg.dtypes import ALIASES, DTYPES, spelt_dtype
 from thalweg.errors import CommandError
+from thalweg.given import hint_for
 
 #: How other languages write what Python writes otherwise.
 WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -28,7 +28,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """A suggestion for a name that does not exist."""
     by_key = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_key, n=1)
-    return f"did you mean {by_key[close[0]]!r}?" if close else f"there are {', '.join(by_key.values())}"
+    return f"did you mean {by_key[close[0]]!r}?" if close else f"there are {', '.join([*by_key.values()][:40])}"
 
 
 class Given(NamedTuple):
@@ -41,6 +41,24 @@ class Given(NamedTuple):
     @property
     def spelt(self) -> str:
         return f"{self.owner.lower()}.{self.name}" if self.owner else self.name
+
+
+def check_options(options: Iterable[Given], known: Mapping[str, Iterable[str]]) -> None:
+    """Refuse options for an optimizer that is not here, and those that none here has. known: by optimizer, its options.
+
+    >>> check_options([Given("", "eps", 1)], {"SGD": ["momentum"]})
+    Traceback (most recent call last):
+    thalweg.errors.CommandError: no optimizer here has an option 'eps': there are momentum
+    """
+    names = sorted({name for own in known.values() for name in own})
+    for option in options:
+        owner, name, _ = option
+        if owner and owner not in known:
+            told = f"the option {option.spelt} is for {owner}, which is not among the optimizers"
+            raise CommandError(f"{told}: {', '.join(known)}")
+        if not owner and name not in names:
+            hint = hint_for("", name, names, cutoff=0.6) or f"there are {', '.join(names) or 'none'}"
+            raise CommandError(f"no optimizer here has an option {name!r}: {hint}")
 
 
 def parse_option(text: str) -> Given:
@@ -60,19 +78,17 @@ def parse_option(text: str) -> Given:
 
 
 def parse_literal(text: str) -> Any:
-    """A value as Python or JSON writes it, lists as tuples; whatever is neither is text.
+    """A value as Python writes it, lists as tuples, and also ``true`` and ``null``; whatever is none is text.
 
-    >>> [parse_literal(text) for text in ("0.01", "true", "None", "[0.9, null]", "bfloat16", "'2'")]
+    >>> [parse_literal(text) for text in ("0.01", "true", "None", "[0.9, None]", "bfloat16", "'2'")]
     [0.01, True, None, (0.9, None), 'bfloat16', '2']
     """
     if text.lower() in WORDS:
         return WORDS[text.lower()]
-    for read in (ast.literal_eval, json.loads):
-        try:
-            return freeze(read(text))
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            continue
-    return text
+    try:
+        return freeze(ast.literal_eval(text))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
 def freeze(value: Any) -> Any:
