@@ -91,11 +91,16 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def lean(self: Any, *args: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return uncompiled(self, *args, **named)
         own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         seen = own or of_all != [{}, {}] or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         # torch itself runs the hooks around a step that a subclass has in its place
         return (hooked if seen and type(self).step is lean else step)(self, *args, **named)
 
+    # The engines of a step are compiled already. A compiler would take torch's operations in their place, compile them
+    # anew for each shape, and compute every refresh, due or not.
+    uncompiled = torch.compiler.disable(lean)
     lean.hooked = True  # type: ignore[attr-defined]
     return lean
 
@@ -204,22 +209,13 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not torch.compiler.is_compiling():
-            # as torch.no_grad() does, in a tenth of the time
-            are_enabled = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(False)
-            try:
-                self._step(None)
-            finally:
-                torch._C._set_grad_enabled(are_enabled)
-            return loss
-        # asked before gradients are turned off: a compiler that stops in between has a graph of nothing but that
-        stays_eager = any(self._rule_of(group).needs_whole for group in self.param_groups)
-        with torch.no_grad():
-            if stays_eager:
-                self._step_uncompiled()
-            else:
-                self._step_eagerly(None, compiling=True)
+        # as torch.no_grad() does, in a tenth of the time
+        are_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            self._step(None)
+        finally:
+            torch._C._set_grad_enabled(are_enabled)
         return loss
 
     step = with_hooks(step)
@@ -237,20 +233,14 @@ class Optimizer(torch.optim.Optimizer):
         with torch.no_grad():
             self._step(p)
 
-    # A compiler needs minutes for the products and refreshes of a few tensors, and would compute every refresh, due or
-    # not. The engines of an eager step have BLAS, native noise and kernels for them.
-    @torch.compiler.disable
-    def _step_uncompiled(self) -> None:
-        self._step(None)
-
-    def _step(self, only: Tensor | None, *, compiling: bool = False) -> None:
+    def _step(self, only: Tensor | None) -> None:
         if self._is_evaluated:
             raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
         with self._guard():
             known, self._written = len(self.state), False
             try:
-                prepare = self._prepare_eagerly if compiling else self._prepare
-                buckets, runs = prepare(only, compiling=compiling)
+                buckets, runs = self._recall(only)
+                buckets = self._join_gradients(buckets, runs)
                 refuse_capture(buckets)
                 self._engines_used = {bucket.way for bucket in buckets}
                 if buckets:
@@ -274,22 +264,13 @@ class Optimizer(torch.optim.Optimizer):
             stack.enter_context(torch.autocast(device, enabled=False))
         return stack
 
-    # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
-    _step_eagerly = torch.compiler.disable(_step, recursive=False)  # type: ignore[no-untyped-call]
-
-    def _prepare(self, only: Tensor | None, *, compiling: bool) -> tuple[list[Bucket], Runs]:
-        buckets, runs = self._recall(only, compiling=compiling)
-        return self._join_gradients(buckets, runs), runs
-
-    _prepare_eagerly = torch.compiler.disable(_prepare)  # type: ignore[no-untyped-call]
-
-    def _recall(self, only: Tensor | None, *, compiling: bool) -> tuple[list[Bucket], Runs]:
+    def _recall(self, only: Tensor | None) -> tuple[list[Bucket], Runs]:
         """The buckets of this step and how they are laid out: as remembered if that still holds, or else anew.
 
         only: the one parameter to be stepped; None for all.
         """
         groups = self.param_groups
-        repeated = self._latest if only is None and not compiling else None
+        repeated = self._latest if only is None else None
         if repeated is not None and self._groups.have_same_names(groups):
             # the same parameters have gradients then: ranks have agreed on all but options
             buckets = self._repeat(repeated, None) if self._agreement.holds(groups) else None
@@ -301,22 +282,21 @@ class Optimizer(torch.optim.Optimizer):
         self._agreement.reach(rules, places, groups, overrides, one_by_one=only is not None)
         settings = self._groups.current_settings(groups)
         present: Hashable = presence_of(list(map(GRAD, self._groups.params))) if only is None else id(only)
-        step = None if compiling else self._steps.get(present)
+        step = self._steps.get(present)
         if step is not None and (buckets := self._repeat(step, only)) is not None:
             self._latest = step if only is None else None
             return buckets, step.runs
         chosen = places if only is None else {only: places[only]}
-        buckets = self._sorter.sort(self, chosen, settings, compiling=compiling)
+        buckets = self._sorter.sort(self, chosen, settings)
         self._joint.share_norms(self.state.values())
-        runs = Runs(self._engines, buckets, self._check_state, compiling=compiling)
-        if not compiling:
-            self._steps.pop(present, None)
-            step = RememberedStep(buckets, runs, self._given(only), chosen, self._states_of(only), settings)
-            self._steps[present] = step
-            self._latest = step if only is None else None
-            whole = [key for key in self._steps if isinstance(key, bytes)]
-            if len(whole) > MOST_REMEMBERED:
-                del self._steps[whole[0]]
+        runs = Runs(self._engines, buckets, self._check_state)
+        self._steps.pop(present, None)
+        step = RememberedStep(buckets, runs, self._given(only), chosen, self._states_of(only), settings)
+        self._steps[present] = step
+        self._latest = step if only is None else None
+        whole = [key for key in self._steps if isinstance(key, bytes)]
+        if len(whole) > MOST_REMEMBERED:
+            del self._steps[whole[0]]
         return buckets, runs
 
     def _repeat(self, step: RememberedStep, only: Tensor | None) -> list[Bucket] | None:

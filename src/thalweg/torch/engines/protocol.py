@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
-import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape
@@ -86,7 +85,6 @@ class Bucket:
         same.__dict__.update(self.__dict__, **news)
         return same
 
-    @torch.compiler.disable
     def chunks(self, limit: int = CHUNK) -> list[Bucket]:
         """Chunks of at most so many elements, or of a single larger tensor."""
         return [self.chosen(members) for members in pieces(self.extents, limit)]

@@ -50,8 +50,6 @@ class Sorter:
         optimizer: StatefulOptimizer,
         places: Mapping[Tensor, tuple[str, int]],
         settings: Sequence[Settings],
-        *,
-        compiling: bool,
     ) -> list[Bucket]:
         """Parameters that can be stepped together, checked, with their state made where there is none.
 
@@ -70,7 +68,7 @@ class Sorter:
             if launched and state["step"].device != p.device:
                 state["step"] = state["step"].to(p.device)
             step = state["step"]
-            t = None if compiling or launched or not step.is_cpu else int(step.item()) + 1
+            t = None if launched or not step.is_cpu else int(step.item()) + 1
             g, part = gradients[p], self.part_of(name, p)
             capturable = optimizer.param_groups[index]["capturable"]
             if self.reason_undivided(p, setting, capturable=capturable) == "":
@@ -97,8 +95,7 @@ class Sorter:
                 parts[name] if sharded else None,
                 unserved=unserved,
                 counted=t is not None,
-                # a compiler fuses what it can see, and it sees through single tensors
-                alone=compiling or len(own) == 1,
+                alone=len(own) == 1,
             )
             lr, factor = optimizer._rate(optimizer.param_groups[index])
             buckets.append(
