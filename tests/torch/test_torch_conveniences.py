@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import re
 import warnings
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -221,6 +224,60 @@ def test_steps_of_single_parameters_refuse() -> None:
     net[2].requires_grad_(False)
     with step_in_backward(net, LAMB(net[0].parameters())):
         backward(net)
+
+
+class Watched(list[Any]):
+    """A list that counts how many of its elements were looked at."""
+
+    looks = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.looks += len(super().__getitem__(place)) if isinstance(place, slice) else 1
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in super().__iter__():
+            self.looks += 1
+            yield each
+
+
+def test_a_step_in_backward_does_not_look_at_all_parameters_for_each_one() -> None:
+    counts = []
+    for size in (100, 200):
+        net = torch.nn.ParameterList(torch.ones(2) for _ in range(size))
+        optimizer = thalweg.torch.SGD(net.named_parameters(), lr=0.25)
+        (group,) = optimizer.param_groups
+        watched = group["params"] = Watched(group["params"])
+        with step_in_backward(net, optimizer):
+            for _ in range(2):  # the first of which lays out the steps
+                watched.looks = 0
+                sum(p.sum() for p in net).backward()
+                counts.append(watched.looks)
+        assert all(torch.equal(p, torch.full((2,), 0.5)) for p in net)
+    assert all(more <= 2.5 * fewer for fewer, more in zip(counts[:2], counts[2:], strict=True)), counts
+
+
+def test_what_leaves_or_enters_between_steps_of_single_parameters_is_noticed() -> None:
+    a, b, c, new = (torch.nn.Parameter(torch.ones(2)) for _ in range(4))
+    optimizer = thalweg.torch.SGD([("a", a), ("b", b), ("c", c)], lr=1.0)
+    for p in (a, b, c, new):
+        p.grad = torch.ones(2)
+    optimizer.step_parameter(a)
+    (group,) = optimizer.param_groups
+    del group["params"][1], group["param_names"][1]
+    with pytest.raises(ParameterError, match="not a parameter"):
+        optimizer.step_parameter(b)
+    group["params"][0] = new
+    group["lr"] = 0.5
+    optimizer.step_parameter(new)
+    optimizer.step_parameter(c)
+    with pytest.raises(ParameterError, match="not a parameter"):
+        optimizer.step_parameter(a)
+    assert [p.tolist() for p in (a, b, c, new)] == [[0.0] * 2, [1.0] * 2, [0.5] * 2, [0.5] * 2]
+    seen = weakref.ref(a)
+    del optimizer.state[a], a, p
+    gc.collect()
+    assert seen() is None
 
 
 def test_step_in_backward_raises_what_is_not_finite() -> None:

@@ -146,7 +146,6 @@ class JointGradient:
         self,
         buckets: list[Bucket],
         runs: Runs,
-        handling: Handling,
         *,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
@@ -157,9 +156,12 @@ class JointGradient:
 
         grad_scale, found_inf: what a GradScaler leaves to the step. native: sum by native code.
         """
+        if not buckets:
+            return buckets
+        handling = buckets[0].setting.handling  # what concerns the whole step is the same in all
         scale = None if grad_scale is None else grad_scale.double().reciprocal().reshape(())
         allowed = None if found_inf is None else (found_inf == 0).reshape(())
-        if buckets and (handling.needs_norm or handling.may_skip):
+        if handling.needs_norm or handling.may_skip:
             device = buckets[0].params[0].device
             if runs.measures_gradients and handling.on_nonfinite != "raise":
                 decision = runs.decision
