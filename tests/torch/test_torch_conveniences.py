@@ -128,7 +128,7 @@ def test_a_step_that_is_not_finite_leaves_everything(
         for each, own in ((net, optimizer), (other, plain)):
             train(each, own, 2, first=step)
         assert equal(values(net), values(other))
-        assert optimizer.nonfinite() == []
+        assert optimizer.nonfinite() == (["0.bias", "2.weight"] if policy == "skip" else []), "of the last skipped step"
     assert optimizer.skipped == (2 if policy == "skip" else 0)
 
 
@@ -148,6 +148,48 @@ def test_the_norm_of_large_gradients_does_not_overflow(engine: str, dtype: Any, 
     skipping.step()
     assert skipping.skipped == 0
     assert skipping.state[p]["step"] == 1
+
+
+@pytest.mark.parametrize("engine", ["foreach", "auto"])
+def test_the_source_of_the_last_skipped_step_is_known_whatever_was_stepped_since(engine: str) -> None:
+    a, b, c = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    optimizer = LAMB([("a", a), ("b", b), ("c", c)], lr=0.1, on_nonfinite="skip", engine=engine)
+    fine, bad, huge = torch.ones(2), torch.tensor([1.0, float("nan")]), torch.tensor([float("inf"), 1.0])
+    found = []
+    for a.grad, b.grad, c.grad in [
+        (fine, bad, None), (fine, fine, None), (None, fine, fine), (None, huge, bad), (fine, fine, None), (bad, fine, fine)
+    ]:  # fmt: skip
+        optimizer.step()
+        found.append(optimizer.nonfinite())
+    assert found == [["b"], ["b"], ["b"], ["b", "c"], ["b", "c"], ["a"]]
+    assert optimizer.skipped == 3
+
+
+@pytest.mark.parametrize("norm", [None, 1.0])
+def test_gradients_that_clipping_has_made_nan_are_told(norm: float | None) -> None:
+    """Nothing tells then in which of them it began."""
+    net = model()
+    optimizer = LAMB(net.named_parameters(), on_nonfinite="raise", max_grad_norm=norm)
+    for clipped in (False, True):
+        backward(net)
+        net[2].weight.grad[0, 0] = float("nan")
+        if clipped:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        with pytest.raises(NonFiniteError) as caught:
+            optimizer.step()
+        assert ("'0.weight'" in str(caught.value)) == clipped
+        assert ("clip_grad_norm_ makes every gradient NaN" in str(caught.value)) == clipped
+        assert ("max_grad_norm of the optimizer" in str(caught.value)) == clipped
+
+
+def test_explain_tells_which_parameters_hold_nan() -> None:
+    net = model()
+    optimizer = LAMB(net.named_parameters(), lr=0.1)
+    assert not optimizer.explain().warnings
+    backward(net)
+    net[0].bias.grad[0] = float("nan")
+    optimizer.step()
+    assert [told.partition(":")[0] for told in optimizer.explain().warnings if "it holds NaN" in told] == ["0.bias"]
 
 
 def test_a_copy_remembers_what_was_skipped() -> None:

@@ -341,8 +341,8 @@ class Optimizer:
             setting, _ = self._settings.of(str(name), weights)
             setting = replace(setting, lr_scale=setting.lr_scale * self.lr_scale(name))
             facts = str(name), weights.shape, xp.dtype(weights), setting
-            is_narrow = weights.size > 0 and weights.itemsize == 2  # then rounding depends on how large its numbers are
-            rms = math.sqrt(squares_of([weights], self._wanted_engine)[0] / weights.size) if is_narrow else None
+            squares = squares_of([weights], self._wanted_engine)[0] if weights.size else None
+            rms = None if squares is None else math.sqrt(squares / weights.size)
             rows.append(explain_parameter(*facts, lr=lr, rms=rms, counter_bytes=0))
         return Explanation(rows, self._unused_overrides(arrays))
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from thalweg.errors import NonFiniteError, OptionError, ParameterError, ResumeWarning
+from thalweg.errors import OptionError, ParameterError, ResumeWarning
 from thalweg.exchange import warn_converted
 from thalweg.explain import Explanation
 from thalweg.given import Overrides
@@ -64,7 +64,7 @@ from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.averages import put_in_place
 from thalweg.torch.step.buckets import Sorter
-from thalweg.torch.step.joint import JointGradient
+from thalweg.torch.step.joint import JointGradient, nonfinite_error
 from thalweg.torch.step.look import GRAD
 from thalweg.torch.step.remembered import MOST_REMEMBERED, RememberedStep, presence_of
 from thalweg.torch.step.runs import Runs
@@ -337,17 +337,17 @@ class Optimizer(torch.optim.Optimizer):
         """Step buckets as one."""
         on_nonfinite = self.param_groups[0]["on_nonfinite"]
         looks = on_nonfinite == "raise" and not self._joint.skips_a_spike()
-        found = runs.take(buckets, on_nonfinite, looks=looks, commit=self._commit)
+        total = sum(len(bucket.names) for bucket in buckets)
+        found = runs.take(buckets, on_nonfinite, looks=looks, commit=functools.partial(self._commit, total))
         if not are_the_same(found, self._told):  # a run that is taken again goes on telling the same
             self._told = found
             for each in found:
                 self._last.update(each)
 
-    def _commit(self, nonfinite: Sequence[str]) -> None:
-        """Before anything is written: refuse a step that is not finite."""
+    def _commit(self, total: int, nonfinite: Sequence[str]) -> None:
+        """Before anything is written: refuse a step that is not finite. total: how many parameters it steps."""
         if nonfinite:
-            names = ", ".join(map(repr, self._in_order(nonfinite)))
-            raise NonFiniteError(f"the gradient or the update is not finite: {names}")
+            raise nonfinite_error("the gradient or the update is not finite", self._in_order(nonfinite), total)
         self._joint.commit()
         self._written = True
 
@@ -645,7 +645,7 @@ class Optimizer(torch.optim.Optimizer):
         return 0 if self._joint.skips is None else int(self._joint.skips)
 
     def nonfinite(self) -> list[str]:
-        """The parameters whose gradients were not finite in the last step, under ``on_nonfinite="skip"``."""
+        """The parameters whose gradients were not finite in the last step that ``on_nonfinite="skip"`` has skipped."""
         return self._in_order(self._joint.nonfinite())
 
     def _get_lr(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
