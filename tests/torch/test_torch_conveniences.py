@@ -156,9 +156,8 @@ def test_the_source_of_the_last_skipped_step_is_known_whatever_was_stepped_since
     optimizer = LAMB([("a", a), ("b", b), ("c", c)], lr=0.1, on_nonfinite="skip", engine=engine)
     fine, bad, huge = torch.ones(2), torch.tensor([1.0, float("nan")]), torch.tensor([float("inf"), 1.0])
     found = []
-    for a.grad, b.grad, c.grad in [
-        (fine, bad, None), (fine, fine, None), (None, fine, fine), (None, huge, bad), (fine, fine, None), (bad, fine, fine)
-    ]:  # fmt: skip
+    steps = [(fine, bad, None), (fine, fine, None), (None, fine, fine), (None, huge, bad), (fine, fine, None)]
+    for a.grad, b.grad, c.grad in (*steps, (bad, fine, fine)):
         optimizer.step()
         found.append(optimizer.nonfinite())
     assert found == [["b"], ["b"], ["b"], ["b", "c"], ["b", "c"], ["a"]]
