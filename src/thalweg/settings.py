@@ -252,7 +252,7 @@ class Settings:
         rule = with_options(self.base.rule, {name: v for name, v in entry.items() if name in own}, AROUND)
         idle = find_idle(rule, lr)
         for name, value in given.items():
-            if value is None or name not in idle:
+            if value is None or value is False or name not in idle:  # what is off anyway may be said to be off
                 continue
             singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in own)
             used = any(name not in find_idle(with_options(rule, {n: v}, AROUND), lr) for n, v in singles)
