@@ -343,6 +343,7 @@ class Optimizer(torch.optim.Optimizer):
             self._told = found
             for each in found:
                 self._last.update(each)
+        self._joint.tell_of_clipping()
 
     def _commit(self, total: int, nonfinite: Sequence[str]) -> None:
         """Before anything is written: refuse a step that is not finite. total: how many parameters it steps."""
@@ -630,6 +631,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Statistics of the last step of each parameter, by name. Reading them waits for the device."""
+        self._joint.tell_of_clipping(waits=True)
 
         def plain(value: Any) -> Any:
             if not isinstance(value, Tensor):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError
-from thalweg.rules.spikes import Judgement, judge
+from thalweg.rules.spikes import Judgement, judge, warn_if_clipped
 from thalweg.settings import Handling
 from thalweg.spaces import torch as single
 from thalweg.spaces.torch_sums import squares_of_each
@@ -142,6 +142,8 @@ class JointGradient:
         #: Those of the last steps with different gradients; and one that is still to be remembered.
         self.decisions: list[JointDecision] = []
         self.pending: JointDecision | None = None
+        #: How many norms were judged, and whether users were told that they are clipped.
+        self.judged, self.is_told = 0, False
         #: What measured gradients on GPUs before their steps.
         self.measured: dict[Hashable, Squares] = {}
 
@@ -209,6 +211,17 @@ class JointGradient:
         if self.pending is not None:
             self.pending.commit()
         self.pending = None
+
+    def tell_of_clipping(self, *, waits: bool = False) -> None:
+        """Warn, once, where the norms of a window show that gradients are clipped before.
+
+        waits: whether to read them now, from a GPU too; else where a window ends, if they are on the host.
+        """
+        if self.norms is None or self.is_told:
+            return
+        self.judged += not waits
+        if waits or (self.norms.is_cpu and self.judged % (len(self.norms) - 1) == 0):
+            self.is_told = warn_if_clipped(self.norms.tolist(), stacklevel=3 if waits else 6)
 
     @property
     def figures(self) -> dict[str, Any]:
