@@ -171,7 +171,7 @@ class Optimizer(keras.optimizers.Optimizer):
             name, shape, setting = stepped.name, tuple(stepped.variable.shape), stepped.setting
             hint = hint_of_kernel(name, shape, setting.rule)
             row = explain_parameter(
-                name, shape, stepped.variable.dtype, setting, lr=lr, rms=None, counter_bytes=0, hint=hint
+                name, shape, stepped.variable.dtype, setting, lr=lr, rms=None, counter_bytes=0, hints=[hint]
             )
             rows.append(row)
         named = [(stepped.name, stepped.variable) for stepped in self._stepped]

@@ -33,6 +33,7 @@ from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if
 from thalweg.torch.params.checks import Idleness, warn_if_used_up
 from thalweg.torch.params.explain import Treatment, explain
 from thalweg.torch.params.groups import (
+    EVALUATED_LAYOUT,
     LAYOUT,
     EngineName,
     Groups,
@@ -62,7 +63,7 @@ from thalweg.torch.params.states import (
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.sharing import Sharing
-from thalweg.torch.step.averages import put_in_place
+from thalweg.torch.step.averages import Constancy, averages_in_place, check_loaded, have_weights, put_in_place, take_out
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.joint import JointGradient, nonfinite_error
 from thalweg.torch.step.look import GRAD
@@ -194,7 +195,7 @@ class Optimizer(torch.optim.Optimizer):
         self._joint = JointGradient()
         lists = Lists()
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
-        self._idleness = Idleness()
+        self._idleness, self._constancy = Idleness(), Constancy()
         #: What holds for a parameter, as it was found of these settings for this shape and for state that is kept in
         #: this form.
         self._resolved: dict[Tensor, tuple[Settings, Setting, Any]] = {}
@@ -234,12 +235,12 @@ class Optimizer(torch.optim.Optimizer):
             self._step(p)
 
     def _step(self, only: Tensor | None) -> None:
-        if self._is_evaluated:
-            raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
+        self._refuse_in_eval_mode("a step")
         with self._guard():
             known, self._written = len(self.state), False
             try:
                 buckets, runs = self._recall() if only is None else self._recall_one(only)
+                self._constancy.look(buckets)
                 buckets = self._join_gradients(buckets, runs)
                 refuse_capture(buckets)
                 self._engines_used = {bucket.way for bucket in buckets}
@@ -316,7 +317,7 @@ class Optimizer(torch.optim.Optimizer):
     def _look(self, *, one_by_one: bool) -> dict[Tensor, tuple[str, int]]:
         """Look at all groups, agree with other ranks on what is new, and return the places of parameters."""
         groups, places = self.param_groups, self._places()
-        self._groups.report_unused(groups)
+        self._groups.report(groups)
         rules = list(map(self._rule_of, groups))
         self._agreement.reach(rules, places, groups, self._groups.overrides, one_by_one=one_by_one)
         return places
@@ -388,14 +389,15 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def lr(self) -> Any:
-        """The learning rate of all groups; setting it sets it for all."""
+        """The learning rate of all groups, where they have the same; setting it sets it for all."""
         rates = [group["lr"] for group in self.param_groups]
         if any(rate is not rates[0] and rate != rates[0] for rate in rates):
-            raise OptionError(f"groups have different learning rates, {rates}: read them from param_groups")
+            raise OptionError(f"groups have different learning rates, {rates}: read and write them in param_groups")
         return rates[0]
 
     @lr.setter
     def lr(self, value: Rate) -> None:
+        _ = self.lr  # refused where reading it is
         rules = [self._groups.make_settings(group).base.rule for group in self.param_groups]
         for rule in rules:
             check_rate(rule, value)
@@ -441,8 +443,7 @@ class Optimizer(torch.optim.Optimizer):
                 group = self.param_groups[index]
                 setting, _ = self._groups.check_settings(self.param_groups, index).of(name, p)
                 setting.rule.check_shape(name, tuple(p.shape))
-                hints = getattr(self._groups.entries[group.get("entry", 0)][0], "hints", {})
-                yield Treatment(name, p, index, setting, *self._rate(group), hints.get(name, ""))
+                yield Treatment(name, p, index, setting, *self._rate(group), self._groups.hints_about(name, group))
 
     def explain(self, *, code: bool = False) -> Explanation:
         """How every parameter will be treated, what its state will cost, and what looks like a mistake.
@@ -465,6 +466,7 @@ class Optimizer(torch.optim.Optimizer):
 
         Checkpoint loaders that find no state make it by a step, which counts as the first.
         """
+        self._refuse_in_eval_mode("make_state()")
         with torch.no_grad():
             for name, p, index in self._homes():
                 if p.requires_grad:
@@ -538,6 +540,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
+        self._refuse_in_eval_mode("clear_state()")
         self.state.clear()
         self._forget(self._wanted_engine, self._sharing)
 
@@ -547,9 +550,29 @@ class Optimizer(torch.optim.Optimizer):
         """Evaluate averages: within, they are in the place of the parameters, which come back to the bit after it.
 
         They are those of ``averaged`` or ``schedule_free``. Parameters that have none are as they are.
-        model: what FSDP2 has sharded, if the modules that this process has are not to be asked for it.
+        model: what FSDP2 has sharded, if the modules that this process has are not to be asked for it. It is
+        :meth:`eval`, and :meth:`train` at the end unless averages were in place before.
         """
-        return put_in_place(self, model)
+        return averages_in_place(self, model)
+
+    def eval(self, model: torch.nn.Module | None = None) -> None:
+        """Put averages in the place of parameters until :meth:`train`; no step can be taken meanwhile.
+
+        Saved meanwhile, the model has averages and the state dict of this optimizer the weights: a run that loads both
+        is in eval mode, and :meth:`train` continues it. If averages are in place, or no parameter has one, nothing is
+        done: trainers call this on every optimizer, and without averages the parameters are what is to be evaluated.
+        """
+        put_in_place(self, model)
+
+    def train(self, model: torch.nn.Module | None = None) -> None:
+        """Take averages out, so that steps can be taken; where there are none in place, nothing is done."""
+        take_out(self, model)
+
+    def _refuse_in_eval_mode(self, what: str) -> None:
+        if self._is_evaluated:
+            raise OptionError(
+                f"{what} in eval mode: parameters are averages there; call train(), or leave averaged(), first"
+            )
 
     def averaged_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """The state dict of a model with averages in the place of its parameters, as a copy."""
@@ -563,7 +586,8 @@ class Optimizer(torch.optim.Optimizer):
         saved = super().state_dict()
         if isinstance(saved, dict) and isinstance(saved.get("param_groups"), list):  # which hooks may have changed
             shown = [{"lr": 1.0} if self._is_shown_only(group) else {} for group in self.param_groups]
-            beside = {"made_with": self._describe_arguments()}
+            layout = EVALUATED_LAYOUT if have_weights(self.state) else LAYOUT
+            beside = {"made_with": self._describe_arguments(), "layout": layout}
             saved["param_groups"] = [
                 {**group, **own, **beside} for group, own in zip(saved["param_groups"], shown, strict=True)
             ]
@@ -595,6 +619,7 @@ class Optimizer(torch.optim.Optimizer):
             self._place_of_counts,
             imported=imported,
         )
+        check_loaded(state_dict["param_groups"], state, self.state)
         warn_if_made_otherwise(state_dict["param_groups"], self._describe_arguments())
         loaded = [
             {**deepcopy(group), "params": own["params"]} for group, own in zip(groups, self.param_groups, strict=True)
@@ -621,6 +646,7 @@ class Optimizer(torch.optim.Optimizer):
             self._groups = Groups(own["_entries"])
             self._forget(own["_wanted_engine"], sharing)
             self._joint.skips = own["_skips"]
+        self._is_evaluated = have_weights(self.state)
 
     # ---- what steps have found
 
