@@ -113,7 +113,7 @@ class Handling:
 
     def stored(self, entry: StateEntry | type[StateEntry]) -> str | None:
         """The dtype in which a state entry is kept, if it is large enough; None: in that of the arithmetic."""
-        for name in entry.stored_by:  # a loop, which torch.compile follows in every version of torch
+        for name in entry.stored_by:
             asked = getattr(self, name)
             if asked is not None:
                 return entry.eight_bits if asked == EIGHT_BITS else asked
