@@ -20,8 +20,7 @@ from thalweg.explain import Explanation, explain_parameter
 from thalweg.given import Overrides, Standard, as_written, check_known, check_overrides, unused_patterns
 from thalweg.rules import RULES, Rule
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import Setting, Settings, combined, option_names
-from thalweg.signatures import defaults
+from thalweg.settings import Setting, Settings, combined, defaults, option_names
 from thalweg.storage import arithmetic, first_state
 from thalweg.trial import check_rule
 

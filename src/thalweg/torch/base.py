@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from thalweg.arrays import Shape
 from thalweg.errors import OptionError, ParameterError, ResumeWarning
 from thalweg.exchange import warn_converted
 from thalweg.explain import Explanation
@@ -22,15 +23,14 @@ from thalweg.given import Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
 from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own
-from thalweg.torch.engines.choice import reason_missing_for
+from thalweg.torch.engines.choice import foresee_engine, reason_missing_for
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.native import Native
-from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistics
-from thalweg.torch.engines.temporaries import count_temporaries, stepped_of
+from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Foreseen, Statistics
 from thalweg.torch.engines.triton import Triton
 from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if_made_otherwise
-from thalweg.torch.params.checks import Idleness, warn_if_used_up
+from thalweg.torch.params.checks import NAMES, Idleness, warn_if_used_up
 from thalweg.torch.params.explain import Treatment, explain
 from thalweg.torch.params.groups import (
     EVALUATED_LAYOUT,
@@ -62,6 +62,7 @@ from thalweg.torch.params.states import (
     make_state,
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
+from thalweg.torch.sharding.shards import local
 from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.averages import Constancy, averages_in_place, check_loaded, have_weights, put_in_place, take_out
 from thalweg.torch.step.buckets import Sorter
@@ -454,10 +455,21 @@ class Optimizer(torch.optim.Optimizer):
         groups = self.param_groups
         shown_only, unused = list(map(self._is_shown_only, groups)), self._groups.find_unused(groups)
         treatments = list(self._treatments())
-        stepped = (stepped_of(each.p, each.setting) for each in treatments)
-        needed = count_temporaries(stepped, self._wanted_engine)
+        needed = self._count_temporaries(lambda p: tuple(local(p).shape))
         given = treatments, groups, shown_only, unused, self._sorter.reason_undivided
         return explain(*given, temporary_bytes=needed, code=code)
+
+    def _count_temporaries(self, held: Callable[[Tensor], Shape]) -> int:
+        """Bytes that a step needs at most beside parameters, gradients and state.
+
+        held: the shape of what a rank has of a parameter; rules that need whole tensors have all of it.
+        """
+        shares: dict[EngineKind, list[Foreseen]] = defaultdict(list)
+        for _, p, _, setting, *_ in self._treatments():
+            shape = tuple(p.shape) if setting.rule.needs_whole else held(p)
+            foreseen = Foreseen(shape, NAMES[p.dtype], setting, p.device)
+            shares[foresee_engine(self._wanted_engine, foreseen)].append(foreseen)
+        return sum(self._engines[kind].count_temporaries(share) for kind, share in shares.items())
 
     # ---- state
 
