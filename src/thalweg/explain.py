@@ -139,7 +139,7 @@ def explain_parameter(
 ) -> Row:
     """What holds for one parameter. hints: what is known of it beside its shape.
 
-    lr: the learning rate; what is no number and not None is not known. rms: that of the parameter, None if it is empty.
+    lr: the learning rate; what is no number and not None is not known. rms: that of the parameter, None if not known.
     counter_bytes: what its count of steps takes.
     """
     rule = setting.rule_at(1)
@@ -149,6 +149,11 @@ def explain_parameter(
     told = []
     if factors > HUGE:
         told.append(f"its factors take {factors / 2**20:,.0f} MiB: lower max_size_dense, or max_skew")
+    if rms is not None and math.isnan(rms):
+        told.append(
+            "it holds NaN, which no step removes: load a checkpoint from before, and on_nonfinite='raise' names the "
+            "parameter where it begins"
+        )
     told += kept_wide(shape, setting)
     if rms is not None and (lr is None or is_number(lr)):
         told += lost_to_rounding(dtype, setting, lr, rms)

@@ -113,7 +113,7 @@ class Handling:
 
     def stored(self, entry: StateEntry | type[StateEntry]) -> str | None:
         """The dtype in which a state entry is kept, if it is large enough; None: in that of the arithmetic."""
-        for name in entry.stored_by:  # a loop, which torch.compile follows in every version of torch
+        for name in entry.stored_by:
             asked = getattr(self, name)
             if asked is not None:
                 return entry.eight_bits if asked == EIGHT_BITS else asked
@@ -253,7 +253,7 @@ class Settings:
         rule = with_options(self.base.rule, {name: v for name, v in entry.items() if name in own}, AROUND)
         idle = find_idle(rule, lr)
         for name, value in given.items():
-            if value is None or name not in idle:
+            if value is None or value is False or name not in idle:  # what is off anyway may be said to be off
                 continue
             singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in own)
             used = any(name not in find_idle(with_options(rule, {n: v}, AROUND), lr) for n, v in singles)

@@ -60,6 +60,11 @@ def test_rows_tell_treatment_bytes_and_what_looks_like_a_mistake() -> None:
     assert str(found.groups[0]) == ": 4 stepped, lr 1e-05; a schedule gives lr, shown here as at the first step"
 
 
+def test_parameters_that_hold_nan_are_told() -> None:
+    found = explain(lamb(0.1), {"good": jnp.ones(3), "bad": jnp.array([1.0, jnp.nan])}).warnings
+    assert [told.partition(":")[0] for told in found if "it holds NaN" in told] == ["bad"]
+
+
 def test_what_is_within_wrappers_is_found() -> None:
     labels = {"net": "first", "out": "second"}
     inner = optax.partition({"first": optax.inject_hyperparams(lamb)(0.1), "second": optax.sgd(0.1)}, labels)

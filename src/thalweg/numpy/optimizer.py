@@ -39,7 +39,7 @@ from thalweg.numpy.engines import Engine, Figures, Job, Native, Tracked, check_e
 from thalweg.rules import Rule
 from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average
 from thalweg.rules.checks import check_flag, check_number
-from thalweg.rules.spikes import judge
+from thalweg.rules.spikes import judge, warn_if_clipped
 from thalweg.settings import Settings
 from thalweg.spaces import numpy as xp
 from thalweg.storage import SPIKES, check_fits, completed, converted, first_state, read_count, warn_converted
@@ -89,6 +89,8 @@ class Optimizer:
         #: What is kept of former norms for ``spikes``, and what the last step told of them.
         self._norms: Arr | None = None
         self._joint_figures: dict[str, Any] = {}
+        #: How many norms were judged, and whether the user was told that they are clipped.
+        self._judged, self._is_told = 0, False
         #: Whether a state was loaded, and nothing was told of how it was kept.
         self._is_loaded = False
         #: How many iterations have ended, counted under ``global_step=True`` alone.
@@ -256,6 +258,10 @@ class Optimizer:
             self._norms, self._joint_figures = judgement.kept, judgement.figures
         for job in jobs if is_skipped else ():
             self._commit(job, job.tracked.stats, is_taken=False)
+        if guard is not None and not self._is_told:
+            self._judged += 1
+            if self._judged % guard.window == 0:
+                self._is_told = warn_if_clipped(judgement.kept.tolist(), stacklevel=3)
 
     def _joint_norm(self, jobs: Sequence[Job]) -> float:
         squares = squares_of([job.gradient for job in jobs], self._wanted_engine)
@@ -341,8 +347,8 @@ class Optimizer:
             setting, _ = self._settings.of(str(name), weights)
             setting = replace(setting, lr_scale=setting.lr_scale * self.lr_scale(name))
             facts = str(name), weights.shape, xp.dtype(weights), setting
-            is_narrow = weights.size > 0 and weights.itemsize == 2  # then rounding depends on how large its numbers are
-            rms = math.sqrt(squares_of([weights], self._wanted_engine)[0] / weights.size) if is_narrow else None
+            squares = squares_of([weights], self._wanted_engine)[0] if weights.size else None
+            rms = None if squares is None else math.sqrt(squares / weights.size)
             rows.append(explain_parameter(*facts, lr=lr, rms=rms, counter_bytes=0))
         return Explanation(rows, self._unused_overrides(arrays))
 

@@ -93,8 +93,9 @@ def show(value: Any) -> Any:
 
 
 def rms_of(p: Any) -> float | None:
-    """The root mean square of 16-bit numbers, which rounding depends on; 1 where there are none yet."""
+    """The root mean square of an array, if all of it is here; 1 where there are no numbers yet."""
     if isinstance(p, jax.ShapeDtypeStruct):
-        return 1.0 if p.dtype.itemsize <= 2 else None
+        return 1.0
     array = jnp.asarray(p)
-    return float(jnp.sqrt(jnp.mean(jnp.square(jnp.float32(array))))) if array.size and array.itemsize <= 2 else None
+    is_known = array.size and array.is_fully_addressable
+    return float(jnp.sqrt(jnp.mean(jnp.square(jnp.float32(array))))) if is_known else None

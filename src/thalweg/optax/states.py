@@ -29,7 +29,7 @@ class LarsState(NamedTuple):
     #: Steps taken.
     count: Any
     momentum_buffer: Tree
-    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
@@ -39,7 +39,7 @@ class LambState(NamedTuple):
     #: The average of gradients, and of their squares.
     exp_avg: Tree
     exp_avg_sq: Tree
-    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
@@ -53,7 +53,7 @@ class AdafactorState(NamedTuple):
     variance: Tree
     #: The average of updates, with momentum.
     exp_avg: Tree
-    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
@@ -61,7 +61,7 @@ class MuonState(NamedTuple):
     #: Steps taken.
     count: Any
     momentum_buffer: Tree
-    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
@@ -74,14 +74,14 @@ class KronState(NamedTuple):
     L: Tree
     #: How much of the next refresh has come together.
     refresh: Tree
-    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
 class MixtureState(NamedTuple):
     #: The state of each entry's transformation, in their order.
     inner_states: tuple[Any, ...]
-    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 

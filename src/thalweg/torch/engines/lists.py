@@ -66,8 +66,6 @@ class ListsRun:
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         self.buckets, self.replicated, self.results = buckets, (), []
 
-    # Under torch.compile the arithmetic of each bucket is compiled; what surrounds it runs as it is.
-    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All new values if nothing may be written before they are known; else those of shards alone."""
         sharded = [bucket for bucket in self.buckets if bucket.parts]
@@ -83,7 +81,6 @@ class ListsRun:
     def measure_bucket(self, bucket: Bucket) -> Computation:
         self.results.append((yield from result_of_shards(bucket, self.owners)))
 
-    @torch.compiler.disable
     def nonfinite(self) -> list[str]:
         guilty = []
         for result in self.results:
@@ -92,7 +89,6 @@ class ListsRun:
             guilty += [name for name, finite in zip(result.bucket.names, flags, strict=True) if not finite]
         return guilty
 
-    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def write(self) -> Statistics:
         statistics: Statistics = {}
         known, self.results = self.results, []
@@ -102,7 +98,6 @@ class ListsRun:
             self.step_replicas(statistics)
         return statistics
 
-    @torch.compiler.disable
     def step_replicas(self, statistics: Statistics) -> None:
         """Step whole tensors on which replicas divide the work, slot by slot: new values of few exist at once."""
         slots = self.owners.divide([outline_of(bucket) for bucket in self.replicated])
@@ -126,7 +121,6 @@ class ListsRun:
             self.owners.forget()
 
 
-@torch.compiler.disable
 def committed(result: Result) -> Statistics:
     """Write new values, in place, and keep what there is to look at."""
     bucket = result.bucket

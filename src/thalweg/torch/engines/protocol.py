@@ -93,7 +93,6 @@ class Bucket:
         same.__dict__.update(self.__dict__, **news)
         return same
 
-    @torch.compiler.disable
     def chunks(self, limit: int = CHUNK) -> list[Bucket]:
         """Chunks of at most so many elements, or of a single larger tensor."""
         return [self.chosen(members) for members in pieces(self.extents, limit)]

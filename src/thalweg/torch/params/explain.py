@@ -14,6 +14,7 @@ from thalweg.kernels import triton
 from thalweg.kernels.cpu.compiled import source_of as native_source
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
+from thalweg.torch.sharding.shards import local
 
 #: A count of steps is a tensor of float32 for each parameter.
 COUNTER_BYTES = 4
@@ -109,7 +110,8 @@ def source_of(setting: Setting, p: Tensor, *, has_lr: bool) -> str:
 
 
 def rms_of(p: Tensor) -> float | None:
-    """The root mean square of a parameter's 16-bit numbers, which rounding depends on; 1 where there are none yet."""
-    if not p.numel() or p.element_size() > 2:
+    """The root mean square of what this rank has of a parameter; 1 where there are no numbers yet."""
+    held = local(p.detach())
+    if not held.numel():
         return None
-    return 1.0 if p.device.type == "meta" else float(p.detach().float().square().mean().sqrt())
+    return 1.0 if held.device.type == "meta" else float(held.float().square().mean().sqrt())

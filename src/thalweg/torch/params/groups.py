@@ -71,6 +71,8 @@ class Groups:
         #: The parameters of all groups, and the name and the group of each.
         self.params: list[Tensor] = []
         self.places: dict[Tensor, tuple[str, int]] = {}
+        #: Where in its group each is.
+        self.positions: dict[Tensor, int] = {}
         self.sizes: list[int] = []
         self.names: list[list[str] | None] = []
         #: By the address of a group: tools take empty groups away. Parameters themselves are not kept before a first
@@ -94,6 +96,7 @@ class Groups:
         places = self.find_places(groups)
         check_names(groups, self.overrides)
         self.places, self.sizes, self.params = places, sizes, params
+        self.positions = dict(zip(params, chain.from_iterable(map(range, sizes)), strict=True))
         self.note_shapes(groups)
         names = [group.get("param_names") for group in groups]
         self.names = [None if own is None else list(own) for own in names]
@@ -102,6 +105,15 @@ class Groups:
     def have_same_names(self, groups: Sequence[Group]) -> bool:
         """Whether parameters are named as at the last look."""
         return list(map(NAMES_OF, groups)) == self.names
+
+    def has_kept_place(self, groups: Sequence[Group], p: Tensor) -> bool:
+        """Whether one parameter is where it was at the last look, and is named as it was."""
+        if p not in self.places or self.places[p][1] >= len(groups):
+            return False
+        (_, index), i = self.places[p], self.positions[p]
+        group, names = groups[index], self.names[index] or []
+        is_there = i < len(group["params"]) and group["params"][i] is p
+        return is_there and (group.get("param_names") or [])[i : i + 1] == names[i : i + 1]
 
     def find_places(self, groups: Sequence[Group]) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter; those that are new are checked."""
