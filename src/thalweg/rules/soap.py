@@ -15,7 +15,7 @@ from thalweg.arrays import A, Scalar, Shape, Space, Squares, Value
 from thalweg.dtypes import DTYPES
 from thalweg.rules.blocks import average, is_zero, one_minus_power
 from thalweg.rules.entries import Count, Entry, Factor, Moment
-from thalweg.rules.factors import along, gram, merge_axes, transposed
+from thalweg.rules.factors import along, gram, merge_axes, transposed, unfold
 from thalweg.rules.grid import Grid
 from thalweg.rules.options import BETAS, Mask, option
 from thalweg.rules.rule import Update
@@ -164,7 +164,7 @@ class SOAP(WholeRule):
             lambda: xp.cond(
                 due <= 1,
                 lambda: refresh_bases(xp, bases, products, axes, new_v, 1 + self.precondition_frequency),
-                lambda: (v, [first_basis(xp, x) for x in products]),
+                lambda: (v, [first_basis(xp, g, axis) for axis in axes]),
             ),
             lambda: (new_v, bases),
         )
@@ -241,20 +241,24 @@ def keep_unseen(xp: Space[A], basis: A, power: A, before: A, least: A) -> Value:
     return xp.orthonormal(xp.where(is_seen, basis, rest))
 
 
-def first_basis(xp: Space[A], product: A) -> Value:
-    """Eigenvectors in the order of falling eigenvalues. What is not finite is taken for 0.
+def first_basis(xp: Space[A], g: A, axis: int) -> Value:
+    """Eigenvectors of the products of a gradient's slices along an axis, in the order of falling eigenvalues.
 
-    Any basis of the directions that the product does not see has eigenvectors, and every library finds another one.
-    Here it is that in which the places of the entries are a diagonal matrix, so that bases depend on the product alone:
-    rows without a gradient keep the axes that they have.
+    Any basis of the directions that the gradient does not have has eigenvectors, and every library finds another one.
+    Here it is that in which the places of the entries are a diagonal matrix, so that bases depend on the gradient
+    alone: rows without a gradient keep the axes that they have. What is not finite is taken for 0.
     """
-    x = xp.where(xp.isfinite(product), product, 0.0)  # libraries would refuse the whole stack
-    q, (batch, n, _) = xp.eigenvectors(x), xp.shape(x)
-    values, _ = eigenvalues(xp, q, xp.matmul(x, q))
-    is_seen = xp.reshape(xp.where(values > 0, 1.0, 0.0), (batch, 1, n))
-    weights = place_weights(xp, x)
+    x = unfold(xp, xp.where(xp.isfinite(g), g, 0.0), axis)
+    largest = xp.amax(xp.abs(x), (1, 2))
+    x = x / xp.where(largest > 0, largest, 1.0)  # products neither overflow nor vanish
+    q = xp.eigenvectors(xp.matmul(x, transposed(xp, x)))
+    power = xp.matmul(x, xp.matmul(transposed(xp, x), q))  # of x and not of its product, which has lost digits
+    values, _ = eigenvalues(xp, q, power)
+    batch, n = xp.shape(values)
+    is_seen, weights = xp.reshape(xp.where(values > 0, 1.0, 0.0), (batch, 1, n)), place_weights(xp, q)
+    q = xp.orthonormal(power)
     unseen_by_place = xp.matmul(transposed(xp, q), weights * q)
-    diagonal = (1 + weights) * xp.identity(n, x)
+    diagonal = (1 + weights) * xp.identity(n, q)
     by_place = xp.where(is_seen + transposed(xp, is_seen) > 0, diagonal, unseen_by_place)
     return with_sign(xp, xp.matmul(q, xp.eigenvectors(by_place)))
 
