@@ -21,7 +21,6 @@ from thalweg.rules.options import BETAS, Mask, option
 from thalweg.rules.rule import Update
 from thalweg.rules.whole import Direction, Preparation, WholeRule
 
-
 #: Times the root of their number, the share of the largest eigenvalue below which others are rounding errors: those of
 #: float32, so that a run is the same in every precision.
 UNSEEN = 4 * DTYPES["float32"].rounding
@@ -252,21 +251,24 @@ def first_basis(xp: Space[A], g: A, axis: int) -> Value:
     largest = xp.amax(xp.abs(x), (1, 2))
     x = x / xp.where(largest > 0, largest, 1.0)  # products neither overflow nor vanish
     q = xp.eigenvectors(xp.matmul(x, transposed(xp, x)))
-    power = xp.matmul(x, xp.matmul(transposed(xp, x), q))  # of x and not of its product, which has lost digits
-    values, _ = eigenvalues(xp, q, power)
+    # products have lost digits of small eigenvalues: what x itself has off their diagonal says how q is to turn
+    turned = xp.matmul(transposed(xp, x), q)
+    values, least = eigenvalues(xp, turned, turned)
     batch, n = xp.shape(values)
-    is_seen, weights = xp.reshape(xp.where(values > 0, 1.0, 0.0), (batch, 1, n)), place_weights(xp, q)
-    q = xp.orthonormal(power)
+    row, column, identity = xp.reshape(values, (batch, 1, n)), xp.reshape(values, (batch, n, 1)), xp.identity(n, q)
+    are_apart = xp.abs(row - column) > least
+    angles = xp.matmul(transposed(xp, turned), turned) / xp.where(are_apart, row - column, 1.0)
+    q = xp.orthonormal(xp.matmul(q, xp.where(are_apart, angles, identity)))
+    weights = place_weights(xp, q)
     unseen_by_place = xp.matmul(transposed(xp, q), weights * q)
-    diagonal = (1 + weights) * xp.identity(n, q)
-    by_place = xp.where(is_seen + transposed(xp, is_seen) > 0, diagonal, unseen_by_place)
+    by_place = xp.where(xp.maximum(row, column) > 0, (1 + weights) * identity, unseen_by_place)
     return with_sign(xp, xp.matmul(q, xp.eigenvectors(by_place)))
 
 
 def eigenvalues(xp: Space[A], q: A, power: A) -> tuple[Value, Value]:
     """Of each column its eigenvalue by its product, (b, n), 0 for rounding errors; and what is more than those."""
-    batch, n, _ = xp.shape(q)
     (values,) = xp.sums((q * power, (1,)))
+    batch, _, n = xp.shape(values)
     least = UNSEEN * math.sqrt(n) * xp.amax(values, (2,))
     return xp.reshape(xp.where(values > least, values, 0.0), (batch, n)), least
 
