@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 #: Of each room: the most lines, and where they are. A path belongs to the first room that names the start of it.
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "rules": (4420, ("src/thalweg/rules/",)),
+    "rules": (4470, ("src/thalweg/rules/",)),
     "spaces and programs": (3000, ("src/thalweg/spaces/", "src/thalweg/programs/")),
     "kernels/triton": (8390, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (5210, ("src/thalweg/kernels/",)),
@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "check": (3750, ("src/thalweg/check/",)),
     "show and integrations": (1060, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2890, ("src/thalweg/",)),
-    "tests": (38230, ("tests/",)),
+    "tests": (38300, ("tests/",)),
     "tools": (840, ("tools/",)),
     "words of the docs": (64100, ("docs/", "README.md")),
 }
