@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 import thalweg.numpy
 from thalweg.errors import CommandError, OptimError, StateError
-from thalweg.plan.load import load_model
+from thalweg.plan.models import load_model
 from thalweg.race.run import read_records
 
 torch = pytest.importorskip("torch")

@@ -124,7 +124,7 @@ class TestByReference:
         from thalweg.cli import run
 
         for line in (
-            "plan gpt2 --optimizers spelt_rules:Spelt,lamb --option spelt.beta=0.5 --json",
+            "plan gpt2 --optimizers spelt_rules:Spelt,lamb --option spelt_rules:Spelt.beta=0.5 --json",
             "race --optimizers spelt_rules:Spelt --steps 2 --seeds 1 --lr 0.1 --json",
         ):
             ended = run(line.split())

@@ -24,6 +24,8 @@ from thalweg.settings import Handling
 RECORD = "rounding_error"
 #: The key of norms of former steps, which an optimizer keeps with the state of a parameter and no rule sees.
 SPIKES = "spikes"
+#: The key of weights that an average has taken the place of, in the state of their parameter until they are put back.
+WEIGHTS = "weights"
 #: Something that is kept for a parameter: its shape and its dtype.
 Kept: TypeAlias = tuple[Shape, str]
 

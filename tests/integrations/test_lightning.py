@@ -10,14 +10,14 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI, OptimizerCallable
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from thalweg import OptionError
-from thalweg.integrations.lightning import MixtureOf
+from thalweg.integrations.lightning import Averages, MixtureOf
 from thalweg.torch import LAMB, Adafactor, Kron
 
 QUIET = dict(
@@ -126,3 +126,67 @@ def test_the_rate_of_adamw_follows_from_that_of_the_file(options: dict, rates: l
 def test_an_unknown_recipe_is_told() -> None:
     with pytest.raises(OptionError, match="recipe must be one of kron_adamw, muon_adamw, got 'kron'"):
         MixtureOf("kron")
+
+
+# ---- averages
+
+
+class Evaluated(Plain):
+    """A module with averages, which notes what it is evaluated at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def validation_step(self, batch: Any, index: int) -> Any:
+        self.seen.append(numbers(self))
+
+    def val_dataloader(self) -> Any:
+        return self.train_dataloader()
+
+    def configure_optimizers(self) -> Any:
+        return LAMB(self.named_parameters(), lr=0.05, averaged=0.5)
+
+
+def numbers(module: nn.Module) -> list[Any]:
+    return [p.detach().clone() for p in module.parameters()]
+
+
+def are_equal(some: list[Any], others: list[Any]) -> bool:
+    return all(map(torch.equal, some, others))
+
+
+def averaging(folder: Path, resume: str | None = None, **given: Any) -> tuple[Evaluated, Any]:
+    torch.manual_seed(0)
+    module = Evaluated()
+    trainer = pl.Trainer(
+        **{**QUIET, "enable_checkpointing": True, "default_root_dir": folder, "max_epochs": 4, **given}
+    )
+    trainer.fit(module, ckpt_path=resume)
+    return module, trainer
+
+
+def test_fit_evaluates_and_saves_averages_and_trains_weights(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=3, filename="{step}")
+    module, trainer = averaging(tmp_path, callbacks=[Averages(), saving])
+    plain, without = averaging(tmp_path, num_sanity_val_steps=0, limit_val_batches=0)
+    with without.optimizers[0].averaged():
+        assert are_equal(module.seen[-1], numbers(plain))
+    assert are_equal(module.seen[-1], numbers(module)), "training leaves averages"
+    saved = torch.load(tmp_path / "step=6.ckpt", weights_only=True)["state_dict"]
+    assert are_equal(module.seen[-3], list(saved.values())), "of epoch 2, in which step 6 is the last"
+    again, resumed = averaging(tmp_path, str(tmp_path / "step=3.ckpt"), callbacks=[Averages()])
+    assert are_equal(numbers(again), numbers(module))
+    trainer.validate(module, verbose=False)
+    assert are_equal(module.seen[-1], numbers(again))
+    for optimizer in (trainer.optimizers[0], resumed.optimizers[0]):
+        optimizer.train()
+    assert are_equal(numbers(again), numbers(module))
+    assert are_equal(numbers(plain), numbers(module))
+
+
+def test_a_checkpoint_of_averages_is_not_trained_on_without_the_callback(tmp_path: Path) -> None:
+    _, trainer = averaging(tmp_path, callbacks=[Averages()])
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    with pytest.raises(OptionError, match=r"in eval mode: .* call train\(\)"):
+        averaging(tmp_path, str(tmp_path / "last.ckpt"), max_epochs=5)

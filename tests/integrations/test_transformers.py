@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from thalweg import OptionError, Rule, Update
-from thalweg.integrations.transformers import optimizer_cls_and_kwargs, parsed
+from thalweg.integrations.transformers import Averages, optimizer_cls_and_kwargs, parsed
 from thalweg.torch import LAMB, muon_adamw
 
 
@@ -37,12 +38,16 @@ def arguments(folder: Path, **given: Any) -> TrainingArguments:
     )
 
 
-def trained(args: TrainingArguments, rule: Any, resume: str | None = None, **options: Any) -> Trainer:
+def trained(
+    args: TrainingArguments, rule: Any, resume: str | None = None, *, callbacks: Any = None, **options: Any
+) -> Trainer:
     torch.manual_seed(0)
-    config = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16, n_positions=8, bos_token_id=0, eos_token_id=0)
+    sizes = dict(n_layer=1, n_embd=8, n_head=2, vocab_size=16, n_positions=8, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(**sizes, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)  # no noise but that of the data
     data = [{"input_ids": torch.arange(8) % (i + 2), "labels": torch.arange(8) % (i + 2)} for i in range(8)]
     asked = optimizer_cls_and_kwargs(args, rule, **options)
-    trainer = Trainer(GPT2LMHeadModel(config), args, train_dataset=data, optimizer_cls_and_kwargs=asked)
+    beside = dict(train_dataset=data, eval_dataset=data, callbacks=callbacks)
+    trainer = Trainer(GPT2LMHeadModel(config), args, optimizer_cls_and_kwargs=asked, **beside)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -137,3 +142,71 @@ def test_options_of_a_command_line_may_be_tuples() -> None:
     }
     with pytest.raises(OptionError, match=r"optim_args must be a list such as .* got 'trust' in it"):
         parsed("trust")
+
+
+# ---- averages
+
+
+def evaluated(folder: Path, resume: str | None = None, callbacks: Any = None, **given: Any) -> Trainer:
+    """A Trainer with averages, trained or resumed."""
+    args = arguments(folder, max_steps=4, **given)
+    return trained(args, "LAMB", resume, callbacks=callbacks, averaged=0.5)
+
+
+def numbers(model: Any) -> list[Any]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def are_equal(some: list[Any], others: list[Any]) -> bool:
+    return all(map(torch.equal, some, others))
+
+
+def test_a_trainer_evaluates_averages_and_goes_on_training_weights(tmp_path: Path) -> None:
+    plain, looked = evaluated(tmp_path), evaluated(tmp_path, eval_strategy="steps", eval_steps=3)
+    averages = numbers(looked.model)
+    assert not are_equal(averages, numbers(plain.model)), "it was evaluated last, and is in eval mode"
+    with inner(plain).averaged():
+        assert are_equal(averages, numbers(plain.model))
+    loss = looked.evaluate()["eval_loss"]
+    assert loss == looked.state.log_history[-1]["eval_loss"]
+    assert loss == plain.evaluate()["eval_loss"]
+    looked.optimizer.train()
+    plain.optimizer.train()
+    assert are_equal(numbers(looked.model), numbers(plain.model))
+
+
+@pytest.mark.parametrize("eval_strategy", ["no", "steps"])
+def test_checkpoints_have_averages_and_resume_the_weights(tmp_path: Path, eval_strategy: str) -> None:
+    given = dict(callbacks=[Averages()], save_strategy="steps", save_steps=2, eval_strategy=eval_strategy, eval_steps=2)
+    whole = evaluated(tmp_path / "whole", **given)
+    saved = GPT2LMHeadModel.from_pretrained(tmp_path / "whole/checkpoint-2")
+    again = evaluated(tmp_path / "rest", str(tmp_path / "whole/checkpoint-2"), **given)
+    assert are_equal(numbers(whole.model), numbers(again.model))
+    final = GPT2LMHeadModel.from_pretrained(tmp_path / "rest/checkpoint-4")
+    assert are_equal(numbers(final), numbers(whole.model)), "what training leaves is what it saves"
+    whole.optimizer.train()
+    again.optimizer.train()
+    assert are_equal(numbers(whole.model), numbers(again.model))
+    assert not are_equal(numbers(saved), numbers(final))
+    assert not are_equal(numbers(final), numbers(whole.model))
+
+
+def test_the_best_model_is_what_was_evaluated(tmp_path: Path) -> None:
+    given = dict(eval_strategy="steps", save_strategy="steps", eval_steps=1, save_steps=1, load_best_model_at_end=True)
+    worst = dict(metric_for_best_model="loss", greater_is_better=True)  # the first, so that it is not the last
+    trainer = evaluated(tmp_path, callbacks=[Averages()], **given, **worst)
+    losses = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+    assert losses[0] == max(losses) > losses[-1]
+    assert trainer.evaluate()["eval_loss"] == losses[0]
+
+
+def test_a_schedule_beside_schedule_free_and_a_clip_before_spikes_are_told(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="schedule_free takes the place of a schedule, and lr went from 0.01 to 0.005"):
+        trained(arguments(tmp_path, max_steps=2), "SGD", momentum=0.0, schedule_free=True)
+    told = "spikes sees nothing: .* write max_grad_norm=0 in TrainingArguments, and max_grad_norm=1.0 here"
+    with pytest.warns(UserWarning, match=told):
+        trained(arguments(tmp_path), "LAMB", spikes=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        optimizer_cls_and_kwargs(arguments(tmp_path, max_grad_norm=0.0), "LAMB", spikes=True, max_grad_norm=1.0)
+        optimizer_cls_and_kwargs(arguments(tmp_path), "LAMB")

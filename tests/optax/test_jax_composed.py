@@ -131,6 +131,17 @@ def test_an_average_is_of_what_a_chain_applies(chain: str) -> None:
         assert np.allclose(thalweg.optax.averaged(solver, state, params)["w"], wanted, rtol=1e-12)
 
 
+def test_zeros_are_gradients_and_an_average_goes_on_to_the_weights() -> None:
+    with jax.enable_x64(True):
+        solver, params, before = thalweg.optax.sgd(0.1, **SGD), {"w": jnp.ones(2)}, jnp.ones(2)
+        state = solver.init(params)
+        for step in range(6):
+            updates, state = solver.update({"w": jnp.full(2, float(step < 2))}, state, params)
+            params = optax.apply_updates(params, updates)
+            before = 0.9 * before + 0.1 * params["w"]
+            assert np.allclose(thalweg.optax.averaged(solver, state, params)["w"], before, rtol=1e-12)
+
+
 def test_an_average_counts_the_steps_that_multisteps_takes() -> None:
     with jax.enable_x64(True):
         solver = optax.MultiSteps(optax.chain(thalweg.optax.sgd(1.0, **SGD), optax.scale(0.1)), 2)

@@ -233,6 +233,18 @@ def test_an_average_is_of_the_weights_as_the_caller_has_left_them() -> None:
         assert error(params["w"], wanted) < FLOAT64
 
 
+def test_a_parameter_without_a_gradient_has_the_average_of_its_own_steps() -> None:
+    optimizer, params, averages = thalweg.numpy.SGD(lr=0.1, averaged=0.5), {"w": draw(0), "rests": draw(0)}, []
+    for t in range(1, 5):
+        optimizer.step(params, {"w": draw(t), "rests": None if t > 2 else draw(t)})
+        with optimizer.averaged(params):
+            averages.append(params["rests"].copy())
+    assert not np.array_equal(averages[0], averages[1])
+    assert not np.array_equal(averages[1], params["rests"])
+    assert np.array_equal(averages[2], averages[1])
+    assert np.array_equal(averages[3], averages[1])
+
+
 # ---- one's own
 
 

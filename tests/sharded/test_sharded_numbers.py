@@ -317,7 +317,8 @@ NO_MOMENTUM: dict[str, Any] = {
 def composed(rule: str, what: str) -> Run:
     momentum = NO_MOMENTUM.get(rule, {}) if what == "schedule-free" else {}
     options = {"weight_decay": 0.1, **INSIDE[rule], **momentum, **AROUND[what]}
-    return Run(rule, options=options, rates=(1.0, 1.0, 0.5))
+    last = 1.0 if what == "schedule-free" else 0.5  # which takes the place of a schedule
+    return Run(rule, options=options, rates=(1.0, 1.0, last))
 
 
 @pytest.mark.parametrize(

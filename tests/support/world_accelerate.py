@@ -27,22 +27,24 @@ def batch(step: int) -> Any:
 
 
 def optimizer_of(model: nn.Module) -> Any:
-    return thalweg.torch.LAMB(model.named_parameters(), lr=0.1, overrides=OVERRIDES)
+    return thalweg.torch.LAMB(model.named_parameters(), lr=0.1, averaged=0.5, overrides=OVERRIDES)
 
 
 def alone() -> list[Any]:
-    """What one process learns from whole batches."""
+    """What one process learns from whole batches: weights, and then averages."""
     model = network()
     optimizer = optimizer_of(model)
     for step in range(STEPS):
         optimizer.zero_grad()
         model(batch(step)).square().mean().backward()
         optimizer.step()
-    return [p.detach() for p in model.parameters()]
+    learned = [p.detach().clone() for p in model.parameters()]
+    optimizer.eval()
+    return [*learned, *(p.detach() for p in model.parameters())]
 
 
 def together(way: str, folder: str) -> tuple[bool, list[Any]]:
-    """Whether parameters were sharded, and what ranks learn that resume in the middle."""
+    """Whether parameters were sharded, and what ranks learn that evaluate, save and resume in the middle."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of accelerate about the world it finds
         for place in (Path(folder) / "first", None):
@@ -51,7 +53,10 @@ def together(way: str, folder: str) -> tuple[bool, list[Any]]:
             model, optimizer = accelerator.prepare(model, optimizer_of(model))
             steps = range(STEPS // 2)
             if place is None:
+                optimizer.optimizer.make_state()  # or FSDP2's loader does not ask for the weights
+                optimizer.eval()
                 accelerator.load_state(str(Path(folder) / "first"))
+                optimizer.train()
                 steps = range(STEPS // 2, STEPS)
             for step in steps:
                 optimizer.zero_grad()
@@ -59,11 +64,16 @@ def together(way: str, folder: str) -> tuple[bool, list[Any]]:
                 accelerator.backward(model(own).square().mean())
                 optimizer.step()
             if place is not None:
+                optimizer.eval()
                 accelerator.save_state(str(place))
                 accelerator.wait_for_everyone()
-        params = list(model.parameters())
-        whole = [p.full_tensor() if is_distributed(p) else p for p in params]
-        return any(map(is_distributed, params)), [p.detach() for p in whole]
+        learned = whole_of(model)
+        optimizer.eval()
+        return any(map(is_distributed, model.parameters())), [*learned, *whole_of(model)]
+
+
+def whole_of(model: nn.Module) -> list[Any]:
+    return [(p.full_tensor() if is_distributed(p) else p).detach().clone() for p in model.parameters()]
 
 
 def accelerated(way: str) -> Any:

@@ -248,3 +248,15 @@ def test_an_option_that_no_longer_fits_the_state(name: str, before: dict, after:
     with pytest.raises(OptimError, match=r"'0'"):
         train(params, optimizer, 2, 3)
     assert identical(snapshot(params, optimizer)[0], kept[0])
+
+
+def test_state_that_is_older_than_its_option_keeps_its_dtype() -> None:
+    """Options that are set later are for state that is made later: saving and loading rounds nothing."""
+    params, others = tensors(), tensors()
+    optimizer, other = (thalweg.torch.AdamW(each, lr=0.1) for each in (params, others))
+    train(params, optimizer, 0, 2)
+    optimizer.param_groups[0]["state_dtype"] = "bfloat16"
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    other.load_state_dict(through_file(optimizer.state_dict()))
+    assert identical(before, other.state_dict()["state"])
+    assert before[0]["exp_avg"].dtype == torch.float32

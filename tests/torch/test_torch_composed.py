@@ -78,10 +78,8 @@ def test_averages_are_put_in_place_and_taken_out_to_the_bit(dtype: str) -> None:
         assert optimizer.state[named[0][1]]["average"].dtype is torch.float32
         assert not torch.equal(named[0][1], before[0])
         assert torch.equal(named[1][1], before[1])
-        with pytest.raises(OptionError, match="a step within averaged"):
+        with pytest.raises(OptionError, match="a step in eval mode"):
             optimizer.step()
-        with pytest.raises(OptionError, match="the averages are in place already"), optimizer.averaged():
-            pass
         raise ZeroDivisionError
     assert all(torch.equal(p, own) for (_, p), own in zip(named, before, strict=True))
     assert named[0][1].data_ptr() == version
@@ -167,7 +165,8 @@ def test_a_run_gains_and_drops_an_average_and_says_so() -> None:
     optimizer = thalweg.torch.AdamW(named, lr=0.05)
     train(optimizer, named, range(1, 4))
     again = thalweg.torch.AdamW(named, lr=0.05, averaged=0.7)
-    again.load_state_dict(through_a_file(optimizer))
+    with pytest.warns(ResumeWarning, match="was saved without averaged, and the run goes on with it"):
+        again.load_state_dict(through_a_file(optimizer))
     assert again.param_groups[0]["averaged"] == 0.7
     p = named[0][1]
     before = p.detach().clone()

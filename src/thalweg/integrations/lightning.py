@@ -1,7 +1,7 @@
-"""Optimizers for Lightning where a class in its configuration is not enough.
+"""Optimizers for Lightning where a class in its configuration is not enough, and averages in its place of weights.
 
 Classes of ``thalweg.torch`` need nothing of this: ``class_path: thalweg.torch.LAMB`` works as for those of torch. It is
-for mixtures, which are made of a whole module, and for names of groups.
+for mixtures, which are made of a whole module, for names of groups, and for what is to be evaluated and saved.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from thalweg.errors import OptionError
@@ -34,6 +35,31 @@ class MixtureOf:
 
     def __call__(self, module: nn.Module) -> Optimizer:
         return name_groups(getattr(recipes, self.recipe)(module, **self.options))
+
+
+class Averages(Callback):
+    """``fit`` evaluates and saves averages, and leaves them in the module; it trains the weights.
+
+    Checkpoints have the weights in the optimizer's state: give this callback to the trainer that resumes too. Files of
+    weights alone (``save_weights_only=True``) have averages where they are written after a validation.
+    """
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, index: int) -> None:
+        for optimizer in trainer.optimizers:
+            if isinstance(optimizer, Optimizer):
+                optimizer.train()
+
+    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
+        for optimizer in trainer.optimizers:
+            if isinstance(optimizer, Optimizer):
+                optimizer.eval()
+
+    on_train_end = on_validation_start
+
+    def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.on_validation_start(trainer, module)
+        checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
+        checkpoint["optimizer_states"] = [trainer.strategy.optimizer_state(each) for each in trainer.optimizers]
 
 
 def name_groups(optimizer: Optimizer) -> Optimizer:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from thalweg import torch as front_end
 from thalweg.errors import OptionError
 from thalweg.rules import RULES, Rule
-from thalweg.signatures import defaults
+from thalweg.settings import defaults
 from thalweg.torch import recipes
 from thalweg.torch.recipes import RECIPES
 
@@ -38,6 +39,12 @@ def optimizer_cls_and_kwargs(
     What is returned first makes a function of the model, not a class: classes are not given the names of parameters.
     """
     given = {"weight_decay": args.weight_decay, **parsed(args.optim_args), **options}
+    if given.get("spikes") and args.max_grad_norm:
+        warnings.warn(
+            f"spikes sees nothing: the Trainer clips gradients to {args.max_grad_norm} before the optimizer has them; "
+            f"write max_grad_norm=0 in TrainingArguments, and max_grad_norm={args.max_grad_norm} here",
+            stacklevel=2,
+        )
     recipe: Recipe | None = None if isinstance(rule, (str, type)) else rule
     if isinstance(rule, str) and rule.lower() in RECIPES:
         recipe = getattr(recipes, rule.lower())
@@ -52,6 +59,19 @@ def optimizer_cls_and_kwargs(
     if isinstance(lr, float) and isinstance(adamw_lr, float):  # a function of the user's own: the ratio of its defaults
         given = {"adamw_lr": given["lr"] * adamw_lr / lr, **given}
     return partial(partial, by_recipe, recipe), given
+
+
+class Averages(TrainerCallback):
+    """Every checkpoint, and the model after training, have the averages that a ``Trainer`` evaluates.
+
+    It evaluates them without this too. A run that is resumed trains the weights, which are in the optimizer's state.
+    """
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, optimizer: Any, **_: Any) -> None:
+        if control.should_save or control.should_training_stop:  # before the best model is loaded
+            optimizer.eval()
+
+    on_epoch_end = on_step_end
 
 
 def by_rule(

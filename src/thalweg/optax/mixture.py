@@ -96,9 +96,10 @@ class Mixture(Stepping):
     def init(self, params: Tree) -> Any:
         found = parameters(params)
         places = self.places(found)
-        idle = self.unused_patterns(found, places)
+        idle, heard = self.unused_patterns(found, places), HEARD.get()
+        if heard is not None:
+            heard.mixtures.append(self)
         if idle and found.leaves:
-            heard = HEARD.get()
             if heard is not None:
                 heard.unused_entries.extend(idle)
             message = f"{self.PATTERNS} that match no parameter: {', '.join(map(repr, idle))}"

@@ -51,8 +51,10 @@ class Heard:
     parts: list[tuple[Transformation, list[Leaf]]] = field(default_factory=list)
     #: Patterns of mixtures that choose no parameter.
     unused_entries: list[Any] = field(default_factory=list)
+    #: Mixtures of them.
+    mixtures: list[Any] = field(default_factory=list)
     #: What is to be told of parameters, by name, and of transformations, by their ids.
-    notes: dict[str, str] = field(default_factory=dict)
+    hints: dict[str, list[str]] = field(default_factory=dict)
     group_notes: dict[int, str] = field(default_factory=dict)
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from thalweg.arrays import Shape
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, ResumeWarning
 from thalweg.exchange import warn_converted
 from thalweg.explain import Explanation
@@ -22,17 +23,17 @@ from thalweg.given import Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
 from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own
-from thalweg.torch.engines.choice import reason_missing_for
+from thalweg.torch.engines.choice import foresee_engine, reason_missing_for
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.native import Native
-from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistics
-from thalweg.torch.engines.temporaries import count_temporaries, stepped_of
+from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Foreseen, Statistics
 from thalweg.torch.engines.triton import Triton
 from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if_made_otherwise
-from thalweg.torch.params.checks import Idleness, warn_if_used_up
+from thalweg.torch.params.checks import NAMES, Idleness, warn_if_used_up
 from thalweg.torch.params.explain import Treatment, explain
 from thalweg.torch.params.groups import (
+    EVALUATED_LAYOUT,
     LAYOUT,
     EngineName,
     Groups,
@@ -61,8 +62,9 @@ from thalweg.torch.params.states import (
     make_state,
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
+from thalweg.torch.sharding.shards import local
 from thalweg.torch.sharding.sharing import Sharing
-from thalweg.torch.step.averages import put_in_place
+from thalweg.torch.step.averages import Constancy, averages_in_place, check_loaded, have_weights, put_in_place, take_out
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.joint import JointGradient
 from thalweg.torch.step.look import GRAD
@@ -186,7 +188,7 @@ class Optimizer(torch.optim.Optimizer):
         self._joint = JointGradient()
         lists = Lists()
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
-        self._idleness = Idleness()
+        self._idleness, self._constancy = Idleness(), Constancy()
         #: By the address of a parameter: what holds for it, as it was found of these settings for this shape and for
         #: state that is kept in this form.
         self._resolved: dict[int, tuple[Settings, Setting, Any]] = {}
@@ -244,8 +246,7 @@ class Optimizer(torch.optim.Optimizer):
         self._step(None)
 
     def _step(self, only: Tensor | None, *, compiling: bool = False) -> None:
-        if self._is_evaluated:
-            raise OptionError("a step within averaged(): leave it first, since parameters are averages there")
+        self._refuse_in_eval_mode("a step")
         with self._guard():
             known, self._written = len(self.state), False
             try:
@@ -279,6 +280,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _prepare(self, only: Tensor | None, *, compiling: bool) -> tuple[list[Bucket], Runs]:
         buckets, runs = self._recall(only, compiling=compiling)
+        self._constancy.look(buckets)
         return self._join_gradients(buckets, runs), runs
 
     _prepare_eagerly = torch.compiler.disable(_prepare)  # type: ignore[no-untyped-call]
@@ -296,7 +298,7 @@ class Optimizer(torch.optim.Optimizer):
             if buckets is not None:
                 return buckets, repeated.runs
         places = self._places()
-        self._groups.report_unused(groups)
+        self._groups.report(groups)
         rules, overrides = list(map(self._rule_of, groups)), self._groups.overrides
         self._agreement.reach(rules, places, groups, overrides, one_by_one=only is not None)
         settings = self._groups.current_settings(groups)
@@ -392,14 +394,15 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def lr(self) -> Any:
-        """The learning rate of all groups; setting it sets it for all."""
+        """The learning rate of all groups, where they have the same; setting it sets it for all."""
         rates = [group["lr"] for group in self.param_groups]
         if any(rate is not rates[0] and rate != rates[0] for rate in rates):
-            raise OptionError(f"groups have different learning rates, {rates}: read them from param_groups")
+            raise OptionError(f"groups have different learning rates, {rates}: read and write them in param_groups")
         return rates[0]
 
     @lr.setter
     def lr(self, value: Rate) -> None:
+        _ = self.lr  # refused where reading it is
         rules = [self._groups.make_settings(group).base.rule for group in self.param_groups]
         for rule in rules:
             check_rate(rule, value)
@@ -445,8 +448,7 @@ class Optimizer(torch.optim.Optimizer):
                 group = self.param_groups[index]
                 setting, _ = self._groups.check_settings(self.param_groups, index).of(name, p)
                 setting.rule.check_shape(name, tuple(p.shape))
-                hints = getattr(self._groups.entries[group.get("entry", 0)][0], "hints", {})
-                yield Treatment(name, p, index, setting, *self._rate(group), hints.get(name, ""))
+                yield Treatment(name, p, index, setting, *self._rate(group), self._groups.hints_about(name, group))
 
     def explain(self, *, code: bool = False) -> Explanation:
         """How every parameter will be treated, what its state will cost, and what looks like a mistake.
@@ -457,10 +459,21 @@ class Optimizer(torch.optim.Optimizer):
         groups = self.param_groups
         shown_only, unused = list(map(self._is_shown_only, groups)), self._groups.find_unused(groups)
         treatments = list(self._treatments())
-        stepped = (stepped_of(each.p, each.setting) for each in treatments)
-        needed = count_temporaries(stepped, self._wanted_engine)
+        needed = self._count_temporaries(lambda p: tuple(local(p).shape))
         given = treatments, groups, shown_only, unused, self._sorter.reason_undivided
         return explain(*given, temporary_bytes=needed, code=code)
+
+    def _count_temporaries(self, held: Callable[[Tensor], Shape]) -> int:
+        """Bytes that a step needs at most beside parameters, gradients and state.
+
+        held: the shape of what a rank has of a parameter; rules that need whole tensors have all of it.
+        """
+        shares: dict[EngineKind, list[Foreseen]] = defaultdict(list)
+        for _, p, _, setting, *_ in self._treatments():
+            shape = tuple(p.shape) if setting.rule.needs_whole else held(p)
+            foreseen = Foreseen(shape, NAMES[p.dtype], setting, p.device)
+            shares[foresee_engine(self._wanted_engine, foreseen)].append(foreseen)
+        return sum(self._engines[kind].count_temporaries(share) for kind, share in shares.items())
 
     # ---- state
 
@@ -469,6 +482,7 @@ class Optimizer(torch.optim.Optimizer):
 
         Checkpoint loaders that find no state make it by a step, which counts as the first.
         """
+        self._refuse_in_eval_mode("make_state()")
         with torch.no_grad():
             for name, p, index in self._homes():
                 if p.requires_grad:
@@ -540,6 +554,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
+        self._refuse_in_eval_mode("clear_state()")
         self.state.clear()
         self._forget(self._wanted_engine, self._sharing)
 
@@ -549,9 +564,29 @@ class Optimizer(torch.optim.Optimizer):
         """Evaluate averages: within, they are in the place of the parameters, which come back to the bit after it.
 
         They are those of ``averaged`` or ``schedule_free``. Parameters that have none are as they are.
-        model: what FSDP2 has sharded, if the modules that this process has are not to be asked for it.
+        model: what FSDP2 has sharded, if the modules that this process has are not to be asked for it. It is
+        :meth:`eval`, and :meth:`train` at the end unless averages were in place before.
         """
-        return put_in_place(self, model)
+        return averages_in_place(self, model)
+
+    def eval(self, model: torch.nn.Module | None = None) -> None:
+        """Put averages in the place of parameters until :meth:`train`; no step can be taken meanwhile.
+
+        Saved meanwhile, the model has averages and the state dict of this optimizer the weights: a run that loads both
+        is in eval mode, and :meth:`train` continues it. If averages are in place, or no parameter has one, nothing is
+        done: trainers call this on every optimizer, and without averages the parameters are what is to be evaluated.
+        """
+        put_in_place(self, model)
+
+    def train(self, model: torch.nn.Module | None = None) -> None:
+        """Take averages out, so that steps can be taken; where there are none in place, nothing is done."""
+        take_out(self, model)
+
+    def _refuse_in_eval_mode(self, what: str) -> None:
+        if self._is_evaluated:
+            raise OptionError(
+                f"{what} in eval mode: parameters are averages there; call train(), or leave averaged(), first"
+            )
 
     def averaged_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """The state dict of a model with averages in the place of its parameters, as a copy."""
@@ -565,7 +600,8 @@ class Optimizer(torch.optim.Optimizer):
         saved = super().state_dict()
         if isinstance(saved, dict) and isinstance(saved.get("param_groups"), list):  # which hooks may have changed
             shown = [{"lr": 1.0} if self._is_shown_only(group) else {} for group in self.param_groups]
-            beside = {"made_with": self._describe_arguments()}
+            layout = EVALUATED_LAYOUT if have_weights(self.state) else LAYOUT
+            beside = {"made_with": self._describe_arguments(), "layout": layout}
             saved["param_groups"] = [
                 {**group, **own, **beside} for group, own in zip(saved["param_groups"], shown, strict=True)
             ]
@@ -597,6 +633,7 @@ class Optimizer(torch.optim.Optimizer):
             self._place_of_counts,
             imported=imported,
         )
+        check_loaded(state_dict["param_groups"], state, self.state)
         warn_if_made_otherwise(state_dict["param_groups"], self._describe_arguments())
         loaded = [
             {**deepcopy(group), "params": own["params"]} for group, own in zip(groups, self.param_groups, strict=True)
@@ -623,6 +660,7 @@ class Optimizer(torch.optim.Optimizer):
             self._groups = Groups(own["_entries"])
             self._forget(own["_wanted_engine"], sharing)
             self._joint.skips = own["_skips"]
+        self._is_evaluated = have_weights(self.state)
 
     # ---- what steps have found
 

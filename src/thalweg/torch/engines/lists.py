@@ -10,13 +10,19 @@ from itertools import chain
 
 import torch
 
-from thalweg.kernels.chunks import STACK
-from thalweg.rules.whole import SLOT
-from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
+from thalweg.dtypes import DTYPES
+from thalweg.kernels.chunks import CHUNK, STACK
+from thalweg.rules.whole import SLOT, WholeRule
+from thalweg.storage import arithmetic
+from thalweg.torch.engines.protocol import Bucket, CheckState, Foreseen, Statistics, count_largest
 from thalweg.torch.engines.results import Result, results_of
 from thalweg.torch.engines.shards import outline_of, result_of_shards
 from thalweg.torch.sharding.collectives import Computation
 from thalweg.torch.sharding.owners import Messages, Owners, Team, in_turn
+
+#: Numbers of the arithmetic's precision that are alive for each element at most, beside new values; those where
+#: rounding at random makes bits; those beside what a rule tells of its ``transform``. Bytes that a tensor needs.
+NUMBERS, NUMBERS_OF_RANDOM, NUMBERS_BESIDE_WHOLE, BYTES_OF_TENSOR = 16, 20, 4, 2**14
 
 
 class Lists:
@@ -28,6 +34,19 @@ class Lists:
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> ListsRun:
         return ListsRun(self.owners, self.most)
+
+    def count_temporaries(self, params: Sequence[Foreseen]) -> int:
+        """A chunk while it is computed, with its new values and those of the chunk before."""
+        needed, waiting = [], 0
+        for p in params:
+            rule, numbers = p.setting.rule_at(1), NUMBERS_OF_RANDOM if p.setting.handling.is_random else NUMBERS
+            if isinstance(rule, WholeRule):
+                numbers = max(numbers, NUMBERS_BESIDE_WHOLE + rule.count_temporaries())
+            computed = numbers * p.extent * DTYPES[arithmetic(p.dtype)].bytes
+            needed.append((p, computed + 2 * p.value_bytes + BYTES_OF_TENSOR))
+            # nothing is written before all is known to be finite
+            waiting += p.value_bytes if p.setting.handling.on_nonfinite == "raise" else 0
+        return count_largest(needed, CHUNK) + waiting
 
     def forget(self) -> None:
         self.owners.forget()

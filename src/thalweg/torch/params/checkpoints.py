@@ -15,13 +15,23 @@ from thalweg.given import GONE
 from thalweg.rules import Rule
 from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count
-from thalweg.settings import Setting
+from thalweg.settings import Setting, around_options
 from thalweg.settings import in_words as rules_in_words
 from thalweg.spaces import torch as xp
-from thalweg.storage import RECORD, SPIKES, check_codes, check_eight_bits
-from thalweg.torch.params.groups import LAYOUT, Group, Groups, check_rate, defaults_of, homes_in, load_group, names_of
+from thalweg.storage import RECORD, SPIKES, WEIGHTS, check_codes, check_eight_bits
+from thalweg.torch.params.groups import (
+    EVALUATED_LAYOUT,
+    LAYOUT,
+    Group,
+    Groups,
+    check_rate,
+    defaults_of,
+    homes_in,
+    load_group,
+    names_of,
+)
 from thalweg.torch.params.states import as_found, expected_entries, shapes_of
-from thalweg.torch.sharding.shards import lay_out, whole
+from thalweg.torch.sharding.shards import ghost_of, lay_out, whole
 
 #: What wrappers of a model put into the names of its parameters.
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -71,11 +81,17 @@ def read_state(
             # what is new around a rule begins with the next step
             new = {*keys_around(setting.rule_at(1), tuple(p.shape)), SPIKES} - s.keys()
             ghosts = {key: ghost for key, ghost in ghosts.items() if key not in new}
+            if WEIGHTS in s:
+                ghosts[WEIGHTS] = ghost_of(p).to(s[WEIGHTS].dtype)
             counts = setting.rule.keys(tuple(p.shape), Count)
             expected.append(Expected(name, p, ghosts, counts, place_of_counts(p, loaded[index])))
         for each, s in zip(expected, found, strict=True):
             if s:
                 check_entries(each, s)
+    new = {name for ours, theirs in zip(loaded, ordered, strict=True) for name in ours.keys() - theirs}
+    if added := new & {*around_options(), "spikes"}:
+        told = f"this state was saved without {', '.join(sorted(added))}, and the run goes on with it"
+        warnings.warn(f"{told}: leave it out to continue unchanged", ResumeWarning, stacklevel=4)
     return loaded, {each.p: restore(each, s) for each, s in zip(expected, found, strict=True) if s}
 
 
@@ -113,8 +129,10 @@ def check_is_state(rules: Sequence[type[Rule]], saved: Any) -> None:
         check_nothing_gone(group)
     for group in saved["param_groups"] if known else ():
         check_version(known[group["rule"]], group.get("rule_version"))
-        if not isinstance(layout := group.get("layout", LAYOUT), int) or layout > LAYOUT:
-            raise StateError(f"this state has layout {layout!r}, and this version reads up to {LAYOUT}: update thalweg")
+        if not isinstance(layout := group.get("layout", LAYOUT), int) or layout > EVALUATED_LAYOUT:
+            raise StateError(
+                f"this state has layout {layout!r}, and this version reads up to {EVALUATED_LAYOUT}: update thalweg"
+            )
 
 
 def check_nothing_gone(group: Mapping[str, Any]) -> None:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.arrays import Shape
-from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.errors import HintWarning, OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.explain import list_hints
 from thalweg.given import (
     OverrideList,
     Overrides,
@@ -43,8 +44,8 @@ Rate: TypeAlias = float | Tensor | None
 EngineName: TypeAlias = Literal["auto", "reference", "foreach", "fused"]
 Group: TypeAlias = Mapping[str, Any]
 
-#: The layout of state and groups. Newer layouts are refused by older versions.
-LAYOUT = 1
+#: The layout of state and groups, and of those saved in eval mode. Newer ones are refused by older versions.
+LAYOUT, EVALUATED_LAYOUT = 1, 2
 #: Options that are decided for all groups together.
 JOINT = ("max_grad_norm", "on_nonfinite", "spikes")
 #: What a group holds beside options, in lists.
@@ -79,7 +80,7 @@ class Groups:
         self.settings: list[Settings] = []
         self.values: list[Any] = []
         self.known: dict[int, tuple[RuleOptions, list[Any], Settings]] = {}
-        self.are_reported = False
+        self.are_reported = self.rates_differ = False
 
     # ---- which parameters there are
 
@@ -145,8 +146,7 @@ class Groups:
         for name in JOINT:
             if given.get(name, defaults.get(name)) != defaults.get(name):
                 raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
-        is_mixture = len(self.entries) > 1 or self.entries[0][0] is not None
-        shared = {name: value for name, value in defaults.items() if name != "lr" or not is_mixture}
+        shared = {name: value for name, value in defaults.items() if name != "lr" or "entry" not in group}
         whole = {**defaults_of(entry), **shared, **group, **given}
         rule = self.make_settings(whole).base.rule
         if "lr" in group:
@@ -170,6 +170,7 @@ class Groups:
                 settings.of(name, p)[0].rule.check_shape(name, tuple(p.shape))
         self.are_reported = False
         self.note_shapes(groups)
+        self.compare_rates(groups)
 
     # ---- options
 
@@ -197,6 +198,7 @@ class Groups:
         values = list(chain.from_iterable(map(dict.values, groups)))
         if len(values) != len(self.values) or not all(map(operator.is_, values, self.values)):
             self.settings = [self.check_settings(groups, index) for index in range(len(groups))]
+            self.compare_rates(groups)
             # a list may be edited where it is
             edited = any(type(v) is list for group in groups for k, v in group.items() if k not in MEMBERS)
             self.values = [] if edited else values
@@ -235,14 +237,37 @@ class Groups:
                     unused[id(own)] = own
         return [pattern for key, pattern in unused.items() if key not in used], idle
 
-    def report_unused(self, groups: Sequence[Group]) -> None:
-        """Warn, once, of overrides and of entries that match no parameter."""
+    def hints_about(self, name: str, group: Group) -> Sequence[str]:
+        """What was not understood about a parameter of a group, or assumed."""
+        return getattr(self.entries[group.get("entry", 0)][0], "hints", {}).get(name, ())  # type: ignore[no-any-return]
+
+    def compare_rates(self, groups: Sequence[Group]) -> None:
+        """Warn if the rates of different rules were different, and are now the same."""
+        numbers = (group for group in groups if not (group.get("lr_is_scale") or isinstance(group["lr"], Tensor)))
+        own = [(group["rule"], group["lr"]) for group in numbers]
+        rates = {lr for _, lr in own}
+        if len(dict(own)) < 2 or rates == {0}:  # those of warm-ups begin there
+            return
+        if self.rates_differ and len(rates) == 1:
+            warnings.warn(
+                f"{' and '.join(dict(own))} had different learning rates, and now have the same, {own[0][1]:g}: "
+                "schedules that multiply the rate of each group keep them apart, those that write one for all do not",
+                HintWarning,
+                stacklevel=8,
+            )
+        self.rates_differ = len(rates) > 1
+
+    def report(self, groups: Sequence[Group]) -> None:
+        """Warn, once, of overrides and of entries that match no parameter, and of what was assumed."""
         if not self.are_reported:
             self.are_reported = True
             for what, unused in zip(("overrides", "entries of the mixture"), self.find_unused(groups), strict=True):
                 if unused:
                     message = f"{what} that match no parameter: {', '.join(map(repr, unused))}"
                     warnings.warn(message, UnusedOverrideWarning, stacklevel=7)
+            stepped = ((name, groups[index]) for name, p, index in homes_in(groups) if p.requires_grad)
+            for hint in list_hints((name, self.hints_about(name, group)) for name, group in stepped):
+                warnings.warn(hint, HintWarning, stacklevel=7)
 
 
 #: In the place of an option that a group does not have: it is at its default, which None is not.
@@ -475,7 +500,12 @@ def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> d
     foreign = {key: value for key, value in own.items() if key not in ours}
     filled = {key: value for key, value in defaults.items() if key not in (*SHOWN_IF_SET, "lr_is_scale")}
     earlier = rule.first_options()  # for options that are newer than the state
-    group = {**filled, **earlier, **foreign, **{key: value for key, value in saved.items() if key != "made_with"}}
+    group = {
+        **filled,
+        **earlier,
+        **foreign,
+        **{key: value for key, value in saved.items() if key not in ("made_with", "layout")},
+    }
     # loaders that keep no tuples make lists of them
     group = {key: tuple(v) if isinstance(v, list) and key in ours else v for key, v in group.items()}
     group["params"] = list(saved["params"])
