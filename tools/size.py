@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "top-level modules": (2910, ("src/thalweg/",)),
     "tests": (39070, ("tests/",)),
     "tools": (1290, ("tools/",)),
-    "words of the docs": (65160, ("docs/", "README.md")),
+    "words of the docs": (65220, ("docs/", "README.md")),
 }
 
 
