@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 #: Of each room: the most lines, and where they are. A path belongs to the first room that names the start of it.
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "rules": (4450, ("src/thalweg/rules/",)),
+    "rules": (4500, ("src/thalweg/rules/",)),
     "spaces and programs": (3000, ("src/thalweg/spaces/", "src/thalweg/programs/")),
     "kernels/triton": (8390, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (5190, ("src/thalweg/kernels/",)),
@@ -24,9 +24,9 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "check": (3750, ("src/thalweg/check/",)),
     "show and integrations": (1070, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2810, ("src/thalweg/",)),
-    "tests": (38740, ("tests/",)),
-    "tools": (1290, ("tools/",)),
-    "words of the docs": (65170, ("docs/", "README.md")),
+    "tests": (38820, ("tests/",)),
+    "tools": (1410, ("tools/",)),
+    "words of the docs": (65230, ("docs/", "README.md")),
 }
 
 

@@ -25,8 +25,8 @@ OTHERS = {each.__name__: each for each in (mixed.adamw_and_adafactor, mixed.muon
 FAST = {each.name for each in checks_of("torch").values() if each.group in ("contract", "numbers", "state")}
 #: Checks of many steps: of the rules whose steps take longest they are left to the night.
 LONG, SLOWEST = ("schedulers", "descends"), ("Kron", "SOAP")
-#: Without momentum SGD has no state; of both sides SOAP's bases are not unique.
-NEEDED: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9}, "SOAP": {"one_sided": True}, "Layerwise": {"lr": 0.01}}
+#: Without momentum SGD has no state.
+NEEDED: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9}, "Layerwise": {"lr": 0.01}}
 
 
 def checks_for(name: str, optimizer: Any, **options: Any) -> list[Any]:

@@ -27,11 +27,6 @@ CHECKS = checks_of("ranks")
 OURS = [*(f"thalweg.torch.{rule}" for rule in RULES), "mixed:adamw_and_adafactor", "own_rules:Layerwise"]
 
 
-def options_of(ours: str) -> dict[str, Any]:
-    """Of SOAP, one basis: that of the longer side of a matrix is one of many, which rounding chooses among."""
-    return {"lr": 0.01, **({"one_sided": True} if ours == "thalweg.torch.SOAP" else {})}
-
-
 #: Checks whose faults two ranks show; those of all others are shown by four, in the night.
 BY_TWO = ("replicas-stay-together", "uneven-shards", "files-at-the-same-size")
 
@@ -67,7 +62,7 @@ def test_a_check_catches_its_fault(name: str, size: int, worlds: dict[int, World
 @pytest.mark.parametrize("ours", one_in(3, OURS))
 def test_ours_keep_what_users_rely_on(name: str, ours: str, world: World) -> None:
     facts = {"collectives": 1 if ours == "thalweg.torch.LAMB" else 2} if name == "collectives" else {}
-    found = world.verdict(CHECKS[name], ours, options_of(ours), facts)
+    found = world.verdict(CHECKS[name], ours, {"lr": 0.01}, facts)
     is_left_out = name in NOT_OFFERED_BY_RANKS.get(ours, ())
     assert found.outcome == ("not offered" if is_left_out else "passed"), found.seen
 
@@ -111,7 +106,5 @@ def test_ranks_that_disagree_are_replaced(world: World) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize(("ours", "size"), list(zip(OURS, itertools.cycle([4, 3]), strict=False)))
 def test_other_numbers_of_ranks(ours: str, size: int) -> None:
-    # of SOAP without replicas: their gradients are rounded otherwise than those of one process, and bases magnify it
-    groups = "shards,messages,checkpoints" if ours == "thalweg.torch.SOAP" else "replicas,shards,messages,checkpoints"
-    found = check(ours, ranks=size, only=groups, **options_of(ours))
+    found = check(ours, ranks=size, only="replicas,shards,messages,checkpoints", lr=0.01)
     assert not found.failed, found.failed
