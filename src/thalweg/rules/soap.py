@@ -174,9 +174,10 @@ class SOAP(WholeRule):
         if not is_zero(self.weight_decay):
             decay = self.weight_decay  # of what the step has left
             h = xp.cond(due <= 1, lambda: direction.tensor * (1 - lr * decay) + decay * p, lambda: direction.tensor)
-        squares = [xp.sums((direction.figures[key], None))[0] for key in self.FIGURES]
-        stats = {"update_norm": xp.sqrt(squares[0]), "grad_norm": xp.sqrt(squares[1]), "refreshed": due > 0}
-        return Update(h * -lr, state, xp.isfinite(squares[0] + squares[1]), stats)
+        updates, gradients = (direction.figures[key] for key in self.FIGURES)
+        (squares,) = xp.sums((updates + gradients, None))
+        stats = {"update_norm": xp.sqrt(updates), "grad_norm": xp.sqrt(gradients), "refreshed": due > 0}
+        return Update(h * -lr, state, xp.isfinite(squares), stats)
 
     def decay_share(self, xp, update, *, t, lr, lr_scale) -> Scalar:
         share = super().decay_share(xp, update, t=t, lr=lr, lr_scale=lr_scale)
