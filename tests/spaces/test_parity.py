@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,52 +27,6 @@ def compare(reference: tuple, result: tuple, dtype: str, shape: tuple) -> None:
         assert a.shape == b.shape, (key, shape)
         assert a.dtype == b.dtype, (key, shape)
         assert np.abs(a - b).max(initial=0) <= SPACE[dtype] * max(1.0, np.abs(a).max(initial=0)), (key, shape)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
-@DTYPES
-def test_torch(case: Case, description: str, options: dict, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    from thalweg.spaces import torch as xp
-
-    agree(case, options, dtype, xp=xp, to=torch.tensor)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
-@DTYPES
-def test_jax_under_jit(case: Case, description: str, options: dict, dtype: str) -> None:
-    jax = pytest.importorskip("jax")
-    import jax.numpy as jnp
-
-    from thalweg.spaces import jax as xp
-
-    # compiling Kron takes seconds for each shape
-    shapes = [(6, 4)] if case.name == "Kron" else [(7,), (6, 4), (3, 4, 5)]
-    agree(case, options, dtype, xp=xp, to=jnp.asarray, step=jax.jit, count=jnp.int32, shapes=shapes)
-
-
-@pytest.mark.slow
-@SOME
-@DTYPES
-def test_foreach(case: Case, description: str, options: dict, dtype: str) -> None:
-    """Lists of tensors of one kind but of different shapes, stepped together."""
-    torch = pytest.importorskip("torch")
-    from thalweg.spaces import foreach as xp
-
-    rule = case.rule(**options)
-    shapes = [*SHAPES, (5, 3), (8, 7), (2, 6, 3), (6, 4)]
-    for kind in sorted({repr(rule.kind(shape)) for shape in shapes}):
-        members = [(i, shape) for i, shape in enumerate(shapes) if repr(rule.kind(shape)) == kind]
-        drawn = [gradients(shape, STEPS, seed=i, dtype=dtype) for i, shape in members]
-        references = [run(rule, p, grads, lr=case.lr) for p, grads in drawn]
-        p = xp.TensorList([torch.tensor(p) for p, _ in drawn])
-        grads = [xp.TensorList([torch.tensor(g) for g in step]) for step in zip(*(g for _, g in drawn), strict=True)]
-        p, s = run(rule, p, grads, lr=case.lr, xp=xp)
-        for index, ((_, shape), reference) in enumerate(zip(members, references, strict=True)):
-            own = p.tensors[index].numpy(), {key: entry.tensors[index].numpy() for key, entry in s.items()}
-            compare(reference, own, dtype, shape)
 
 
 @pytest.mark.slow
