@@ -24,7 +24,7 @@ def read_entries(state: Mapping[Name, Mapping[str, Any]]) -> tuple[dict[Name, Tr
     tracked: dict[Name, Tracked] = {}
     norms: Arr | None = None
     for name, entries in state.items():
-        arrays = {key: np.asarray(entry).copy() for key, entry in entries.items() if key != "step"}
+        arrays = {key: np.array(entry) for key, entry in entries.items() if key != "step"}
         norms = arrays.pop(SPIKES, norms)
         if norms is not None and not (norms.ndim == 1 and np.all(norms >= 0) and np.all(np.isfinite(norms))):
             raise StateError(f"the state of {name!r} is damaged: {SPIKES!r} must be norms in a row")
