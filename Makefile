@@ -45,7 +45,7 @@ test-environments: .venv/ready-to-test
 test-integrations: .venv/ready-to-test
 	$(BIN)/python tools/environments.py integrations
 
-# The sdist and the wheel of this tree: what is in them, and that they work, with a compiler and without.
+# The sdist and the wheel of this tree: what is in them, and that every optimizer steps, with a compiler and without.
 wheel: .venv/ready-to-test
 	$(BIN)/python tools/environments.py wheel sdist
 

@@ -201,12 +201,6 @@ def moving(value: Any) -> Any:
 
 
 class TestSchedules:
-    @pytest.mark.parametrize(("name", "option"), NUMBERS)
-    def test_a_constant_function_is_the_constant(self, name: str, option: str) -> None:
-        value, around = OPTIONS[name][option].value, beside(name, option)
-        steady, number = made(name, **around, **{option: lambda t: value}), made(name, **around, **{option: value})
-        assert shown(steady) == shown(number)
-
     # a zero ratio matters at the first step only, where zeros are zeros
     @pytest.mark.parametrize(("name", "option"), [pair for pair in NUMBERS if pair != ("LARS", "zero_ratio")])
     def test_a_function_is_asked_at_every_step(self, name: str, option: str) -> None:
@@ -352,12 +346,6 @@ class TestOptionsWithoutEffect:
                 LARS(0.1, overrides=[("*.bias", options)])
         with pytest.raises(OptionError, match="clip=True"):
             LARS(0.1, trust=False, clip=True, overrides=[("*.bias", dict(weight_decay=0.1))])
-
-    @pytest.mark.parametrize("options", [dict(trust=False, clip=False), dict(momentum=0.0, nesterov=False)], ids=repr)
-    def test_what_is_off_may_be_said_to_be_off(self, options: dict[str, Any]) -> None:
-        optimizer = LARS(0.1, clip=True, nesterov=True, overrides=[("matrix", options)])
-        assert shown(optimizer) != shown(LARS(0.1, clip=True, nesterov=True))
-        assert shown(LARS(0.1, **options))
 
 
 class TestVariants:
