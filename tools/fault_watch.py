@@ -10,9 +10,10 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-LOG = os.open(os.environ["FAULTS_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+LOG = os.open(os.environ.get("FAULTS_LOG", os.devnull), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 #: The folder whose functions are watched, if any, and the code that this test has called.
 SOURCE, SEEN = os.environ.get("FAULTS_SOURCE", ""), set[Any]()
 BEGIN = [0.0]
@@ -31,6 +32,11 @@ def note(frame: Any, *_: Any) -> None:
         # bodies of modules and classes run whenever they are imported
         if code.co_filename.startswith(SOURCE) and code.co_flags & inspect.CO_OPTIMIZED and name[0] != "<":
             write("function", f"{code.co_filename[len(SOURCE) + 1 :]}:{name}")
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    chosen = set(Path(os.environ["FAULTS_CHOSEN"]).read_text().splitlines())
+    items[:] = [item for item in items if chosen & {item.nodeid, item.nodeid.partition("::")[0]}]
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:

@@ -189,13 +189,14 @@ class Worker:
         shutil.copy(ROOT / "tools/fault_watch.py", self.site / "sitecustomize.py")
 
     def run(self, tests: list[str], limit: float, *options: str, **surroundings: str) -> tuple[str, list[list[str]]]:
-        """Run tests: how it ended, and what fault_watch.py has written."""
+        """Run tests, or files of them: how it ended, and what fault_watch.py has written."""
         self.log.write_text("")
         self.chosen.write_text("\n".join(tests))
         paths = os.pathsep.join([str(self.site), str(self.tree / "src"), os.environ.get("PYTHONPATH", "")])
         own = {"PYTHONPATH": paths, "THALWEG_CACHE": str(self.cache), "FAULTS_LOG": str(self.log), **surroundings}
+        own |= {"FAULTS_CHOSEN": str(self.chosen)}
         process = subprocess.Popen(
-            [sys.executable, *PYTEST, *options, f"@{self.chosen}"],
+            [sys.executable, *PYTEST, *options, *dict.fromkeys(test.partition("::")[0] for test in tests)],
             **dict(cwd=self.tree, env={**os.environ, **LANE, **own}, start_new_session=True),
             **dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL),
         )
@@ -235,7 +236,8 @@ class Worker:
             code, self.made = original.read_bytes(), self.made + 1
             path.write_bytes(code[: fault.start] + fault.new.encode() + code[fault.start + len(fault.old.encode()) :])
             os.utime(path, (self.made, self.made))  # compiled Python is known by its time, in seconds
-            shutil.rmtree(self.cache, ignore_errors=True)
+            if fault.path.startswith("kernels/"):
+                shutil.rmtree(self.cache, ignore_errors=True)
             for rows in filter(None, (asked[:cut], asked[cut:end])):
                 tests = [test for _, tests in rows for test in tests]
                 ended, log = self.run(tests, FAULT_LIMIT - time.perf_counter() + start, "-x")
