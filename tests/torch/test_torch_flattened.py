@@ -64,9 +64,7 @@ def unfused(group: dict[str, Any]) -> None:
 
 def megatron(group: dict[str, Any]) -> None:
     """A 1-D slice of every parameter whose range touches this rank's."""
-    group["params"] = [
-        p.detach().view(-1)[: max(1, p.numel() // 2)].clone().requires_grad_() for p in group["params"]
-    ]
+    group["params"] = [p.detach().view(-1)[: max(1, p.numel() // 2)].clone().requires_grad_() for p in group["params"]]
 
 
 def freeze_one(group: dict[str, Any]) -> None:
