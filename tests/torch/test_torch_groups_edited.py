@@ -206,3 +206,16 @@ def test_an_option_that_is_deleted_returns_to_its_default_and_not_to_none(engine
             optimizer.step()
         ends.append(p.detach().clone())
     assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("engine", ["auto", "foreach", "reference"])
+def test_parameters_that_an_override_held_alike_come_to_differ(engine: Any) -> None:
+    a, b = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+    optimizer = thalweg.torch.SGD(
+        [("a", a), ("b", b)], lr=1.0, weight_decay=0.5, engine=engine, overrides=[("b", dict(weight_decay=0.5))]
+    )
+    for decay in (0.5, 0.5, 0.25):
+        optimizer.param_groups[0]["weight_decay"] = decay
+        a.grad, b.grad = torch.zeros(4), torch.zeros(4)
+        optimizer.step()
+    assert (a.tolist(), b.tolist()) == ([0.1875] * 4, [0.125] * 4)
