@@ -25,7 +25,7 @@ def read_entries(state: Mapping[Name, Mapping[str, Any]]) -> tuple[dict[Name, Tr
     norms: Arr | None = None
     for name, entries in state.items():
         for key, entry in entries.items():
-            if key != "step" and not hasattr(getattr(entry, "dtype", None), "name"):  # a tensor, a list
+            if hasattr(entry, "dtype") and not hasattr(entry.dtype, "name"):  # a tensor
                 raise StateError(f"the state of {name!r} must be arrays of floating point: {key!r} is {entry!r:.40}")
         arrays = {key: np.array(entry) for key, entry in entries.items() if key != "step"}
         norms = arrays.pop(SPIKES, norms)
