@@ -6,6 +6,7 @@ test of pytest a check.
 
 from __future__ import annotations
 
-from thalweg.check.run import Report, Verdict, check, parametrize
+from thalweg.check.plugin import Report, check, parametrize
+from thalweg.check.run import Verdict
 
 __all__ = ["Report", "Verdict", "check", "parametrize"]
