@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from thalweg.check.plugin import Report, run_checks
-from thalweg.check.run import NOT_OFFERED, PASSED, Verdict, choose_checks, group_of, name_of
+from thalweg.check.plugin import NOT_OFFERED, PASSED, Verdict, choose_checks
+from thalweg.check.run import Report, run_checks
 from thalweg.check.subject import parse_json, subject_of
 from thalweg.show.console import aside, console, make_table
 from thalweg.show.extras import extra
@@ -61,17 +61,10 @@ def command(
     chosen = [choose_checks(subject.kind, only, ranks or 0) for subject in subjects]
     if listing:
         for check in chosen[0]:
-            console().print(Text(f"{group_of(check)}, {name_of(check)}: {check.__doc__}"), soft_wrap=True)
+            console().print(Text(f"{check.group}, {check.name}: {check.holds}"), soft_wrap=True)
         return 0
-    with aside().status(Text(optimizer)) as line:
-
-        def show_progress(verdict: Verdict) -> None:
-            line.update(Text(f"{verdict.group}, {verdict.check}"))
-
-        reports = [
-            run_checks(subject, checks, ranks or 0, show_progress)
-            for subject, checks in zip(subjects, chosen, strict=True)
-        ]
+    with aside().status(Text(", ".join(subject.name for subject in subjects))):
+        reports = [run_checks(*each, ranks or 0) for each in zip(subjects, chosen, strict=True)]
     show(reports)
     return 1 if any(each.failed for each in reports) else 0
 

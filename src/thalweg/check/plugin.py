@@ -1,46 +1,91 @@
-"""The checks as tests of pytest: ``pytest -p thalweg.check.plugin --optimizer torch.optim.AdamW``."""
+"""The checks as tests of pytest: ``pytest -p thalweg.check.plugin --optimizer torch.optim.AdamW``.
+
+A check is a function ``test_*`` of a module here. Its docstring says what must hold and why it matters; its group is
+its module, unless it names another.
+"""
 
 from __future__ import annotations
 
-import functools
+import importlib
 import inspect
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from thalweg.check.run import (
-    FAILED,
-    NOT_OFFERED,
-    Check,
-    Verdict,
-    choose_checks,
-    is_over_ranks,
-    make_ranks,
-    name_of,
-    run_check,
-    run_over_ranks,
-    write_question,
-)
-from thalweg.check.subject import Subject, parse_json, subject_of, untried_subject
+from thalweg.check.ranks import Ranks, Silence
+from thalweg.check.subject import Subject, keep_surroundings, parse_json, subject_of
 from thalweg.errors import CommandError
+from thalweg.show.arguments import split_words, suggest
 from thalweg.show.extras import extra
+from thalweg.show.modules import describe_error
 
 with extra("check"):
     import pytest
 
-#: What a run has of pytest: none of its output, and nothing of what the user's own tests are set up with.
-ARGUMENTS = f"-c {os.devnull} --rootdir . --noconftest --import-mode append --assert plain --capture no".split()
-LEFT_OUT = [
-    "cacheprovider",
-    "terminal",
-    "logging",
-    "warnings",
-    "faulthandler",
-    "unraisableexception",
-    "threadexception",
-]
-SURROUNDINGS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+#: The modules with the checks of a framework, and of those that several processes run together, in their order.
+MODULES = {
+    "torch": "contract numbers state memory dtypes layouts bad_input non_finite companions devices",
+    "optax": "transformations",
+    "ranks": "replicas shards messages checkpoints",
+}
+PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
+#: Seconds that other ranks may take to answer after the first one has.
+PATIENCE = 10.0
+
+
+class Check(NamedTuple):
+    """One thing that must hold."""
+
+    name: str
+    group: str
+    #: What must hold, and why users care.
+    holds: str
+    #: Takes the subject; fails or skips as a test of pytest does.
+    run: Callable[[Any], None]
+    over_ranks: bool
+
+
+class Verdict(NamedTuple):
+    """What a check says of an optimizer."""
+
+    check: str
+    group: str
+    holds: str
+    #: ``passed``, ``failed`` or ``not offered``.
+    outcome: str
+    #: What was seen where it failed, or why it is not offered.
+    seen: str = ""
+
+
+def checks_of(kind: str) -> list[Check]:
+    """The checks of torch, optax or ranks; their modules are imported."""
+    checks = []
+    for module in MODULES[kind].split():
+        for name, run in vars(importlib.import_module(f"thalweg.check.{module}")).items():
+            if name.startswith("test_"):
+                name, group = (each.replace("_", "-") for each in (name[5:], getattr(run, "group", module)))
+                checks.append(Check(name, group, run.__doc__, run, kind == "ranks"))
+    return checks
+
+
+def choose_checks(kind: str, only: str | None, ranks: int) -> list[Check]:
+    """The checks to run, those over ranks last: all, or those that ``only`` names.
+
+    only: names of checks or groups, such as ``state,closure-loss``. ranks: how many processes there are, or 0.
+    """
+    over_ranks = checks_of("ranks") if kind == "torch" else []
+    checks = checks_of(kind) + (over_ranks if ranks else [])
+    if only is None:
+        return checks
+    asked = [word.lower().replace("_", "-").replace(" ", "-") for word in split_words(only, "--only")]
+    known = {name for check in checks for name in check[:2]}
+    for word in asked:
+        if word in known:
+            continue
+        if any(word in check[:2] for check in over_ranks):
+            raise CommandError(f"{word} is checked by several processes: add --ranks 4")
+        raise CommandError(f"there is no check or group {word!r}: {suggest(word, sorted(known))}")
+    return [check for check in checks if check.name in asked or check.group in asked]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,30 +103,31 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         options, facts = (parse_json(config.getoption(name), f"--{name}") for name in ("options", "facts"))
         subject = subject_of(optimizer, options, facts)
-        config.pluginmanager.register(Checks(subject, choose_checks(subject.kind, ranks=ranks), ranks))
+        config.pluginmanager.register(Tests(subject, choose_checks(subject.kind, None, ranks), ranks))
     except CommandError as error:
         raise pytest.UsageError(str(error)) from error
 
 
-class Checks:
-    """A plugin: the tests are these checks, of one optimizer."""
+class Tests:
+    """A plugin of pytest: its tests are these checks, of one optimizer."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        checks: Sequence[Check],
-        ranks: int,
-        on_verdict: Callable[[Verdict], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, subject: Subject, checks: Sequence[Check], ranks: int) -> None:
+        """Raises a CommandError for an optimizer that cannot be sent to other processes, where checks need that."""
         self.subject = subject
-        self.checks = checks
-        self.ranks = make_ranks(ranks)
-        self.on_verdict = on_verdict
-        if is_over_ranks(checks[-1]):
-            write_question(checks[-1], subject)  # say before any check runs what cannot be sent
+        self.checks = {check.run: check for check in checks}
+        self.verdicts: list[Verdict] = []
+        self.ranks = Ranks(ranks, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"].split()])
+        if any(check.over_ranks for check in checks):
+            try:
+                pickle.dumps(subject)
+            except Exception as error:
+                raise CommandError(
+                    f"{subject.given!r} cannot be sent to other processes, which ranks=... needs "
+                    f"({describe_error(error)}); say where it is, as module:Class, and give options that can be pickled"
+                ) from error
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.args = [f"{inspect.getfile(check)}::{check.__name__}" for check in self.checks]
+        config.args = [f"{inspect.getfile(run)}::{run.__name__}" for run in self.checks]
 
     @pytest.fixture
     def s(self) -> Subject:
@@ -89,95 +135,48 @@ class Checks:
         return self.subject
 
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
-        check, subject = pyfuncitem.obj, pyfuncitem.funcargs["s"]
-        run = functools.partial(run_over_ranks, self.ranks) if is_over_ranks(check) else run_check
-        verdict = run(check, subject)
-        self.on_verdict(verdict)
-        end_test(verdict)
+        """Run a check: a test fails with its docstring and what was seen."""
+        check = self.checks[pyfuncitem.obj]
+        verdict = run_over_ranks(self.ranks, check, self.subject) if check.over_ranks else run(check, self.subject)
+        self.verdicts.append(verdict)
+        if verdict.outcome == FAILED:
+            pytest.fail(f"{verdict.holds} Seen: {verdict.seen}", pytrace=False)
+        if verdict.outcome == NOT_OFFERED:
+            pytest.skip(verdict.seen)
         return True
 
     def pytest_unconfigure(self) -> None:
         self.ranks.end()
 
 
-def end_test(verdict: Verdict) -> None:
-    """End a test of pytest as its check did: it fails with the check's docstring and what was seen, or is skipped."""
-    if verdict.outcome == FAILED:
-        pytest.fail(f"{verdict.holds} Seen: {verdict.seen}", pytrace=False)
-    if verdict.outcome == NOT_OFFERED:
-        pytest.skip(verdict.seen)
+def run(check: Check, subject: Subject) -> Verdict:
+    """What a check says. Whatever it raises is a part of that, and its surroundings are kept."""
+    outcome, seen = PASSED, ""
+    with keep_surroundings(subject.kind):
+        try:
+            check.run(subject)
+        except pytest.skip.Exception as why:
+            outcome, seen = NOT_OFFERED, str(why)
+        except pytest.fail.Exception as what:
+            outcome, seen = FAILED, str(what)
+        except (Exception, SystemExit) as error:
+            outcome, seen = FAILED, describe_error(error)
+    return Verdict(check.name, check.group, check.holds, outcome, seen)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """All verdicts on one optimizer."""
-
-    subject: str
-    verdicts: list[Verdict]
-
-    @property
-    def failed(self) -> list[Verdict]:
-        return [verdict for verdict in self.verdicts if verdict.outcome == FAILED]
+def reply(asked: tuple[Check, Subject]) -> Verdict:
+    """What a check says in a rank."""
+    return run(*asked)
 
 
-def check(
-    optimizer: Any,
-    *,
-    only: str | None = None,
-    ranks: int = 0,
-    facts: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Report:
-    """Check an optimizer: a class, a function that makes one, or a reference such as ``torch.optim.AdamW``.
-
-    Options are those of the optimizer. ``only`` names checks or groups; ``facts`` are what its author declares.
-    With ``ranks``, the checks of replicas and shards of torch are run too, by so many processes.
-    """
-    subject = subject_of(optimizer, options, facts)
-    return run_checks(subject, choose_checks(subject.kind, only, ranks), ranks)
-
-
-def run_checks(
-    subject: Subject, checks: Sequence[Check], ranks: int, on_verdict: Callable[[Verdict], None] = lambda _: None
-) -> Report:
-    """Run checks in this process, by pytest, and report what each of them says."""
-    verdicts: list[Verdict] = []
-
-    def note(verdict: Verdict) -> None:
-        verdicts.append(verdict)
-        on_verdict(verdict)
-
-    arguments = [*ARGUMENTS, *(word for name in LEFT_OUT for word in ("-p", f"no:{name}"))]
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in SURROUNDINGS.items():
-            patch.setenv(name, value)
-        code = pytest.main(arguments, plugins=[Checks(subject, checks, ranks, note)])
-    if code == pytest.ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
-    if len(verdicts) != len(checks):
-        raise RuntimeError(f"pytest ended with {code!r} after {len(verdicts)} of {len(checks)} checks")
-    return Report(subject=subject.name, verdicts=verdicts)
-
-
-def parametrize(
-    optimizer: Any, *, only: str | None = None, facts: Mapping[str, Any] | None = None, **options: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a test with an argument ``check``: one test for each check, which it calls.
-
-    Nothing is constructed before the first of them runs.
-
-    >>> import torch
-    >>> @parametrize(torch.optim.AdamW, lr=0.1)
-    ... def test_my_optimizer(check):
-    ...     check()
-    """
-
-    @functools.cache
-    def subject() -> Subject:
-        return subject_of(optimizer, options, facts)
-
-    checks = choose_checks(untried_subject(optimizer, options, facts).kind, only)
-    params = [
-        pytest.param(lambda check=check: end_test(run_check(check, subject())), id=name_of(check)) for check in checks
-    ]
-    return pytest.mark.parametrize("check", params)
+def run_over_ranks(ranks: Ranks, check: Check, subject: Subject) -> Verdict:
+    """What the ranks say: the first failure, or what all of them say. Ranks that disagree are replaced."""
+    answers = ranks.ask(pickle.dumps((check, subject)), patience=PATIENCE, hurries=lambda _: True)
+    verdicts: list[Verdict] = [answer for answer in answers if not isinstance(answer, Silence)]
+    silent = [str(rank) for rank, answer in enumerate(answers) if isinstance(answer, Silence)]
+    if silent or len({verdict.outcome for verdict in verdicts}) > 1:
+        ranks.end()
+    failures = [verdict for verdict in verdicts if verdict.outcome == FAILED]
+    if silent and not failures:
+        failures = [Verdict(check.name, check.group, check.holds, FAILED, f"no answer of rank {', '.join(silent)}")]
+    return (failures or verdicts)[0]

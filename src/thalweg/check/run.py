@@ -1,169 +1,60 @@
-"""Which checks there are, and what one of them says of an optimizer.
-
-A check is a function ``test_*`` of a module here. Its docstring says what must hold and why it matters; its group is
-its module, unless it names another.
-"""
+"""Run checks and report what each of them says."""
 
 from __future__ import annotations
 
-import importlib
-import pickle
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from thalweg.check.ranks import Ranks, Silence
-from thalweg.check.subject import Subject, keep_surroundings
-from thalweg.errors import CommandError
-from thalweg.show.arguments import split_words, suggest
-from thalweg.show.extras import extra
-from thalweg.show.modules import describe_error
+import pytest
 
-with extra("check"):
-    import pytest
+from thalweg.check.plugin import FAILED, Check, Tests, Verdict, choose_checks
+from thalweg.check.subject import Subject, subject_of
 
-Check = Callable[[Any], None]
-#: The modules with the checks of a framework, and of those that several processes run together, in their order.
-MODULES = {
-    "torch": [
-        "contract",
-        "numbers",
-        "state",
-        "memory",
-        "dtypes",
-        "layouts",
-        "bad_input",
-        "non_finite",
-        "companions",
-        "devices",
-    ],
-    "optax": ["transformations"],
-    "ranks": ["replicas", "shards", "messages", "checkpoints"],
-}
-PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
-#: Seconds that other ranks may take to answer after the first one has.
-PATIENCE = 10.0
+#: What a run has of pytest: none of its output, and nothing that the user's own tests are set up with.
+ARGUMENTS = f"-c {os.devnull} --rootdir . --noconftest --import-mode append --assert plain --capture no"
+LEFT_OUT = "cacheprovider terminal logging warnings faulthandler unraisableexception threadexception"
+SURROUNDINGS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What a check says of an optimizer."""
+class Report(NamedTuple):
+    """All verdicts on one optimizer."""
 
-    check: str
-    group: str
-    holds: str
-    #: ``passed``, ``failed`` or ``not offered``.
-    outcome: str
-    #: What was seen where it failed, or why it is not offered.
-    seen: str = ""
+    subject: str
+    verdicts: list[Verdict]
+
+    @property
+    def failed(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.outcome == FAILED]
 
 
-def group(name: str) -> Callable[[Check], Check]:
-    """Put a check into a group that is not its module."""
+def check(
+    optimizer: Any,
+    *,
+    only: str | None = None,
+    ranks: int = 0,
+    facts: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Report:
+    """Check an optimizer: a class, a function that makes one, or a reference such as ``torch.optim.AdamW``.
 
-    def put(check: Check) -> Check:
-        vars(check)["group"] = name
-        return check
-
-    return put
-
-
-def name_of(check: Any) -> str:
-    return str(check.__name__).removeprefix("test_").replace("_", "-")
-
-
-def group_of(check: Any) -> str:
-    return getattr(check, "group", "") or module_of(check).replace("_", "-")
-
-
-def module_of(check: Any) -> str:
-    return str(check.__module__).rpartition(".")[2]
-
-
-def is_over_ranks(check: Check) -> bool:
-    """Whether several processes run it together."""
-    return module_of(check) in MODULES["ranks"]
-
-
-def checks_of(kind: str) -> dict[str, Check]:
-    """The checks of torch, optax or ranks by their names; their modules are imported."""
-    modules = [vars(importlib.import_module(f"thalweg.check.{name}")) for name in MODULES[kind]]
-    return {name_of(value): value for module in modules for name, value in module.items() if name.startswith("test_")}
-
-
-def choose_checks(kind: str, only: str | None = None, ranks: int = 0) -> list[Check]:
-    """The checks to run, those over ranks last: all, or those that ``only`` names.
-
-    only: names of checks or groups, such as ``state,closure-loss``. ranks: how many processes there are, or 0.
+    Options are those of the optimizer. ``only`` names checks or groups; ``facts`` are what its author declares.
+    With ``ranks``, the checks of replicas and shards of torch are run too, by so many processes.
     """
-    checks = list(checks_of(kind).values())
-    if ranks and kind == "torch":
-        checks += checks_of("ranks").values()
-    if only is None:
-        return checks
-    asked = [word.lower().replace("_", "-").replace(" ", "-") for word in split_words(only, "--only")]
-    known = names_of(checks)
-    for word in asked:
-        if word in known:
-            continue
-        if kind == "torch" and word in names_of(checks_of("ranks").values()):
-            raise CommandError(f"{word} is checked by several processes: add --ranks 4")
-        raise CommandError(f"there is no check or group {word!r}: {suggest(word, sorted(known))}")
-    return [check for check in checks if not names_of([check]).isdisjoint(asked)]
+    subject = subject_of(optimizer, options, facts)
+    return run_checks(subject, choose_checks(subject.kind, only, ranks), ranks)
 
 
-def names_of(checks: Iterable[Check]) -> set[str]:
-    """What one can ask for: checks and their groups."""
-    return {name for check in checks for name in (name_of(check), group_of(check))}
-
-
-def run_check(check: Check, subject: Subject) -> Verdict:
-    """What a check says. Whatever it raises is a part of that, and its surroundings are kept."""
-    with keep_surroundings(subject.kind):
-        try:
-            check(subject)
-        except pytest.skip.Exception as why:
-            return judge(check, NOT_OFFERED, str(why))
-        except pytest.fail.Exception as what:
-            return judge(check, FAILED, str(what))
-        except (Exception, SystemExit) as error:
-            return judge(check, FAILED, describe_error(error))
-    return judge(check, PASSED)
-
-
-def judge(check: Check, outcome: str, seen: str = "") -> Verdict:
-    holds = (check.__doc__ or "").strip()
-    return Verdict(check=name_of(check), group=group_of(check), holds=holds, outcome=outcome, seen=seen)
-
-
-def make_ranks(size: int) -> Ranks:
-    """Processes that run checks together; they start with the first check."""
-    return Ranks(size, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"]])
-
-
-def reply(asked: tuple[Check, Subject]) -> Verdict:
-    """What a rank says of a check."""
-    return run_check(*asked)
-
-
-def run_over_ranks(ranks: Ranks, check: Check, subject: Subject) -> Verdict:
-    """What the ranks say: the first failure, or what all of them say. Ranks that disagree are replaced."""
-    answers = ranks.ask(write_question(check, subject), patience=PATIENCE, hurries=lambda _: True)
-    verdicts = [answer for answer in answers if isinstance(answer, Verdict)]
-    found = next((verdict for verdict in verdicts if verdict.outcome == FAILED), None)
-    if silent := [str(rank) for rank, answer in enumerate(answers) if isinstance(answer, Silence)]:
-        found = found or judge(check, FAILED, f"no answer of rank {', '.join(silent)}")
-    if silent or len({verdict.outcome for verdict in verdicts}) > 1:
-        ranks.end()
-    return found or verdicts[0]
-
-
-def write_question(check: Check, subject: Subject) -> bytes:
-    """What ranks are asked, for :func:`reply`. Raises a CommandError for an optimizer that cannot be sent to them."""
-    try:
-        return pickle.dumps((check, subject))
-    except Exception as error:
-        raise CommandError(
-            f"{subject.given!r} cannot be sent to other processes, which ranks=... needs ({describe_error(error)}); say "
-            "where it is, as module:Class, and give options that can be pickled"
-        ) from error
+def run_checks(subject: Subject, checks: Sequence[Check], ranks: int) -> Report:
+    """Run checks by pytest in this process, and report what each of them says."""
+    tests = Tests(subject, checks, ranks)
+    left_out = (word for name in LEFT_OUT.split() for word in ("-p", f"no:{name}"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SURROUNDINGS.items():
+            patch.setenv(name, value)
+        code = pytest.main([*ARGUMENTS.split(), *left_out], plugins=[tests])
+    if code == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if len(tests.verdicts) != len(checks):
+        raise RuntimeError(f"pytest ended with {code!r} after {len(tests.verdicts)} of {len(checks)} checks")
+    return Report(subject.name, tests.verdicts)

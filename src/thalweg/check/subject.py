@@ -128,18 +128,18 @@ def untried_subject(given: Any, options: Mapping[str, Any] | None, facts: Mappin
     if not callable(factory):
         raise CommandError(f"{name}: this is neither a class nor a function")
     declared = {**getattr(factory, DECLARED, {}), **(facts or {})}
-    known = [field.name for field in fields(Facts)]
-    if unknown := sorted(set(declared) - set(known)):
-        raise CommandError(f"{name}: unknown facts {', '.join(unknown)}; there are {', '.join(known)}")
+    names = [field.name for field in fields(Facts)]
+    if unknown := sorted(set(declared) - set(names)):
+        raise CommandError(f"{name}: unknown facts {', '.join(unknown)}; there are {', '.join(names)}")
     is_class = inspect.isclass(factory)
     # classes of optimizers, and functions that take parameters first, are for torch; others make transformations
     for_torch = is_class or next(iter(inspect.signature(factory).parameters), "") in ("params", "parameters")
-    make: type[Subject] = Subject
-    if for_torch:
-        from thalweg.check.problem import TorchSubject as make
-    kind = "torch" if for_torch else "optax"
-    options = {**written, **(options or {})}
-    return make(name=name, given=given, factory=factory, options=options, facts=Facts(**declared), kind=kind)
+    options, known = {**written, **(options or {})}, Facts(**declared)
+    if not for_torch:
+        return Subject(name=name, given=given, factory=factory, options=options, facts=known, kind="optax")
+    from thalweg.check.problem import TorchSubject
+
+    return TorchSubject(name=name, given=given, factory=factory, options=options, facts=known, kind="torch")
 
 
 def parse_json(text: str | None, option: str) -> dict[str, Any]:
@@ -178,6 +178,16 @@ def resolve(reference: str) -> Any:
         raise CommandError(f"{reference!r} is no optimizer: write module:Class, such as torch.optim:AdamW")
     module, _, attribute = reference.partition(":") if ":" in reference else reference.rpartition(".")
     return import_attribute(f"{module}:{attribute}", "optimizer", "torch.optim:Adam", callable)[0]
+
+
+def group(name: str) -> Callable[[Any], Any]:
+    """Put a check into a group that is not its module."""
+
+    def put(check: Any) -> Any:
+        check.group = name
+        return check
+
+    return put
 
 
 @contextlib.contextmanager

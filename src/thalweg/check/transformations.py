@@ -13,8 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from thalweg.check.run import group
-from thalweg.check.subject import Subject
+from thalweg.check.subject import Subject, group
 
 SHAPES = {"a": (6, 4), "b": {"c": (6, 4), "d": (5, 3)}}
 
