@@ -73,8 +73,7 @@ def choose_checks(kind: str, only: str | None, ranks: int) -> list[Check]:
 
     only: names of checks or groups, such as ``state,closure-loss``. ranks: how many processes there are, or 0.
     """
-    over_ranks = checks_of("ranks") if kind == "torch" else []
-    checks = checks_of(kind) + (over_ranks if ranks else [])
+    checks = checks_of(kind) + (checks_of("ranks") if ranks and kind == "torch" else [])
     if only is None:
         return checks
     asked = [word.lower().replace("_", "-").replace(" ", "-") for word in split_words(only, "--only")]
@@ -82,7 +81,7 @@ def choose_checks(kind: str, only: str | None, ranks: int) -> list[Check]:
     for word in asked:
         if word in known:
             continue
-        if any(word in check[:2] for check in over_ranks):
+        if kind == "torch" and any(word in check[:2] for check in checks_of("ranks")):
             raise CommandError(f"{word} is checked by several processes: add --ranks 4")
         raise CommandError(f"there is no check or group {word!r}: {suggest(word, sorted(known))}")
     return [check for check in checks if check.name in asked or check.group in asked]
