@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,37 +13,93 @@ import torch
 from check_faulty_ranks import RANK_FAULTS, StepsWhereThereAreRows
 from offered import NOT_OFFERED_BY_RANKS, assert_keeps
 
-from thalweg.check import check
-from thalweg.check.plugin import MODULES, checks_of
+from thalweg.check import Report, check
+from thalweg.check.plugin import checks_of, choose_checks, make_world
+from thalweg.check.ranks import Ranks
+from thalweg.check.run import run_checks
+from thalweg.check.subject import subject_of
 from thalweg.errors import CommandError
 from thalweg.rules import RULES
 
 pytestmark = pytest.mark.slow
-GROUPS = MODULES["ranks"].replace(" ", ",")
 #: Every rule, mixtures, and a rule of one's own.
-OURS = [
-    *(f"thalweg.torch.{rule}" for rule in RULES),
-    "mixed:adamw_and_adafactor",
-    "mixed:muon_and_adamw",
-    "own_rules:Layerwise",
-]
+OTHERS = ["mixed:adamw_and_adafactor", "mixed:muon_and_adamw", "own_rules:Layerwise"]
+OURS = [*(f"thalweg.torch.{rule}" for rule in RULES), *OTHERS]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    world = make_world(2)
+    yield world
+    world.end()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    world = make_world(4)
+    yield world
+    world.end()
+
+
+def run(optimizer: Any, only: str, world: Ranks, facts: Any = None, **options: Any) -> Report:
+    """As `check` does, with ranks that serve one optimizer after the other."""
+    return run_checks(subject_of(optimizer, options, facts), choose_checks("torch", only, world.size), world)
 
 
 def test_every_check_has_a_faulty_optimizer() -> None:
     assert set(RANK_FAULTS) == {each.name for each in checks_of("ranks")}
 
 
-@pytest.mark.parametrize("fault", set(RANK_FAULTS.values()), ids=lambda fault: fault.__name__)
-def test_checks_catch_a_fault(fault: Any) -> None:
-    names = [name for name, each in RANK_FAULTS.items() if each is fault]
-    report = check(fault, ranks=4, only=",".join(names))
-    assert [each.check for each in report.failed if each.seen] == [each.check for each in report.verdicts]
+@pytest.mark.parametrize("name", RANK_FAULTS)
+def test_a_check_catches_its_fault(name: str, four: Ranks) -> None:
+    (verdict,) = run(RANK_FAULTS[name], name, four).verdicts
+    assert verdict.outcome == "failed"
+    assert verdict.seen
 
 
 @pytest.mark.parametrize("ours", OURS)
-def test_ours_keep_what_users_rely_on(ours: str) -> None:
+def test_ours_keep_what_users_rely_on(ours: str, two: Ranks) -> None:
     # of SOAP, one basis: that of the longer side of a matrix is one of many, which rounding chooses among
-    options = {"one_sided": True} if ours == "thalweg.torch.SOAP" else {}
-    assert_keeps(check(ours, ranks=2, only=GROUPS, lr=0.01, **options), {"collectives", *NOT_OFFERED_BY_RANKS.get(ours, ())})
+    options = {"lr": 0.01, **({"one_sided": True} if ours == "thalweg.torch.SOAP" else {})}
+    report = run(ours, "replicas,shards,messages,checkpoints", two, **options)
+    assert_keeps(report, {"collectives", *NOT_OFFERED_BY_RANKS.get(ours, ())})
     facts = {"collectives": 1 if ours == "thalweg.torch.LAMB" else 2}
-    assert_keeps(check(ours, ranks=2, only="collectives", facts=facts, lr=0.01, **options), ())
+    assert_keeps(run(ours, "collectives", two, facts, **options), ())
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_other_numbers_of_ranks(ranks: int) -> None:
+    report = check("thalweg.torch.Adafactor", ranks=ranks, only="shards,checkpoints", lr=0.01)
+    assert not report.failed, report.failed
+
+
+def test_what_other_processes_cannot_have_is_told_before_anything_is_checked() -> None:
+    """After a minute of checks their verdicts would be lost with the error."""
+    closures: list[Any] = []
+
+    class Local(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            closures.append(closure)
+            return super().step(closure)
+
+    both = "closure-loss,fsdp2"
+    with pytest.raises(CommandError, match=r"cannot be sent to other processes, .*say where it is, as module:Class"):
+        check(Local, ranks=2, only=both, lr=0.01)
+    assert not any(closures)
+    with pytest.raises(CommandError, match="give options that can be pickled"):
+        check(torch.optim.SGD, ranks=2, only=both, lr=LocalRate(0.1))
+    assert not check(Local, only="closure-loss", lr=0.01).failed
+    assert any(closures)
+
+
+class LocalRate(float):
+    """A number that cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("local")
+
+
+def test_ranks_that_disagree_are_replaced(four: Ranks) -> None:
+    (verdict,) = run(StepsWhereThereAreRows, "empty-shards", four).failed
+    assert "rank" in verdict.seen
+    assert_keeps(run("thalweg.torch.LAMB", "empty-shards", four, lr=0.01), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from thalweg.check.plugin import NOT_OFFERED, PASSED, Verdict, choose_checks
+from thalweg.check.plugin import NOT_OFFERED, PASSED, Verdict, choose_checks, make_world
 from thalweg.check.run import Report, run_checks
 from thalweg.check.subject import parse_json, subject_of
 from thalweg.show.console import aside, console, make_table
@@ -63,8 +63,12 @@ def command(
         for check in chosen[0]:
             console().print(Text(f"{check.group}, {check.name}: {check.holds}"), soft_wrap=True)
         return 0
-    with aside().status(Text(", ".join(subject.name for subject in subjects))):
-        reports = [run_checks(*each, ranks or 0) for each in zip(subjects, chosen, strict=True)]
+    world = make_world(ranks or 0)
+    try:
+        with aside().status(Text(", ".join(subject.name for subject in subjects))):
+            reports = [run_checks(*each, world) for each in zip(subjects, chosen, strict=True)]
+    finally:
+        world.end()
     show(reports)
     return 1 if any(each.failed for each in reports) else 0
 

@@ -6,6 +6,7 @@ its module, unless it names another.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pickle
@@ -102,7 +103,9 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         options, facts = (parse_json(config.getoption(name), f"--{name}") for name in ("options", "facts"))
         subject = subject_of(optimizer, options, facts)
-        config.pluginmanager.register(Tests(subject, choose_checks(subject.kind, None, ranks), ranks))
+        world = make_world(ranks)
+        config.add_cleanup(world.end)
+        config.pluginmanager.register(Tests(subject, choose_checks(subject.kind, None, ranks), world))
     except CommandError as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -110,15 +113,15 @@ def pytest_configure(config: pytest.Config) -> None:
 class Tests:
     """A plugin of pytest: its tests are these checks, of one optimizer."""
 
-    def __init__(self, subject: Subject, checks: Sequence[Check], ranks: int) -> None:
+    def __init__(self, subject: Subject, checks: Sequence[Check], world: Ranks) -> None:
         """Raises a CommandError for an optimizer that cannot be sent to other processes, where checks need that."""
         self.subject = subject
         self.checks = {check.run: check for check in checks}
         self.verdicts: list[Verdict] = []
-        self.ranks = Ranks(ranks, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"].split()])
+        self.world = world
         if any(check.over_ranks for check in checks):
             try:
-                pickle.dumps(subject)
+                self.sent = pickle.dumps(subject)
             except Exception as error:
                 raise CommandError(
                     f"{subject.given!r} cannot be sent to other processes, which ranks=... needs "
@@ -136,16 +139,13 @@ class Tests:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
         """Run a check: a test fails with its docstring and what was seen."""
         check = self.checks[pyfuncitem.obj]
-        verdict = run_over_ranks(self.ranks, check, self.subject) if check.over_ranks else run(check, self.subject)
+        verdict = run_over_ranks(self.world, check, self.sent) if check.over_ranks else run(check, self.subject)
         self.verdicts.append(verdict)
         if verdict.outcome == FAILED:
             pytest.fail(f"{verdict.holds} Seen: {verdict.seen}", pytrace=False)
         if verdict.outcome == NOT_OFFERED:
             pytest.skip(verdict.seen)
         return True
-
-    def pytest_unconfigure(self) -> None:
-        self.ranks.end()
 
 
 def run(check: Check, subject: Subject) -> Verdict:
@@ -163,18 +163,30 @@ def run(check: Check, subject: Subject) -> Verdict:
     return Verdict(check.name, check.group, check.holds, outcome, seen)
 
 
-def reply(asked: tuple[Check, Subject]) -> Verdict:
+def make_world(size: int) -> Ranks:
+    """Processes that run checks together; they start with the first check."""
+    return Ranks(size, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"].split()])
+
+
+def reply(asked: tuple[Check, bytes]) -> Verdict:
     """What a check says in a rank."""
-    return run(*asked)
+    check, sent = asked
+    return run(check, receive(sent))
 
 
-def run_over_ranks(ranks: Ranks, check: Check, subject: Subject) -> Verdict:
+@functools.lru_cache(maxsize=1)
+def receive(sent: bytes) -> Subject:
+    """A subject in a rank: the same for check after check."""
+    return pickle.loads(sent)  # type: ignore[no-any-return]
+
+
+def run_over_ranks(world: Ranks, check: Check, sent: bytes) -> Verdict:
     """What the ranks say: the first failure, or what all of them say. Ranks that disagree are replaced."""
-    answers = ranks.ask(pickle.dumps((check, subject)), patience=PATIENCE, hurries=lambda _: True)
+    answers = world.ask(pickle.dumps((check, sent)), patience=PATIENCE, hurries=lambda _: True)
     verdicts: list[Verdict] = [answer for answer in answers if not isinstance(answer, Silence)]
     silent = [str(rank) for rank, answer in enumerate(answers) if isinstance(answer, Silence)]
     if silent or len({verdict.outcome for verdict in verdicts}) > 1:
-        ranks.end()
+        world.end()
     failures = [verdict for verdict in verdicts if verdict.outcome == FAILED]
     if silent and not failures:
         failures = [Verdict(check.name, check.group, check.holds, FAILED, f"no answer of rank {', '.join(silent)}")]

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from thalweg.check.plugin import FAILED, Check, Tests, Verdict, choose_checks
+from thalweg.check.plugin import FAILED, Check, Tests, Verdict, choose_checks, make_world
+from thalweg.check.ranks import Ranks
 from thalweg.check.subject import Subject, subject_of
 
 #: What a run has of pytest: none of its output, and nothing that the user's own tests are set up with.
@@ -42,12 +43,16 @@ def check(
     With ``ranks``, the checks of replicas and shards of torch are run too, by so many processes.
     """
     subject = subject_of(optimizer, options, facts)
-    return run_checks(subject, choose_checks(subject.kind, only, ranks), ranks)
+    checks, world = choose_checks(subject.kind, only, ranks), make_world(ranks)
+    try:
+        return run_checks(subject, checks, world)
+    finally:
+        world.end()
 
 
-def run_checks(subject: Subject, checks: Sequence[Check], ranks: int) -> Report:
+def run_checks(subject: Subject, checks: Sequence[Check], world: Ranks) -> Report:
     """Run checks by pytest in this process, and report what each of them says."""
-    tests = Tests(subject, checks, ranks)
+    tests = Tests(subject, checks, world)
     left_out = (word for name in LEFT_OUT.split() for word in ("-p", f"no:{name}"))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SURROUNDINGS.items():

@@ -38,6 +38,7 @@ class Outputs(TorchDispatchMode):
         return found
 
 
+@functools.lru_cache(maxsize=1)
 def tolerance_for(s: TorchSubject) -> float:
     """How near shards of float32 parameters must come to one process."""
     with Outputs() as seen:
@@ -77,6 +78,7 @@ def by_rows(tensor: Tensor, _: int = 0) -> Tensor:
     return split(tensor, line(), Shard(0))
 
 
+@functools.lru_cache(maxsize=1)
 def require_rows(s: TorchSubject) -> None:
     """Skip the check where shards of rows, which have checks of their own, raise an error."""
     with unless_refused("shards of rows"):

@@ -48,7 +48,7 @@ class Facts:
     collectives: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
     """An optimizer that is checked: checks make as many instances of it as they need."""
 
