@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 
@@ -54,9 +55,7 @@ def run_checks(subject: Subject, checks: Sequence[Check], world: Ranks) -> Repor
     """Run checks by pytest in this process, and report what each of them says."""
     tests = Tests(subject, checks, world)
     left_out = (word for name in LEFT_OUT.split() for word in ("-p", f"no:{name}"))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in SURROUNDINGS.items():
-            patch.setenv(name, value)
+    with patch.dict(os.environ, SURROUNDINGS):
         code = pytest.main([*ARGUMENTS.split(), *left_out], plugins=[tests])
     if code == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
