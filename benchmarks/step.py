@@ -56,7 +56,7 @@ import torch.distributed as dist
 import thalweg.torch
 from thalweg.errors import CommandError, OptimError
 from thalweg.given import TABLE
-from thalweg.plan.models import BUILT_IN, shapes_of
+from thalweg.plan.models import BUILT_IN
 from thalweg.programs.budget import bytes_moved
 from thalweg.rules import RULES
 from thalweg.settings import Settings, option_names
@@ -115,7 +115,7 @@ Samples = dict[str, dict[str, list[float]]]  # seconds by contestant and column
 def choose_shapes(given: argparse.Namespace, rule: str) -> Shapes:
     """The tensors that a rule steps: Muon the matrices that are no tables, others all but those left out."""
     chosen = {}
-    for name, shape in shapes_of(given.model).items():
+    for name, shape in BUILT_IN[given.model]():
         is_left_out = any(fnmatchcase(name, pattern) for pattern in given.without)
         is_hidden_matrix = len(shape) == 2 and not any(map(TABLE.search, name.split(".")))
         if not is_left_out and (rule != "Muon" or is_hidden_matrix):

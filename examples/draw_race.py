@@ -17,10 +17,9 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from thalweg.race import race
-from thalweg.race.figures import Series, list_series
+from thalweg.race.page import BASELINES, colours_of
 from thalweg.race.summary import Summary, below_zero, in_percent
 
-DASHES = {"solid": "-", "dash": "--"}
 #: Identical pictures are identical files, byte for byte.
 REPEATABLE: Any = {"svg.hashsalt": "thalweg", "svg.fonttype": "none"}
 QUIET, FAINT = "#777777", "#e4e4e4"
@@ -28,13 +27,14 @@ QUIET, FAINT = "#777777", "#e4e4e4"
 
 def draw_race(summary: Summary, path: str) -> None:
     """Loss by step, and the final score if there is one."""
-    series = [each for each in list_series(summary) if each.result["loss"] is not None]
-    scored = [each for each in series if each.result["score"] is not None]
+    colours = {name: on_light for name, (on_light, _) in colours_of(summary).items()}
+    ended = [{**each, "colour": colours[each["contestant"]]} for each in summary["results"] if each["loss"] is not None]
+    scored = [result for result in ended if result["score"] is not None]
     with matplotlib.rc_context(REPEATABLE):
         picture = Figure(figsize=(11 if scored else 8.5, 5.2), dpi=160, facecolor="white", layout="constrained")
         places: Any = picture.subplots(1, 2 if scored else 1, squeeze=False, width_ratios=(2.1, 1) if scored else None)
         seeds = "one seed" if summary["seeds"] == 1 else f"mean and range of {summary['seeds']} seeds"
-        draw_curves(places[0][0], series, log=not below_zero(summary))
+        draw_curves(places[0][0], ended, log=not below_zero(summary))
         entitle(places[0][0], summary["loss_name"], f"each at its best learning rate; {seeds}")
         if scored:
             draw_final_scores(places[0][1], scored, summary)
@@ -50,27 +50,23 @@ def entitle(axes: Any, title: str, note: str) -> None:
     axes.tick_params(which="both", length=0)
 
 
-def draw_curves(axes: Any, series: Sequence[Series], *, log: bool) -> None:
+def draw_curves(axes: Any, results: Sequence[Summary], *, log: bool) -> None:
     """Curves in their bands, with names at their ends, moved apart where they would overlap."""
-    for each in series:
-        curve, colour = each.curve, each.colour
+    for result in results:
+        curve, colour, dash = result["curve"], result["colour"], "--" if result["contestant"] in BASELINES else "-"
         axes.fill_between(curve["step"], curve["low"], curve["high"], color=colour, alpha=0.13, linewidth=0)
-        axes.plot(curve["step"], curve["loss"], color=colour, linestyle=DASHES[each.dash], linewidth=2)
+        axes.plot(curve["step"], curve["loss"], color=colour, linestyle=dash, linewidth=2)
     axes.set(xlabel="steps", yscale="log" if log else "linear")
     axes.margins(x=0)
     axes.figure.draw_without_rendering()
     below = axes.transAxes.inverted()
-    for each, height in zip(series, spread([height_of(each, axes, below) for each in series]), strict=True):
-        words = f"{each.name}  lr {each.result['lr']:g}"
-        end = (each.curve["step"][-1], each.curve["loss"][-1])
-        line = {"arrowstyle": "-", "color": each.colour, "linewidth": 0.8, "relpos": (0, 0.5)}
+    heights = spread([float(below.transform(axes.transData.transform((0, each["loss"])))[1]) for each in results])
+    for result, height in zip(results, heights, strict=True):
+        words = f"{result['contestant']}  lr {result['lr']:g}"
+        end = (result["curve"]["step"][-1], result["loss"])
+        line = {"arrowstyle": "-", "color": result["colour"], "linewidth": 0.8, "relpos": (0, 0.5)}
         place: Any = {"xytext": (1.03, height), "textcoords": "axes fraction", "va": "center", "fontweight": "bold"}
-        axes.annotate(words, end, color=each.colour, arrowprops=line, annotation_clip=False, **place)
-
-
-def height_of(series: Series, axes: Any, below: Any) -> float:
-    """Where a curve ends, as a share of the height of the axes."""
-    return float(below.transform(axes.transData.transform((0, series.curve["loss"][-1])))[1])
+        axes.annotate(words, end, color=result["colour"], arrowprops=line, annotation_clip=False, **place)
 
 
 def spread(heights: Sequence[float], gap: float = 0.05) -> list[float]:
@@ -85,15 +81,15 @@ def spread(heights: Sequence[float], gap: float = 0.05) -> list[float]:
     return moved
 
 
-def draw_final_scores(axes: Any, series: Sequence[Series], summary: Summary) -> None:
+def draw_final_scores(axes: Any, results: Sequence[Summary], summary: Summary) -> None:
     """A mark for the mean and a line over the seeds, the best at the top."""
     sign = 1 if summary["best_score"] == "most" else -1
-    ranked = sorted(series, key=lambda each: sign * each.result["score"])
-    for row, each in enumerate(ranked):
-        result, colour = each.result, each.colour
+    ranked = sorted(results, key=lambda result: sign * result["score"])
+    for row, result in enumerate(ranked):
+        colour, mark = result["colour"], "D" if result["contestant"] in BASELINES else "o"
         axes.plot([result["score_low"], result["score_high"]], [row, row], color=colour, alpha=0.4, linewidth=2)
-        axes.plot(result["score"], row, "D" if each.dash == "dash" else "o", color=colour, markersize=8)
-    axes.set_yticks(range(len(ranked)), [each.name for each in ranked])
+        axes.plot(result["score"], row, mark, color=colour, markersize=8)
+    axes.set_yticks(range(len(ranked)), [result["contestant"] for result in ranked])
     if in_percent(summary):
         axes.xaxis.set_major_formatter(lambda value, place: f"{100 * value:.3g}%")
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 import thalweg.numpy
-from thalweg.race.figures import COLOURS
+from thalweg.race.page import COLOURS
 from thalweg.rules import RULES
 
 STEPS = 200

@@ -24,7 +24,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script with tiny shapes, without peers that compile for minutes."""
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     module = importlib.import_module("step")
-    monkeypatch.setattr(module, "shapes_of", lambda name: SHAPES)
+    monkeypatch.setattr(module, "BUILT_IN", dict.fromkeys(module.BUILT_IN, SHAPES.items))
     monkeypatch.setattr(module, "COPIED", 2**16)
     monkeypatch.setattr(module, "LOOP", 2)
     monkeypatch.setattr(module, "PEERS", [peer for peer in module.PEERS if peer[0] != "Kron"])

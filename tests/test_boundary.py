@@ -102,6 +102,13 @@ class TestPrecision:
             "L_0": "float32",
         }
 
+    def test_parameters_are_rounded_once(self) -> None:
+        """A bit more than half the distance to the next number goes up; what is added is not rounded by itself."""
+        distance = float(np.finfo("float16").eps)
+        p = np.ones(3, "float16")
+        result, _ = step(p, p, Probe(delta=distance / 2 * (1 + 2.0**-12)))
+        assert (result.p == 1 + distance).all()
+
     @pytest.mark.parametrize("name", RULES)
     def test_the_first_state_is_stored_as_later_ones(self, name: str) -> None:
         rule, handling = RULES[name](), Handling(state_dtype="float16")

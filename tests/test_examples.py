@@ -44,7 +44,7 @@ def test_pictures_are_the_same_again(tmp_path: Path) -> None:
     path = valley.walk(valley.VALLEYS[0], "Kron", 0.01)
     assert (path == valley.walk(valley.VALLEYS[0], "Kron", 0.01)).all()
     assert valley.VALLEYS[0].height(*path[-1]) < valley.VALLEYS[0].height(*path[0])
-    summary = race("digits", optimizers=["SGD", "LAMB"], rates={"": [0.05]}, steps=5, seeds=2).run().summary
+    summary = race("digits", optimizers=["SGD", "LAMB"], options={"": {"lr": 0.05}}, steps=5, seeds=2).run().summary
     for name in ("first.svg", "second.svg"):
         draw_race.draw_race(summary, str(tmp_path / name))
     picture = (tmp_path / "first.svg").read_text()

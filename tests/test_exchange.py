@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,8 +72,6 @@ class InTorch:
         return {name: p.detach().numpy() for name, p in self.params.items()}
 
     def exported(self) -> dict[str, Any]:
-        import thalweg.torch
-
         return thalweg.torch.export_state(self.optimizer)
 
 
@@ -99,10 +97,8 @@ class InJax:
         import jax.numpy as jnp
 
         own = {name: jnp.asarray(x) for name, x in flat.items()}
-        if own.keys() != SHAPES.keys():
-            return own
-        layers = [{"w": own["layers.0.w"], "b": own["layers.0.b"]}, {"b": own["layers.1.b"]}]
-        return {"layers": layers, "conv": own["conv"], "scale": own["scale"]}
+        layers = [{"w": own.get("layers.0.w"), "b": own.get("layers.0.b")}, {"b": own.get("layers.1.b")}]
+        return {"layers": layers, **{name: x for name, x in own.items() if not name.startswith("layers")}}
 
     def step(self, grads: Mapping[str, Any]) -> None:
         import optax
@@ -111,35 +107,27 @@ class InJax:
         self.params = optax.apply_updates(self.params, updates)
 
     def weights(self) -> dict[str, Any]:
-        if "layers" not in self.params:
-            return {name: np.asarray(x) for name, x in self.params.items()}
-        layers = self.params["layers"]
-        named = {"layers.0.w": layers[0]["w"], "layers.0.b": layers[0]["b"], "layers.1.b": layers[1]["b"]}
-        return {k: np.asarray(v) for k, v in {**named, **{n: self.params[n] for n in ("conv", "scale")}}.items()}
+        from thalweg.optax.trees import named
+
+        found = named(self.params)
+        return {name: np.asarray(x) for name, x in zip(found.names, found.leaves, strict=True)}
 
     def exported(self) -> dict[str, Any]:
-        import thalweg.optax
-
         return thalweg.optax.export_state(self.state, self.params)
 
 
-FRONT_ENDS = {"numpy": InNumpy, "torch": InTorch, "jax": InJax}
-PAIRS = [
-    (here, there)
-    for here in FRONT_ENDS
-    for there in FRONT_ENDS
-    if all(importlib.util.find_spec(name) for name in (here, there))
-]
+FRONT_ENDS: dict[str, Any] = {"numpy": InNumpy, "torch": InTorch, "jax": InJax}
+HERE = [name for name in FRONT_ENDS if importlib.util.find_spec(name)]
+PAIRS = [pytest.param(here, there, id=f"{here} to {there}") for here in HERE for there in HERE]
 
 
 @by_turns()
 @pytest.mark.slow
-@pytest.mark.parametrize(("here", "there"), PAIRS, ids=[f"{here} to {there}" for here, there in PAIRS])
+@pytest.mark.parametrize(("here", "there"), PAIRS)
 @pytest.mark.parametrize("case", [*CASES])
 def test_ten_steps_here_and_ten_there_are_twenty_steps(case: str, here: str, there: str) -> None:
     start, grads = drawn(0), [drawn(seed) for seed in range(1, 21)]
-    straight = InNumpy(case, start)
-    first = FRONT_ENDS[here](case, start)
+    straight, first = InNumpy(case, start), FRONT_ENDS[here](case, start)
     for g in grads[:10]:
         straight.step(g)
         first.step(g)
@@ -167,19 +155,25 @@ KEPT = {
 }
 
 
-@by_turns()
-@pytest.mark.parametrize(("here", "there"), PAIRS, ids=[f"{here} to {there}" for here, there in PAIRS])
-@pytest.mark.parametrize("kept", KEPT)
-def test_what_goes_out_comes_back_bit_by_bit(kept: str, here: str, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_few_bits(kept: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters and gradients, for the case "LAMB kept so", which is new."""
     pytest.importorskip("ml_dtypes")
     options, dtype = KEPT[kept]
-    monkeypatch.setitem(CASES, "LAMB in few bits", (dict(lr=0.01, **options), dict(learning_rate=0.01, **options)))
-    start, g = ({"w": np.random.default_rng(seed).standard_normal((64, 64)).astype(dtype)} for seed in (0, 1))
-    first = FRONT_ENDS[here]("LAMB in few bits", start)
+    monkeypatch.setitem(CASES, "LAMB kept so", (dict(lr=0.01, **options), dict(learning_rate=0.01, **options)))
+    p, g = (np.random.default_rng(seed).standard_normal((64, 64)).astype(dtype) for seed in (0, 1))
+    return {"w": p}, {"w": g}
+
+
+@by_turns()
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+@pytest.mark.parametrize("kept", KEPT)
+def test_what_goes_out_comes_back_bit_by_bit(kept: str, here: str, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, g = in_few_bits(kept, monkeypatch)
+    first = FRONT_ENDS[here]("LAMB kept so", start)
     first.step(g)
     out = first.exported()["state"]["w"]
     assert {entry.dtype.name for entry in out.values()} & {"bfloat16", "int8"}
-    again = FRONT_ENDS[there]("LAMB in few bits", first.weights(), first.exported()).exported()["state"]["w"]
+    again = FRONT_ENDS[there]("LAMB kept so", first.weights(), first.exported()).exported()["state"]["w"]
     assert out.keys() == again.keys()
     assert int(out.pop("step")) == int(again.pop("step")) == 1
     for key, entry in out.items():
@@ -187,55 +181,73 @@ def test_what_goes_out_comes_back_bit_by_bit(kept: str, here: str, there: str, m
         assert entry.tobytes() == again[key].tobytes()
 
 
-def changed(good: dict[str, Any], **entries: Any) -> dict[str, Any]:
-    """An exported state with other entries of "conv"."""
-    return {**good, "state": {**good["state"], "conv": {**good["state"]["conv"], **entries}}}
+@pytest.mark.parametrize("there", [name for name in HERE if name != "numpy"])
+@pytest.mark.parametrize("kept", ["8 bits", "8 bits, compensated"])
+def test_state_that_is_kept_otherwise_is_refused(kept: str, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy converts it at the next step, as it does with states of its own."""
+    start, g = in_few_bits(kept, monkeypatch)
+    for before, after in (("LAMB kept so", "LAMB"), ("LAMB", "LAMB kept so")):
+        first = InNumpy(before, start)
+        first.step(g)
+        with pytest.raises(StateError, match=r"'w' does not fit its options.*state_dtype and rounding too"):
+            FRONT_ENDS[there](after, start, first.exported())
 
 
-#: What is done to a state of LAMB, and the words of the error, told at once by every front end.
-REFUSED: dict[str, tuple[Any, str]] = {
-    "another rule": (lambda good: {**good, "optimizer": "LARS"}, "is a state of LARS and cannot be loaded into LAMB"),
-    "another version": (lambda good: {**good, "version": 7}, "a state of version 7 of LAMB and cannot be loaded"),
+def changed(**entries: Any) -> Callable[[Any], Any]:
+    """Other entries of "conv"."""
+    return lambda good: {**good, "state": {**good["state"], "conv": {**good["state"]["conv"], **entries}}}
+
+
+def without(name: str) -> Callable[[Any], Any]:
+    return lambda good: {**good, "state": {key: s for key, s in good["state"].items() if key != name}}
+
+
+ALL, BY_PARAMETERS = ["numpy", "torch", "jax"], ["torch", "jax"]
+#: What is done to a state of LAMB, and the words of the error, told by these front ends before anything is changed.
+REFUSED: dict[str, tuple[Callable[[Any], Any], str, list[str]]] = {
+    "another rule": (lambda good: {**good, "optimizer": "LARS"}, "state of LARS and cannot be loaded into LAMB", ALL),
+    "another version": (lambda good: {**good, "version": 7}, "state of version 7 of LAMB and cannot be", ALL),
     "several rules": (
         lambda good: {**good, "optimizer": "Mixture", "rules": {name: ["LARS", 1] for name in SHAPES}},
-        "this is a state of LARS and cannot be loaded into LAMB",
+        "has a state of LARS, which cannot be loaded into LAMB",
+        ALL,
     ),
-    "a newer layout": (lambda good: {**good, "layout": 2}, "reads up to 1: update thalweg"),
-    "no head": (lambda good: {"state": {}}, "must have the keys"),
-    "a step below 0": (lambda good: changed(good, step=-3), "the step of 'conv' must be a whole number >= 0"),
-    "half a step": (lambda good: changed(good, step=2.5), "the step of 'conv' must be a whole number >= 0"),
-    "a step of text": (lambda good: changed(good, step="x"), "the step of 'conv' must be a whole number >= 0"),
-    "too many steps": (lambda good: changed(good, step=2**31), "the step of 'conv' must be a whole number >= 0"),
-    "entries of text": (lambda good: changed(good, exp_avg=np.array("x")), "must be .*floating point"),
-}
-#: The same where parameters are known before they are stepped.
-REFUSED_BY_PARAMETERS: dict[str, tuple[Any, str]] = {
+    "rules of nobody": (lambda good: {**good, "optimizer": "Mixture"}, "this state is damaged: KeyError, 'rules'", ALL),
+    "a newer layout": (lambda good: {**good, "layout": 2}, "reads up to 1: update thalweg", ALL),
+    "a layout of text": (lambda good: {**good, "layout": "1"}, "layout of a saved state must be a whole number", ALL),
+    "no head": (lambda good: {"state": {}}, "not an exported state, .*: it is a dict with 'state'; export_state", ALL),
+    "a path": (lambda good: "state.npz", r"it is 'state.npz'; .*load\(path\) reads a file", ALL),
+    "a list of states": (lambda good: {**good, "state": [1]}, "this state is damaged: AttributeError", ALL),
+    "no entries": (lambda good: {**good, "state": {"conv": 3}}, "state of 'conv' must map keys to arrays, got 3", ALL),
+    **{
+        f"{step!r} steps": (changed(step=step), "step.* of 'conv' must be a whole number >= 0", ALL)
+        for step in (-3, 2.5, "x", None, np.nan, 2**31, np.ones(3))
+    },
+    "text": (changed(exp_avg=np.full((3, 4, 5), "x")), "state of 'conv' must be arrays of fl|is damaged: TypeEr", ALL),
+    "complex": (changed(exp_avg=np.full((3, 4, 5), 1j)), "state of 'conv' must be arrays of floating point", ALL),
+    "a key without an array": (changed(exp_avg=None), "state of 'conv' must be arrays of floating|is damaged", ALL),
     "another name": (
         lambda good: {**good, "state": {**good["state"], "other": good["state"]["scale"]}},
-        "'other' that is not here",
+        "'other' that is not here: here are",
+        BY_PARAMETERS,
     ),
-    "another shape": (lambda good: changed(good, exp_avg=np.zeros((2, 2))), "the state of 'conv' does not fit"),
-    "another key": (lambda good: changed(good, more=np.zeros(2)), "the state of 'conv' does not fit"),
-}
-#: The same in JAX, where one count serves all parameters.
-REFUSED_IN_JAX: dict[str, tuple[Any, str]] = {
-    "other steps": (lambda good: changed(good, step=np.array(7)), r"different numbers of steps, \[1, 7\]"),
-    "a missing parameter": (
-        lambda good: {**good, "state": {name: s for name, s in good["state"].items() if name != "scale"}},
-        "no entry for parameter 'scale'",
-    ),
+    "another shape": (changed(exp_avg=np.zeros((2, 2))), "the state of 'conv' does not fit", BY_PARAMETERS),
+    "another key": (changed(more=np.zeros(2)), "the state of 'conv' does not fit", BY_PARAMETERS),
+    "a number for an array": (changed(more=3), "this state is damaged|state of 'conv' does not fit", BY_PARAMETERS),
+    # one count serves all parameters there
+    "other steps": (changed(step=np.array(7)), r"different numbers of steps, \[1, 7\]", ["jax"]),
+    "a missing parameter": (without("scale"), "no entry for parameter 'scale'", ["jax"]),
 }
 
 
-@pytest.mark.parametrize("front_end", [name for name in FRONT_ENDS if importlib.util.find_spec(name)])
+@pytest.mark.parametrize("front_end", ALL)
 def test_what_does_not_fit_is_refused_by_name(front_end: str) -> None:
     first = InNumpy("LAMB", drawn(0))
     first.step(drawn(1))
-    by_parameters, in_jax = front_end != "numpy", front_end == "jax"
-    rows = {**REFUSED, **(REFUSED_BY_PARAMETERS if by_parameters else {}), **(REFUSED_IN_JAX if in_jax else {})}
-    for change, words in rows.values():
-        with pytest.raises(StateError, match=words):
-            FRONT_ENDS[front_end]("LAMB", drawn(0), change(first.exported()))
+    for change, words, front_ends in REFUSED.values():
+        if front_end in front_ends:
+            with pytest.raises(StateError, match=words):
+                FRONT_ENDS[front_end]("LAMB", drawn(0), change(first.exported()))
 
 
 def test_a_global_count_of_steps_goes_along() -> None:
@@ -259,29 +271,27 @@ def test_jax_exports_parameters_of_which_nothing_is_kept_and_refuses_what_it_doe
     import jax.numpy as jnp
     import optax
 
-    from thalweg.optax import export_state, import_state, lamb, lars
+    from thalweg.optax import export_state, import_state, lamb, lars, sgd
 
     params = {"a": jnp.ones(4), "b": jnp.ones(4), "none": None}
-    parts = {"a": lars(0.1), "b": lars(0.01, momentum=0.0)}
-    solver = optax.partition(parts, {"a": "a", "b": "b", "none": "a"})
+    labels = {"a": "a", "b": "b", "none": "a"}
+    solver = optax.partition({"a": lars(0.1), "b": lars(0.01, momentum=0.0)}, labels)
     _, state = solver.update(params, solver.init(params), params)
     out = export_state(state, params)
-    assert {name: set(entries) for name, entries in out["state"].items()} == {
-        "a": {"step", "momentum_buffer"},
-        "b": {"step"},
-    }
+    assert {name: set(s) for name, s in out["state"].items()} == {"a": {"step", "momentum_buffer"}, "b": {"step"}}
     assert out["iteration"] == 1
     again = import_state(solver.init(params), params, out)
     assert export_state(again, params)["state"]["b"]["step"] == 1
+    plain = sgd(0.1)
+    kept = export_state(plain.update(params, plain.init(params), params)[1], params)
+    assert kept["state"] == {"a": {"step": 1}, "b": {"step": 1}}
+    assert import_state(plain.init(params), params, kept).count == 1
     with pytest.raises(StateError, match="'a' that params does not have"):
         export_state(state, {"params": params})
-    twice = optax.chain(lamb(0.1), lamb(0.1)).init(params)
-    with pytest.raises(StateError, match="two entries for parameter 'a'"):
-        export_state(twice, params)
-    both = optax.chain(lamb(0.1), lars(0.1)).init(params)
-    with pytest.raises(StateError, match="two entries for parameter 'a'"):
-        export_state(both, params)
-    mixed = optax.partition({"a": lars(0.1), "b": lamb(0.1)}, {"a": "a", "b": "b", "none": "a"}).init(params)
+    for other in (lamb(0.1), lars(0.1)):
+        with pytest.raises(StateError, match="two entries for parameter 'a'"):
+            export_state(optax.chain(lamb(0.1), other).init(params), params)
+    mixed = optax.partition({"a": lars(0.1), "b": lamb(0.1)}, labels).init(params)
     assert export_state(mixed, params)["rules"] == {"a": ["LARS", 1], "b": ["LAMB", 1]}
     with pytest.raises(StateError, match=r"must be the state of an optimizer of thalweg\.optax, and it has none"):
         export_state(optax.adam(0.1).init(params), params)

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 import thalweg.numpy
 from thalweg.errors import CommandError, OptimError, StateError
-from thalweg.plan.load import load_model
+from thalweg.plan.models import load_model
 from thalweg.race.run import read_records
 
 torch = pytest.importorskip("torch")
@@ -101,7 +101,8 @@ def changed_at(value: Any, path: Sequence[Any], to: Any) -> Any:
     """A copy of a value with another one in one place."""
     if not path:
         return to
-    part = changed_at(getattr(value, path[0]) if hasattr(value, "_fields") else value[path[0]], path[1:], to)
+    before = getattr(value, path[0]) if hasattr(value, "_fields") else path[1:] and value[path[0]]
+    part = changed_at(before, path[1:], to)
     if hasattr(value, "_fields"):
         return value._replace(**{path[0]: part})
     if isinstance(value, dict):
@@ -350,9 +351,14 @@ def test_a_whole_state_is_loaded_and_one_that_lies_is_refused(name: str) -> None
 GROUP = ("param_groups", 0)
 #: States that would take much, or whose errors once were not ours: where they lie, and what is said of it.
 LIARS: list[tuple[str, tuple[Any, ...], Any, str]] = [
-    ("torch", ("state", 0, "step"), WIDE, "does not fit"),
+    ("torch", ("state", 0, "step"), WIDE, "step.* of 'a' must be a whole number"),
+    ("torch", ("state", 0, "step"), np.array(-3.0), "the step of 'a' must be a whole number >= 0"),
+    ("torch", ("state", 0, "step"), np.array(np.nan), "the step of 'a' must be a whole number >= 0"),
+    ("torch", ("state", 0, "exp_avg"), np.full((3, 2), 1j), "the state of 'a' must be arrays of floating point"),
+    ("torch", ("state", 0, "exp_avg"), np.ones((3, 2), bool), "the state of 'a' must be arrays of floating point"),
+    ("torch", ("state", 0, "more"), 3, "is damaged"),
     ("torch", ("param_groups",), [3], "must be mappings in a list"),
-    ("torch", (*GROUP, "layout"), "new", "layout 'new'"),
+    ("torch", (*GROUP, "layout"), "new", "layout of a saved state must be a whole number from 1, got 'new'"),
     ("torch", (*GROUP, "rule"), 10**30, "must be the name of one"),
     ("AdamW of torch", ("state", 0, "exp_avg"), WIDE, "does not fit"),
     ("AdamW of torch", ("param_groups",), 3, "must be mappings in a list"),

@@ -95,7 +95,7 @@ def test_a_race_in_torch() -> None:
         evaluate=lambda model: model(torch.ones(1, 3)).square().item(),
         steps=3,
     )
-    summary = race(task, optimizers=[Signed], seeds=1, rates={"": [0.01]}).run().summary
+    summary = race(task, optimizers=[Signed], seeds=1, options={"": {"lr": 0.01}}).run().summary
     assert [result["contestant"] for result in summary["results"]] == [f"{Signed.__module__}.Signed"]
 
 
@@ -124,8 +124,8 @@ class TestByReference:
         from thalweg.cli import run
 
         for line in (
-            "plan gpt2 --optimizers spelt_rules:Spelt,lamb --option spelt.beta=0.5 --json",
-            "race --optimizers spelt_rules:Spelt --steps 2 --seeds 1 --lr 0.1 --json",
+            "plan gpt2 --optimizers spelt_rules:Spelt,lamb --option spelt_rules:Spelt.beta=0.5 --json",
+            "race --optimizers spelt_rules:Spelt --steps 2 --seeds 1 --option lr=0.1 --json",
         ):
             ended = run(line.split())
             shown = capsys.readouterr()

@@ -12,21 +12,21 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 #: Of each room: the most lines, and where they are. A path belongs to the first room that names the start of it.
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "rules": (4420, ("src/thalweg/rules/",)),
+    "rules": (4500, ("src/thalweg/rules/",)),
     "spaces and programs": (3000, ("src/thalweg/spaces/", "src/thalweg/programs/")),
     "kernels/triton": (8390, ("src/thalweg/kernels/triton/",)),
-    "kernels without triton": (5210, ("src/thalweg/kernels/",)),
-    "torch": (8750, ("src/thalweg/torch/",)),
-    "optax": (4080, ("src/thalweg/optax/",)),
-    "numpy": (950, ("src/thalweg/numpy/",)),
-    "race": (2160, ("src/thalweg/race/",)),
-    "plan": (790, ("src/thalweg/plan/",)),
+    "kernels without triton": (5190, ("src/thalweg/kernels/",)),
+    "torch": (8790, ("src/thalweg/torch/",)),
+    "optax": (4010, ("src/thalweg/optax/",)),
+    "numpy": (960, ("src/thalweg/numpy/",)),
+    "race": (1900, ("src/thalweg/race/",)),
+    "plan": (610, ("src/thalweg/plan/",)),
     "check": (3750, ("src/thalweg/check/",)),
-    "show and integrations": (1100, ("src/thalweg/show/", "src/thalweg/integrations/")),
-    "top-level modules": (2890, ("src/thalweg/",)),
-    "tests": (38630, ("tests/",)),
-    "tools": (840, ("tools/",)),
-    "words of the docs": (64720, ("docs/", "README.md")),
+    "show and integrations": (1070, ("src/thalweg/show/", "src/thalweg/integrations/")),
+    "top-level modules": (2810, ("src/thalweg/",)),
+    "tests": (39350, ("tests/",)),
+    "tools": (1290, ("tools/",)),
+    "words of the docs": (65230, ("docs/", "README.md")),
 }
 
 

@@ -22,8 +22,8 @@ import torch
 from benchmarks.training.contestants import CONTESTANTS, enter
 from benchmarks.training.tasks import TASKS, check_task, make_task
 from thalweg.errors import CommandError
+from thalweg.race.command import results_table, show_progress
 from thalweg.race.contest import race
-from thalweg.race.table import results_table, show_progress
 from thalweg.race.task import Task
 from thalweg.show.arguments import split_words
 from thalweg.show.console import aside, console
@@ -94,8 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 command=command,
             )
             describe_task(ready.task, given.records / name)
-            with show_progress(aside(), ready) as (on_measure, on_run):
-                summary = ready.run(on_measure, on_run).summary
+            with show_progress(ready) as on_run:
+                summary = ready.run(on_run).summary
             console().print(results_table(summary))
             console().print(summary["verdict"])
     except CommandError as error:

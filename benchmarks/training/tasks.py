@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 from benchmarks.training import corpus
 from thalweg.errors import CommandError
-from thalweg.race.array_task import shuffle_batches
-from thalweg.race.model_task import ModelTask
-from thalweg.race.task import Measure
+from thalweg.race.contestants import Contestant
+from thalweg.race.run import Run
+from thalweg.race.task import ModelTask, evaluating, shuffle_batches
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 TEXTS = ("text", "text-plain", "text-124m")
@@ -52,8 +52,9 @@ class SuiteTask(ModelTask):
     captures: bool = True
     captured: list[Graph] = field(default_factory=list, repr=False, compare=False)
 
-    def place_model(self, model: nn.Module) -> nn.Module:
-        """Move the data to the model. On a GPU it is always the same module, whose passes are captured once."""
+    def begin(self, contestant: Contestant, run: Run) -> nn.Module:
+        """A model, and the data beside it. On a GPU it is always the same module, whose passes are captured once."""
+        model: nn.Module = super().begin(contestant, run)
         device = next(model.parameters()).device
         self.data.update({key: tensor.to(device) for key, tensor in self.data.items()})
         if device.type != "cuda" or not self.captures:
@@ -63,18 +64,20 @@ class SuiteTask(ModelTask):
         self.captured[0].model.load_state_dict(model.state_dict())
         return self.captured[0].model
 
-    def compute_gradients(self, model: nn.Module, batch: Tensor) -> None:
+    def compute_gradients(self, model: nn.Module, batch: Tensor, run: Run, step: int) -> None:
         if self.captured:
             self.captured[0].run(batch)
+            if self.max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
         else:
-            super().compute_gradients(model, batch)
+            super().compute_gradients(model, batch, run, step)
 
-    def measure(self, model: nn.Module, *, is_over: bool) -> Measure:
+    def measure(self, model: nn.Module, *, is_over: bool) -> tuple[float, float]:
         """Validation, of which a part chooses nothing and is enough on the way; test data only at the end."""
-        with mixed_precision(next(model.parameters()).device.type):
+        with evaluating(model), mixed_precision(next(model.parameters()).device.type):
             validation = self.score(model, "validation", not is_over)
             test = self.score(model, "test", False) if is_over else math.nan
-        return Measure(validation if self.best_score == "least" else 1 - validation, test)
+        return validation if self.best_score == "least" else 1 - validation, test
 
 
 def mixed_precision(kind: str) -> torch.autocast:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from thalweg.arrays import Scalar, Squares
 from thalweg.errors import (
     FallbackWarning,
+    HintWarning,
     IdleWarning,
     NonFiniteError,
     OptimError,
@@ -46,6 +47,7 @@ __all__ = [
     "Copy",
     "Count",
     "FallbackWarning",
+    "HintWarning",
     "IdleWarning",
     "Moment",
     "NonFiniteError",

@@ -35,7 +35,7 @@ class UnusedOverrideWarning(UserWarning):
 
 
 class ResumeWarning(UserWarning):
-    """A saved state was loaded into an optimizer with other overrides, or another engine, than it was saved with."""
+    """A saved state was loaded into an optimizer with other overrides, engine or options around a rule than it had."""
 
 
 class IdleWarning(UserWarning):
@@ -44,6 +44,10 @@ class IdleWarning(UserWarning):
 
 class FallbackWarning(UserWarning):
     """What a fast engine needs is missing or of an unknown version, and slower code does its work."""
+
+
+class HintWarning(UserWarning):
+    """What an optimizer has assumed and may be wrong, as ``explain()`` tells it: about a parameter, or a rate."""
 
 
 class CommandError(OptimError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,7 @@ class GroupRow:
     lr: Any
     #: What lr multiplies, or is multiplied by, where that is not evident.
     notes: tuple[str, ...] = ()
-    #: The name of its rule, where there are several.
+    #: The name of its rule, in a mixture.
     rule: str = ""
 
     def __str__(self) -> str:
@@ -94,12 +94,7 @@ class Explanation:
     @property
     def hints(self) -> list[str]:
         """What was not understood, or assumed, each with the parameters that it is about."""
-        names: dict[str, list[str]] = {}
-        for row in self.rows:
-            for hint in row.hints:
-                names.setdefault(hint, []).append(row.name)
-        more = {hint: f" and {len(own) - 2} more" if len(own) > 2 else "" for hint, own in names.items()}
-        return [f"{', '.join(own[:2])}{more[hint]}: {hint}" for hint, own in names.items()]
+        return list_hints((row.name, row.hints) for row in self.rows)
 
     def __str__(self) -> str:
         head = ("name", "shape", "dtype", "treatment", "lr scale", "decay", "state bytes")
@@ -116,7 +111,7 @@ class Explanation:
             for r in self.rows
         ]
         cells = [head, *cells, ("total", "", "", "", "", "", f"{self.state_bytes:,}")]
-        if len({row.rule for row in self.rows}) > 1:
+        if any(group.rule for group in self.groups):
             rules = ("rule", *(row.rule for row in self.rows), "")
             cells = [(*row[:3], rule, *row[3:]) for row, rule in zip(cells, rules, strict=True)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
@@ -140,11 +135,11 @@ def explain_parameter(
     lr: Any,
     rms: float | None,
     counter_bytes: int,
-    hint: str = "",
+    hints: Sequence[str] = (),
 ) -> Row:
-    """What holds for one parameter. hint: what is known of it beside its shape.
+    """What holds for one parameter. hints: what is known of it beside its shape.
 
-    lr: the learning rate; what is no number and not None is not known. rms: that of the parameter, None if it is empty.
+    lr: the learning rate; what is no number and not None is not known. rms: that of the parameter, None if not known.
     counter_bytes: what its count of steps takes.
     """
     rule = setting.rule_at(1)
@@ -154,6 +149,11 @@ def explain_parameter(
     told = []
     if factors > HUGE:
         told.append(f"its factors take {factors / 2**20:,.0f} MiB: lower max_size_dense, or max_skew")
+    if rms is not None and math.isnan(rms):
+        told.append(
+            "it holds NaN, which no step removes: load a checkpoint from before, and on_nonfinite='raise' names the "
+            "parameter where it begins"
+        )
     told += kept_wide(shape, setting)
     if rms is not None and (lr is None or is_number(lr)):
         told += lost_to_rounding(dtype, setting, lr, rms)
@@ -169,8 +169,18 @@ def explain_parameter(
         sum(state.values()) + counter_bytes,
         tuple(told),
         parts_of(type(rule))[0].__name__,
-        tuple(filter(None, (hint, hint_of_stack(name, shape, rule)))),
+        tuple(hint for hint in (*hints, hint_of_stack(name, shape, rule)) if hint),
     )
+
+
+def list_hints(found: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Hints in words, each with the parameters that it is about. found: the name of each parameter, and its hints."""
+    names: dict[str, list[str]] = {}
+    for name, hints in found:
+        for hint in hints:
+            names.setdefault(hint, []).append(name)
+    more = {hint: f" and {len(own) - 2} more" if len(own) > 2 else "" for hint, own in names.items()}
+    return [f"{', '.join(own[:2])}{more[hint]}: {hint}" for hint, own in names.items()]
 
 
 def hint_of_stack(name: str, shape: Shape, rule: Rule) -> str:

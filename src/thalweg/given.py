@@ -124,6 +124,10 @@ HEADS = re.compile(
     r"policy|(policy|action|value)_net"
 )
 TOP_HEADS = re.compile(r"out|outputs?|output_layer|readout|unembed")
+#: Names of layers that make queries, keys and values, or keys and values, at once; and of modules of attention.
+QKV = re.compile(r"qkv|^c_attn$|^query_key_value$", re.IGNORECASE)
+KV = re.compile(r"kv|to_kv|kv_proj|key_value")
+ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
+from thalweg.arrays import is_number
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.dtypes import spelt_dtype
@@ -112,7 +113,7 @@ class Handling:
 
     def stored(self, entry: StateEntry | type[StateEntry]) -> str | None:
         """The dtype in which a state entry is kept, if it is large enough; None: in that of the arithmetic."""
-        for name in entry.stored_by:  # a loop, which torch.compile follows in every version of torch
+        for name in entry.stored_by:
             asked = getattr(self, name)
             if asked is not None:
                 return entry.eight_bits if asked == EIGHT_BITS else asked
@@ -252,7 +253,7 @@ class Settings:
         rule = with_options(self.base.rule, {name: v for name, v in entry.items() if name in own}, AROUND)
         idle = find_idle(rule, lr)
         for name, value in given.items():
-            if value is None or name not in idle:
+            if value is None or value is False or name not in idle:  # what is off anyway may be said to be off
                 continue
             singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in own)
             used = any(name not in find_idle(with_options(rule, {n: v}, AROUND), lr) for n, v in singles)
@@ -481,3 +482,14 @@ def rates_with_adamw(rule: type[Rule], options: Mapping[str, Any], lr: float | N
     share = adamw_share(rule, options)
     lr = lr if lr is not None else ADAMW_RATE if share == 1 else RATES[rule.__name__]
     return lr, lr * share
+
+
+def hint_of_rate(rule: type[Rule], options: Mapping[str, Any], lr: Any, adamw_lr: Any) -> str:
+    """What to say of a rate of a rule for hidden matrices that is too small for it, if AdamW has its share of that."""
+    usual, share = RATES[rule.__name__], adamw_share(rule, options)
+    if share == 1 or not is_number(lr) or not 0 < lr < usual / 10 or adamw_lr != lr * share:
+        return ""
+    return (
+        f"the rate {lr:g} is that of {rule.__name__}, usually {usual:g}, and AdamW has {adamw_lr:g}, a share of it: "
+        "say AdamW's rate apart, or scaling='match_rms_adamw' if one rate is to serve both"
+    )

@@ -15,8 +15,7 @@ from thalweg.arrays import Scalar
 from thalweg.given import Overrides
 from thalweg.rules import AROUND, RULES, Rule
 from thalweg.rules.options import alternatives, hints_of, number_options
-from thalweg.settings import Handling
-from thalweg.settings import defaults as defaults
+from thalweg.settings import Handling, defaults
 
 #: A number, or a function of the step (counted from 1).
 Schedulable: TypeAlias = float | Callable[[int], Any]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from thalweg.arrays import A, Shape, Space, State, Truth
 from thalweg.codecs import CODECS, Grouping, grouping, grouping_of, scale_key
-from thalweg.dtypes import NARROW
+from thalweg.dtypes import DTYPES, NARROW
 from thalweg.errors import ResumeWarning, StateError
 from thalweg.rules import Rule
 from thalweg.rules.around import keys_around
@@ -158,7 +158,44 @@ def converted(xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A]) -
     return {key: same.get(key, found[key]) for key in found}
 
 
+def warn_converted(name: object, found: Iterable[str], kept: Iterable[str]) -> None:
+    """Tell that state is kept otherwise than it was. found, kept: its keys then and now."""
+    lost, made = (", ".join(sorted(set(x) - set(y))) or "nothing else" for x, y in ((found, kept), (kept, found)))
+    warnings.warn(
+        f"state was kept otherwise than state_dtype, momentum_dtype and rounding have it now, and was converted: that "
+        f"of {name!r} now has {made} and has no longer {lost}, and all others alike",
+        ResumeWarning,
+        stacklevel=6,
+    )
+
+
 # ---- saved state
+
+
+def check_layout(layout: Any, newest: int) -> None:
+    if not isinstance(layout, int) or layout < 1:
+        raise StateError(f"the layout of a saved state must be a whole number from 1, got {layout!r}")
+    if layout > newest:
+        raise StateError(f"this state has layout {layout}, and this version reads up to {newest}: update thalweg")
+
+
+def check_version(rule: type[Rule], version: Any) -> None:
+    """Refuse a state of another version of a rule. None: it does not say, as those of thalweg 0.1.0; these are of 1."""
+    found = 1 if version is None else version
+    if not isinstance(found, int) or found != rule.version:
+        raise StateError(
+            f"this is a state of version {found} of {rule.__name__} and cannot be loaded into version {rule.version}: "
+            "load it with the rule that made it, or convert it and set its version"
+        )
+
+
+def read_count(what: str, value: Any) -> int:
+    """A count that Python or an array library has; raise if it is none."""
+    number = value.item() if getattr(value, "shape", None) == () else value
+    is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+    if not is_number or not 0 <= number < 2**31 or number != int(number):
+        raise StateError(f"{what} must be a whole number >= 0, got {value!r:.80}")
+    return int(number)
 
 
 def completed(xp: Space[A], name: object, rule: Rule, handling: Handling, p: A, s: State[A]) -> State[A]:
@@ -178,18 +215,37 @@ def check_fits(xp: Space[A], name: object, rule: Rule, shape: Shape, s: State[A]
     wanted = {key: entry.shape(shape, rule.stacked_axes) for key, entry in entries.items()}
     wanted |= {scale_key(key): groups.scales(shape) if groups else () for key in coded_keys(xp, s)}
     wanted |= {RECORD: shape} if RECORD in s else {}
-    shapes = {key: xp.shape(entry) for key, entry in s.items()}
-    if wanted != shapes:
-        raise StateError(
-            f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {shapes}; "
-            "restore the options that the state was made with, or drop it with clear_state()"
-        )
+    check_shapes(name, {key: xp.shape(entry) for key, entry in s.items()}, wanted)
     codes: dict[str, str | None] = {key: entries[key].eight_bits for key in coded_keys(xp, s)}
     check_eight_bits(xp, name, s, {**codes, RECORD: "int8"} if RECORD in s else codes)
 
 
+def check_saved(
+    xp: Space[A], name: object, s: State[A], like: Mapping[str, A], whole: Callable[[A], A] = lambda x: x
+) -> None:
+    """Refuse a saved state that is not kept as another is, in whatever dtypes of floating point.
+
+    whole: makes one of a tensor that is sharded.
+    """
+    check_shapes(name, *({key: xp.shape(entry) for key, entry in kept.items()} for kept in (s, like)))
+    check_eight_bits(xp, name, s, {key: xp.dtype(entry) for key, entry in like.items()})
+    check_codes(xp, name, s, whole)
+
+
+def check_shapes(name: object, found: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> None:
+    """Refuse a state that has other entries than its options need."""
+    if found != wanted:
+        raise StateError(
+            f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {found}; restore "
+            "the options that it was made with, state_dtype and rounding too, or drop it: clear_state(), in JAX init()"
+        )
+
+
 def check_codes(xp: Space[A], name: object, s: State[A], whole: Callable[[A], A] = lambda x: x) -> None:
-    """Refuse saved codes without scales, and scales that are damaged. whole: makes one of a tensor that is sharded."""
+    """Refuse what are no numbers, codes without scales, and scales that are damaged. whole: as for ``check_saved``."""
+    for key, entry in s.items():
+        if xp.dtype(entry) not in (*DTYPES, *CODECS):
+            raise StateError(f"the state of {name!r} must be arrays of floating point: {key!r} is {xp.dtype(entry)}")
     for key in coded_keys(xp, s):
         if scale_key(key) not in s:
             raise StateError(f"the state of {name!r} is damaged: {key!r} has codes, and there is no {scale_key(key)!r}")

@@ -94,7 +94,9 @@ def check_entries(rule: Rule, shape: Shape) -> Mapping[str, Entry]:
     return entries
 
 
+#: Rules and shapes that were tried, at most MOST_TRIED.
 _tried: set[Hashable] = set()
+MOST_TRIED = 4096
 
 
 def check_update(rule: Rule, shape: Shape) -> None:
@@ -112,6 +114,8 @@ def check_update(rule: Rule, shape: Shape) -> None:
         check_update(rule.RULE(**{f.name: getattr(rule, f.name) for f in fields(rule.RULE)}), shape)
     try_update(rule, shape)
     if kind is not None:
+        if len(_tried) >= MOST_TRIED:
+            _tried.clear()
         _tried.add(kind)
 
 

@@ -19,8 +19,8 @@ from thalweg.rules import RULES
 
 OURS = {rule: getattr(thalweg.torch, rule) for rule in RULES}
 OTHERS = {each.__name__: each for each in (mixed.adamw_and_adafactor, mixed.muon_and_adamw, Layerwise)}
-#: Without momentum SGD has no state; of both sides SOAP's bases are not unique.
-NEEDED: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9}, "SOAP": {"one_sided": True}, "Layerwise": {"lr": 0.01}}
+#: Without momentum SGD has no state.
+NEEDED: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9}, "Layerwise": {"lr": 0.01}}
 
 
 @pytest.mark.parametrize(

@@ -59,12 +59,10 @@ def test_a_check_catches_its_fault(name: str, four: Ranks) -> None:
 
 @pytest.mark.parametrize("ours", OURS)
 def test_ours_keep_what_users_rely_on(ours: str, two: Ranks) -> None:
-    # of SOAP, one basis: that of the longer side of a matrix is one of many, which rounding chooses among
-    options = {"lr": 0.01, **({"one_sided": True} if ours == "thalweg.torch.SOAP" else {})}
-    report = run(ours, "replicas,shards,messages,checkpoints", two, **options)
+    report = run(ours, "replicas,shards,messages,checkpoints", two, lr=0.01)
     assert_keeps(report, {"collectives", *NOT_OFFERED_BY_RANKS.get(ours, ())})
     facts = {"collectives": 1 if ours == "thalweg.torch.LAMB" else 2}
-    assert_keeps(run(ours, "collectives", two, facts, **options), ())
+    assert_keeps(run(ours, "collectives", two, facts, lr=0.01), ())
 
 
 @pytest.mark.parametrize("ranks", [3, 4])

@@ -129,6 +129,24 @@ def test_a_skipped_step_changes_nothing_and_is_counted(engine: str) -> None:
         assert all(torch.equal(optimizer.state[p][key], value) for key, value in state.items())
     assert optimizer.skipped == 1
     assert optimizer.nonfinite() == ["p1"]
+    with no_waiting():
+        run(optimizer, params, grads * 4)  # replayed too
+    assert optimizer.nonfinite() == ["p1"], "of the last step that was skipped"
+    bad[1][0, 0], bad[2][0] = 1.0, float("inf")
+    with no_waiting():
+        run(optimizer, params, [bad, *grads])
+    assert (optimizer.skipped, optimizer.nonfinite()) == (2, ["p2"])
+
+
+@ENGINES
+def test_clipping_before_the_guard_is_told_where_statistics_are_read(engine: str) -> None:
+    params, grads = problem("cuda", torch.float32, steps=1)
+    optimizer = make("AdamW", params, engine=engine, lr=1e-3, spikes=Spikes(window=16))
+    with no_waiting():
+        run(optimizer, params, grads * 40)
+    with pytest.warns(UserWarning, match="of the last 16 norms of the gradient none was above"):
+        optimizer.stats()
+    optimizer.stats()  # once
 
 
 @CLASSES

@@ -15,7 +15,7 @@ from thalweg.errors import OptionError  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 RULES = ["SGD", "AdamW", "LARS", "LAMB", "Adafactor", "Lion", "AdEMAMix", "MARS", "Muon", "Kron", "SOAP"]
-ENGINES = ["auto", "foreach"]
+ENGINES = ["auto", "foreach", "reference"]
 
 
 def model() -> Any:
@@ -129,3 +129,22 @@ def test_a_captured_step_goes_on_or_is_refused(rule: str, engine: str, dtype: An
         put(eager, at)
         twin.step()
     assert same(eager, captured)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("rule", ["AdamW", "LAMB", "Muon", "Kron"])
+@pytest.mark.parametrize("how", ["strides", "dtype", "device"])
+def test_replaced_state_is_read_as_what_it_is(rule: str, engine: str, how: str) -> None:
+    stays, changes = model().cuda(), model().cuda()
+    made = [getattr(thalweg.torch, rule)(net.parameters(), lr=0.01, engine=engine) for net in (stays, changes)]
+    for net, optimizer in zip((stays, changes), made, strict=True):
+        train(net, optimizer, range(4))  # the last of which are replayed
+    for p, state in made[1].state.items():
+        key = next(key for key, entry in state.items() if entry.shape == p.shape)
+        if how == "strides":
+            state[key] = state[key].t().contiguous().t()
+        else:
+            state[key] = state[key].double() if how == "dtype" else state[key].cpu()
+    for net, optimizer in zip((stays, changes), made, strict=True):
+        train(net, optimizer, range(4, 7))
+    assert same(stays, changes)

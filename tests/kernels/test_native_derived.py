@@ -198,14 +198,17 @@ def test_the_package_has_the_code_of_every_option_of_its_rules(rule: type[Rule],
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing is compiled yet, what will be is kept in a folder of this test, and no compiler is remembered."""
     monkeypatch.setenv("THALWEG_CACHE", str(tmp_path / "cache"))
-    for name in ("_kinds", "_reasons"):
-        monkeypatch.setattr(compilation, name, {})
     monkeypatch.setattr(compiler, "_loaded", {})
-    compiler.compiler.cache_clear()
-    warn_slow.cache_clear()
+    for forget in (forget_code, compiler.compiler.cache_clear, warn_slow.cache_clear):
+        forget()
     yield
-    compiler.compiler.cache_clear()
-    warn_slow.cache_clear()
+    for forget in (forget_code, compiler.compiler.cache_clear, warn_slow.cache_clear):
+        forget()
+
+
+def forget_code() -> None:
+    compilation.compile_kind.cache_clear()
+    compilation.reason_against_kind.cache_clear()
 
 
 @pytest.mark.usefixtures("_fresh")
@@ -220,7 +223,7 @@ class TestWhatIsKept:
         (path,) = self.files(tmp_path)
         assert path.stat().st_mode & 0o077 == 0
         assert path.parent.stat().st_mode & 0o077 == 0
-        compilation._kinds.clear(), compilation._reasons.clear()
+        forget_code()
         with monkeypatch.context() as patch:
             patch.setattr(compiler, "build", None)  # nothing may be built any more
             assert reason_uncompiled(Signed(), (3,)) == ""
@@ -228,7 +231,7 @@ class TestWhatIsKept:
         assert compiler.find_kept(key) == path
         path.parent.chmod(0o777)
         assert compiler.find_kept(key) is None
-        compilation._kinds.clear(), compilation._reasons.clear()
+        forget_code()
         with pytest.warns(FallbackWarning, match="others may write to: make it your own"):
             assert "THALWEG_CACHE" in reason_uncompiled(Signed(), (3,))
         path.parent.chmod(0o700)

@@ -30,7 +30,7 @@ from raw_arrays import (
 )
 
 from thalweg.errors import OptionError
-from thalweg.numpy import LAMB, LARS, Adafactor, Annealed, Kron, Optimizer
+from thalweg.numpy import LAMB, LARS, Adafactor, Annealed, Kron, Muon, Optimizer
 from thalweg.rules import RULES
 from thalweg.settings import Handling
 
@@ -272,14 +272,12 @@ IDLE: list[tuple[type[Optimizer], dict[str, Any], str]] = [
     (LARS, dict(trust=False, eps=0.5), "eps=0.5.*trust=True"),
     (LARS, dict(trust=False, norm_mode="combined"), "norm_mode.*trust=True"),
     (LARS, dict(trust=False, zero_ratio="eta"), "zero_ratio.*trust=True"),
-    (LARS, dict(trust=False, always_adapt=False), "always_adapt.*trust=True"),
     (LARS, dict(momentum=0, nesterov=True), "nesterov=True.*momentum above 0"),
     (LARS, dict(variant="timm", nesterov=True), "nesterov=True.*momentum above 0"),
     (LARS, dict(momentum=0.0, momentum_mode="lr_outside"), "momentum_mode"),
     (LARS, dict(momentum=0.0, momentum_dtype="float16"), "momentum_dtype"),
     (LAMB, dict(trust=False, trust_clip=(0, 1)), "trust_clip.*trust=True"),
     (LAMB, dict(trust=False, phi=(0, 1)), "phi.*trust=True"),
-    (LAMB, dict(trust=False, always_adapt=False), "always_adapt.*trust=True"),
     (Adafactor, dict(warmup_init=True), "warmup_init.*relative_step=True"),
     (Adafactor, dict(relative_step=True, warmup_init=True), "lr=0.1.*warmup_init=False"),
     (Adafactor, dict(momentum_mode="before_lr"), "momentum_mode.*a momentum"),
@@ -297,7 +295,22 @@ every_idle = pytest.mark.parametrize(
 )
 
 
+#: What turns off something that is off beside the other options.
+OFF_ANYWAY: list[tuple[type[Optimizer], dict[str, Any]]] = [
+    (LARS, dict(trust=False, always_adapt=False)),
+    (LARS, dict(momentum=0.0, nesterov=False)),
+    (LAMB, dict(trust=False, always_adapt=False)),
+    (Muon, dict(vectors="row", momentum=0.0, nesterov=False)),
+]
+
+
 class TestOptionsWithoutEffect:
+    @pytest.mark.parametrize(("cls", "options"), OFF_ANYWAY)
+    def test_what_is_off_anyway_may_be_said_to_be_off(self, cls: type[Optimizer], options: dict[str, Any]) -> None:
+        *first, last = options.items()
+        plain = cls(0.1, **dict(first))
+        assert shown(cls(0.1, **options)) == shown(plain.with_options(**dict([last]))) == shown(plain)
+
     @every_idle
     def test_they_are_refused(self, cls: type[Optimizer], options: dict[str, Any], said: str) -> None:
         with pytest.raises(OptionError, match=said):

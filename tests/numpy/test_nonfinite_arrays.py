@@ -191,3 +191,9 @@ def test_state_that_overflows_where_it_is_stored_is_not_finite(
         assert optimizer.num_parameters == 0
     else:
         assert np.isfinite(optimizer.state[NAME][key]).all()
+
+
+def test_explain_tells_which_parameters_hold_nan() -> None:
+    params = {"good": np.ones(3, np.float32), "bad": np.array([1.0, np.nan])}
+    found = LARS(1.0).explain(params).warnings
+    assert [told.partition(":")[0] for told in found if "it holds NaN" in told] == ["bad"]

@@ -46,11 +46,7 @@ def by_file(source: Optimizer, target: Optimizer, folder: Path) -> None:
     target.load(folder / "state.npz")
 
 
-def by_pickled_dict(source: Optimizer, target: Optimizer, folder: Path) -> None:
-    target.load_state_dict(pickle.loads(pickle.dumps(source.state_dict())))
-
-
-WAYS = {"dict": by_dict, "pickled dict": by_pickled_dict, "file": by_file}
+WAYS = {"dict": by_dict, "file": by_file}
 every_way = pytest.mark.parametrize("hand_over", WAYS.values(), ids=WAYS)
 HandOver = Callable[[Optimizer, Optimizer, Path], None]
 
@@ -70,7 +66,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "plain": ({}, "float32"),
     "state in bfloat16": (dict(state_dtype="bfloat16"), "float32"),
     "float64": (dict(rounding="stochastic"), "float64"),
-    "float16, rounded at random": (dict(rounding="stochastic"), "float16"),
     "bfloat16, rounded at random": (dict(rounding="stochastic"), "bfloat16"),
     "a global step and a schedule": (dict(lr=falling, global_step=True), "float32"),
 }
@@ -99,12 +94,6 @@ class TestResume:
                 assert bits(again) == bits(params), f"resumed after step {at} by {way}"
                 assert bits(resumed.state) == bits(whole.state)
                 assert resumed.iteration == whole.iteration
-
-    def test_noise_and_refreshes_matter_here(self) -> None:
-        """Or else resuming Kron in the middle would show nothing."""
-        params = train(CASES["Kron"](), model(), gradients(8))
-        for other in (dict(seed=1), dict(precond_update_probability=0.5)):
-            assert bits(params) != bits(train(CASES["Kron"](**other), model(), gradients(8)))
 
     @every_way
     def test_over_a_state_of_its_own(self, hand_over: HandOver, tmp_path: Path) -> None:
@@ -166,48 +155,19 @@ class TestStateDict:
         assert bits(list(target.state.values())) == bits(list(source.state.values()))
 
 
+#: What is numpy's own; tests/test_exchange.py has what all front ends refuse.
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "another optimizer": (dict(optimizer="LARS"), "state of LARS and cannot be loaded into LAMB"),
-    "a newer layout": (dict(layout=2), "layout 2.*update thalweg"),
     "other shapes": (
         dict(state={"conv": {"step": 1, "exp_avg": np.ones(3), "exp_avg_sq": np.ones(3)}}),
         "state of 'conv' does not fit",
     ),
-    "other entries": (
-        dict(state={"conv": {"step": 1, "momentum_buffer": np.ones((2, 3, 2, 2))}}),
-        "'conv' does not fit",
-    ),
-    "no step": (dict(state={"conv": {"exp_avg": np.ones(3)}}), "'conv' must .*have a 'step'"),
-    "layout of text": (dict(layout="1"), "layout"),
-    "no layout": (dict(layout=None), "layout"),
-    "state that is a list": (dict(state=[1]), "state"),
-    "no state": (dict(state=None), "state"),
-    "no entries": (dict(state={"conv": 3}), "'conv' must map keys to arrays"),
-    "entries that are a dict": (dict(state={"w": {"step": 1, "exp_avg": {}}}), "'exp_avg' is {}"),
-    "entries that are none": (dict(state={"w": {"step": 1, "exp_avg": None}}), "'exp_avg' is None"),
-    "uneven lists": (
-        dict(state={"w": {"step": 1, "exp_avg": [[1.0], []]}}),
-        "the state of 'w' must be arrays of floating point",
-    ),
-    "layout 0": (dict(layout=0), "layout"),
-    "negative step": (dict(state={"new": {"step": -3}}), "step of 'new'"),
-    "step of text": (dict(state={"new": {"step": "x"}}), "step of 'new'"),
-    "step that is NaN": (dict(state={"new": {"step": np.nan}}), "step of 'new'"),
-    "half a step": (dict(state={"new": {"step": 1.5}}), "step of 'new'"),
-    "several steps": (dict(state={"new": {"step": np.ones(3)}}), "step of 'new'"),
-    "text for numbers": (
-        dict(state={"new": {"step": 1, "exp_avg": np.full(3, "x"), "exp_avg_sq": np.ones(3)}}),
-        "state of 'new' must be arrays of floating point: 'exp_avg'",
-    ),
-    "complex numbers": (
-        dict(state={"new": {"step": 1, "exp_avg": np.full(3, 1j), "exp_avg_sq": np.ones(3)}}),
-        "state of 'new' must be arrays of floating point: 'exp_avg'",
-    ),
-    "negative iteration": (dict(iteration=-4), "iteration"),
-    "iteration of text": (dict(iteration="x"), "iteration"),
-    "a name that is none": (dict(state={("a",): {"step": 1}}), "name"),
-    "lr of text": (dict(lr="x"), "lr"),
-    "negative lr": (dict(lr=-1.0), "lr"),
+    "other entries": (dict(state={"conv": {"step": 1, "momentum_buffer": np.ones((2, 3, 2, 2))}}), "does not fit"),
+    "uneven lists": (dict(state={"w": {"step": 1, "exp_avg": [[1.0], []]}}), "this state is damaged: ValueError"),
+    "negative iteration": (dict(iteration=-4), "iteration .*must be a whole number >= 0, got -4"),
+    "iteration of text": (dict(iteration="x"), "iteration .*must be a whole number >= 0, got 'x'"),
+    "a name that is none": (dict(state={("a",): {"step": 1}}), "this state is damaged: .*name"),
+    "lr of text": (dict(lr="x"), "this state is damaged: lr must be"),
+    "negative lr": (dict(lr=-1.0), "this state is damaged: lr must be"),
 }
 
 
@@ -218,25 +178,6 @@ class TestRefused:
         optimizer = stepped(CASES["LAMB"])
         with refused(StateError, said, optimizer):
             optimizer.load_state_dict({**optimizer.state_dict(), "lr": 0.5, "iteration": 9, **changes})
-
-    @pytest.mark.parametrize(
-        ("other", "said"),
-        [
-            (None, "got NoneType"),
-            (3, "got int"),
-            ("state.npz", r"load\(path\) reads a file"),
-            ([], "got list"),
-            ({}, "lacks layout, optimizer, lr, iteration, state"),
-            ({"state": {}, "param_groups": []}, r"thalweg.torch.export_state\(optimizer\)"),
-        ],
-        ids=str,
-    )
-    def test_what_is_no_state_at_all(self, other: Any, said: str) -> None:
-        optimizer = stepped(CASES["LAMB"])
-        with refused(
-            StateError, rf"not an exported state or state_dict\(\): it must have the keys .*{said}", optimizer
-        ):
-            optimizer.load_state_dict(other)
 
     @every_case
     def test_another_shape_shows_at_the_next_step(self, make: Make) -> None:
@@ -353,26 +294,6 @@ class TestFiles:
         with refused(StateError, "is damaged", optimizer):
             optimizer.load(path)
         assert not (tmp_path / "opened").exists()
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            pytest.param(lambda about: {**about, "parameters": None}, id="no parameters"),
-            pytest.param(lambda about: {**about, "parameters": about["parameters"] * 2}, id="more than arrays"),
-            pytest.param(lambda about: [about], id="a list"),
-            pytest.param(lambda about: 3, id="a number"),
-            pytest.param(
-                lambda about: {**about, "parameters": [{"name": "a", "dtypes": {"step": "nothing"}}]}, id="dtype"
-            ),
-            pytest.param(lambda about: {**about, "parameters": [{"name": ["a"], "dtypes": {}}]}, id="name"),
-        ],
-    )
-    def test_a_description_of_something_else(self, change: Callable[[Any], Any], tmp_path: Path) -> None:
-        path, optimizer = tmp_path / "state.npz", stepped(CASES["LARS"])
-        optimizer.save(path)
-        rewritten(path, change)
-        with refused(StateError, "is damaged|not a state", optimizer):
-            optimizer.load(path)
 
     def test_a_file_that_cannot_be_read_is_closed(self, tmp_path: Path) -> None:
         path, optimizer = tmp_path / "state.npz", stepped(CASES["LARS"])

@@ -92,11 +92,11 @@ def test_state_comes_back() -> None:
 def test_a_state_of_other_rules_is_refused() -> None:
     params, state = drawn(0), fill(mixture([("*.w", kron(0.01)), ("*", adamw(0.1))]))
     exported = export_state(state, params)
-    with pytest.raises(StateError, match="a mixture of Kron and AdamW and cannot be loaded into AdamW"):
+    with pytest.raises(StateError, match="has a state of Kron, which cannot be loaded into AdamW"):
         import_state(adamw(0.1).init(params), params, exported)
-    with pytest.raises(StateError, match=r"the state of 'layers\.0\.b' is one of AdamW and cannot be loaded into Kron"):
+    with pytest.raises(StateError, match="has a state of Kron, which cannot be loaded into AdamW"):
         import_state(mixture([("*.b", kron(0.1)), ("*", adamw(0.1))]).init(params), params, exported)
-    with pytest.raises(StateError, match="this is a state of AdamW and cannot be loaded into a mixture"):
+    with pytest.raises(StateError, match="has a state of AdamW, which cannot be loaded into Kron"):
         import_state(state, params, export_state(fill(adamw(0.1)), params))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +18,9 @@ import tolerances
 from lanes import once
 from optax_runs import GRADS, MADE, PARAMS, Tree, each, run
 
-from thalweg.optax import adafactor, kron, lamb, lars
+import thalweg.optax
+from thalweg.optax import adafactor, lamb, lars
+from thalweg.rules import RULES
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
 
@@ -81,35 +85,43 @@ def test_apply_if_finite_leaves_parameters_and_state_at_a_nan(name: str) -> None
 
 # ---- injected options
 
-STATIC: dict[Callable[..., Any], tuple[str, ...]] = {
-    adafactor: ("min_dim_size_to_factor", "dtype_momentum"),
-    kron: ("max_size_dense", "max_skew"),
-}
+
+def static_args_in_the_docs() -> dict[str, tuple[str, ...]]:
+    """By function, as the page of JAX has them."""
+    page = (Path(__file__).parents[2] / "docs" / "jax.md").read_text(encoding="utf-8")
+    table = page.split("| function | `static_args` |\n", 1)[1].split("\n\n", 1)[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", table, re.MULTILINE)
+    return {name: tuple(re.findall(r'`"(\w+)"`', options)) for name, options in rows}
 
 
-@once(1)
-@pytest.mark.parametrize("factory", [adafactor, lamb, lars, kron])
-def test_injected_learning_rates_take_effect_when_changed_in_the_state(factory: Any) -> None:
-    tx = optax.inject_hyperparams(factory, static_args=STATIC.get(factory, ()))(learning_rate=0.1)
-    update, state = jax.jit(tx.update), tx.init(PARAMS)
-    first, _ = update(GRADS, state, PARAMS)
+STATIC = static_args_in_the_docs()
+
+
+@pytest.mark.parametrize("name", [name.lower() for name in RULES])
+def test_injected_learning_rates_take_effect_when_changed_in_the_state(name: str) -> None:
+    matrix, options = ({"w": PARAMS["w"]}, {"layout": "torch"}) if name == "muon" else (PARAMS, {})
+    gradients = {key: GRADS[key] for key in matrix}
+    make = optax.inject_hyperparams(getattr(thalweg.optax, name), static_args=STATIC.get(name, ()))
+    tx = make(learning_rate=0.1, **options)
+    update, state = jax.jit(tx.update), tx.init(matrix)
+    first, _ = update(gradients, state, matrix)
     state.hyperparams["learning_rate"] = jnp.asarray(0.2, jnp.float32)
-    second, _ = update(GRADS, state, PARAMS)
+    second, _ = update(gradients, state, matrix)
     assert update._cache_size() == 1
-    for key in PARAMS:
+    for key in matrix:
         size = float(jnp.abs(first[key]).max())
         assert float(jnp.abs(second[key] - 2 * first[key]).max()) <= 2 * tolerances.FLOAT32 * size
 
 
-@pytest.mark.parametrize("factory", STATIC)
-def test_the_static_args_that_injection_needs_are_told(factory: Any) -> None:
-    told: list[str] = []
-    for _ in STATIC[factory]:
+@pytest.mark.parametrize("name", STATIC)
+def test_the_static_args_that_injection_needs_are_told(name: str) -> None:
+    """One after the other: none of the table is too many."""
+    options, told = {"layout": "torch"} if name == "muon" else {}, list[str]()
+    for _ in STATIC[name]:
         with pytest.raises(ValueError, match="static_args") as caught:
-            optax.inject_hyperparams(factory, static_args=told)(learning_rate=0.1).init(PARAMS)
-        told.append(next(name for name in STATIC[factory] if name in str(caught.value) and name not in told))
-    assert set(told) == set(STATIC[factory])
-    optax.inject_hyperparams(factory, static_args=told)(learning_rate=0.1).init(PARAMS)
+            optax.inject_hyperparams(getattr(thalweg.optax, name), static_args=told)(0.1, **options).init(PARAMS)
+        told.append(next(own for own in STATIC[name] if own in str(caught.value) and own not in told))
+    assert set(told) == set(STATIC[name])
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,14 @@ def test_rows_tell_treatment_bytes_and_what_looks_like_a_mistake() -> None:
     assert bias.startswith("net.b: steps of about 1.0e-05 are below half the spacing of bfloat16")
     assert idle == "out.1: its learning rate is 0"
     assert unused == "overrides: 'head.*' matches no parameter"
+    (warmed,) = explain(mixture([("*", adamw(optax.linear_schedule(0.0, 1e-3, 10)))]), PARAMS).warnings
+    assert warmed == "all 4 parameters: its learning rate is 0"
     assert str(found.groups[0]) == ": 4 stepped, lr 1e-05; a schedule gives lr, shown here as at the first step"
+
+
+def test_parameters_that_hold_nan_are_told() -> None:
+    found = explain(lamb(0.1), {"good": jnp.ones(3), "bad": jnp.array([1.0, jnp.nan])}).warnings
+    assert [told.partition(":")[0] for told in found if "it holds NaN" in told] == ["bad"]
 
 
 def test_what_is_within_wrappers_is_found() -> None:

@@ -147,8 +147,9 @@ def test_flax_parameters_are_told_apart_and_what_is_not_understood_is_said() -> 
     treatments = {row.name: row.treatment for row in told.rows}
     assert treatments["Conv_0.kernel"] == "matrix 27 x 6"
     assert treatments["Block_0.MultiHeadDotProductAttention_0.out.kernel"] == "matrix 8 x 8"
-    (warning,) = told.warnings
-    assert warning.startswith("Conv_1.kernel: AdamW steps it: a convolution of one channel")
+    (hint,) = told.hints
+    assert hint.startswith("Conv_1.kernel: AdamW steps it: a convolution of one channel")
+    assert told.warnings == []
     assert [(group.rule, float(group.lr)) for group in told.groups] == [
         ("Muon", 0.02),
         ("AdamW", pytest.approx(3e-4)),
@@ -171,6 +172,70 @@ def test_an_output_layer_of_flax_is_told_by_name_or_number(shapes: dict[str, Any
     told = explain(muon_adamw(0.02, layout="flax"), params)
     assert {row.name for row in told.rows if row.rule == "AdamW"} == {f"{head}.kernel" for head in heads}
     assert ("no output layer was recognized" in str(told)) == (not heads)
+
+
+def kernels(**shapes: Any) -> Any:
+    return {"attn": {name: {"kernel": jnp.ones(shape)} for name, shape in shapes.items()}, "head": jnp.ones((4, 6))}
+
+
+def test_queries_keys_and_values_in_one_kernel_are_three_matrices() -> None:
+    fused = kernels(qkv=(4, 12), c_attn=(4, 12), qkv_all=(4, 3, 2, 2), to_kv=(4, 8))
+    told = explain(muon_adamw(0.02, layout="flax", other=["head"]), fused)
+    assert {row.name: row.treatment for row in told.rows if row.rule == "Muon"} == {
+        **{f"attn.{name}.kernel": "3 matrices 4 x 4" for name in ("qkv", "c_attn", "qkv_all")},
+        "attn.to_kv.kernel": "2 matrices 4 x 4",
+    }
+    assert told.hints == []
+    turned = {"attn": {"qkv": {"weight": jnp.ones((12, 4))}}}
+    assert explain(muon(0.1, layout="torch"), turned).rows[0].treatment == "3 matrices 4 x 4"
+
+
+def test_a_fused_kernel_steps_as_its_three_matrices() -> None:
+    drawing = drawn(jax.ShapeDtypeStruct((4, 12), jnp.float32), 1)
+    params = {"qkv": {"kernel": jnp.zeros((4, 12))}}
+    apart = {name: {"kernel": part} for name, part in zip("abc", jnp.split(drawing, 3, 1), strict=True)}
+
+    def step(params: Any, g: Any) -> Any:
+        solver = muon(0.1, layout="flax", ns_dtype="float32")
+        return jax.jit(solver.update)(g, solver.init(params), params)[0]
+
+    together = step(params, {"qkv": {"kernel": drawing}})["qkv"]["kernel"]
+    parts = step(jax.tree.map(jnp.zeros_like, apart), apart)
+    found = jnp.concatenate([parts[name]["kernel"] for name in "abc"], 1)
+    assert np.allclose(together, found, rtol=FLOAT32, atol=FLOAT32)
+
+
+def test_kernels_that_may_be_fused_are_hinted_at() -> None:
+    params = kernels(proj_in=(4, 12), query_key_value=(4, 12), qkv=(4, 8))
+    told = explain(muon_adamw(0.02, layout="flax", other=["head"]), params)
+    one, several = sorted(told.hints, key=len)
+    assert one.startswith("attn.proj_in.kernel: Muon steps it: it looks like queries, keys and values in one layer")
+    assert several.startswith("attn.qkv.kernel, attn.query_key_value.kernel: AdamW steps it: it looks like several")
+    split = dict(overrides=[("*.proj_in.kernel", dict(split=3, split_axis=1))])
+    settled = explain(muon_adamw(0.02, layout="flax", other=["head", "*.q*"], muon=split), params)
+    assert settled.hints == []
+    assert {row.treatment for row in settled.rows if row.rule == "Muon"} == {"3 matrices 4 x 4"}
+
+
+def test_a_rate_that_is_meant_for_adamw_is_told() -> None:
+    params = {"a": {"kernel": jnp.ones((4, 4))}, "out": {"kernel": jnp.ones((4, 5))}}
+    (hint,) = explain(muon_adamw(3e-4, layout="flax"), params).hints
+    assert hint.startswith("a.kernel: the rate 0.0003 is that of Muon, usually 0.02, and AdamW has 4.5e-06")
+    for solver in (
+        muon_adamw(3e-4, 3e-4, layout="flax"),
+        muon_adamw(3e-4, layout="flax", muon=dict(consistent_rms=0.2)),
+        muon_adamw(lambda count: 3e-4, layout="flax"),
+        muon_adamw(0.02, layout="flax"),
+    ):
+        assert explain(solver, params).hints == []
+
+
+def test_the_table_of_a_mixture_always_tells_rules() -> None:
+    adapters = {"a": {"lora_A": {"kernel": jnp.ones((8, 4))}, "lora_B": {"kernel": jnp.ones((4, 8))}}}
+    told = explain(optax.chain(optax.clip(1.0), muon_adamw(0.02, layout="flax", first=["*"])), adapters)
+    assert [row.rule for row in told.rows] == ["Muon", "Muon"]
+    assert str(told).splitlines()[0].split()[3] == "rule"
+    assert "rule" not in str(explain(muon(0.1, layout="flax"), adapters))
 
 
 class Model(eqx.Module):
@@ -213,7 +278,7 @@ def test_equinox_parameters_are_told_apart_by_their_modules() -> None:
         "mlp.layers.1.weight": "matrix 4 x 8",
     }
     assert {float(group.lr) for group in told.groups} == {1e-3}  # steps have one size
-    assert told.warnings[0].startswith("positions: AdamW steps it: no layer of equinox.nn holds it")
+    assert told.hints[0].startswith("positions: AdamW steps it: no layer of equinox.nn holds it")
     found, _ = trained(muon_adamw(0.02, layout="equinox"), params, 1)
     assert jax.tree.structure(found) == jax.tree.structure(params)
 

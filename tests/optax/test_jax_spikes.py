@@ -65,6 +65,8 @@ def test_steps_are_those_of_numpy(kind: str, how: str) -> None:
     factors = factors_by_hand(KINDS[kind])
     assert ours.stats(state)["a"]["spikes"] == state.inner_state.spikes[0] == sum(f != 1.0 for f in factors)
     assert state.inner_state.count == STEPS - factors.count(None)
+    skipped = optax.tree_utils.tree_get(state, "skipped")
+    assert skipped == factors.count(None) if KINDS[kind].action == "skip" else skipped is None
 
 
 @pytest.mark.parametrize(("kind", "how"), [("skip", "update"), night("skip", "step"), night("clip", "step")])
@@ -78,6 +80,7 @@ def test_a_mixture_has_one_norm(kind: str, how: str) -> None:
     params, state = train(ours.mixture(theirs, spikes=KINDS[kind]), how)
     assert all(np.max(np.abs(params[name] - p)) < FLOAT64 for name, p in wanted.items())
     assert state.spikes[0] == sum(f != 1.0 for f in factors_by_hand(KINDS[kind]))
+    assert state.skipped == (factors_by_hand(KINDS[kind]).count(None) or None)
     with pytest.raises(OptionError, match=r"spikes concerns the whole step: give it to mixture\(\)"):
         ours.mixture([("*", ours.adamw(0.1, spikes=True))])
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,164 +15,100 @@ pytest.importorskip("rich")
 pytest.importorskip("plotly")
 
 from thalweg.cli import run
+from thalweg.race import contest
+from thalweg.race.run import execute
 
-QUICK = ["--optimizers", "sgd,lamb", "--lr", "0.02", "--lr", "sgd=0.1,0.2", "--steps", "3", "--seeds", "2"]
-
-OWN = """
-import numpy as np
-from thalweg.race import ArrayTask
-
-task = ArrayTask(
-    name="own",
-    title="Brackets [/red] 漢",
-    loss_name="loss [$] of $_{",
-    init=lambda seed: {"x": np.ones(3)},
-    gradients=lambda params, batch: {"x": params["x"]},
-    evaluate=lambda params: ((params["x"] ** 2).sum() - 2, 27.5),
-    steps=3,
-)
-"""
+QUICK = ["race", "--steps=3", "--seeds=1", "--optimizers=sgd,lamb", "--option=lr=0.02", "--option=sgd.lr=0.1,0.2"]
 
 
 def test_a_table_and_a_report_of_a_task_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With any name, any score and losses below zero."""
-    (tmp_path / "own_task_command.py").write_text(OWN, encoding="utf-8")
+    pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
-    assert run(["race", "own_task_command:task", "--optimizers", "sgd,lamb", "--lr", "sgd,lamb=0.1"]) == 0
+    asked = ["--optimizers", "sgd,lamb", "--against", "torch.optim.SGD", "--against", "torch.optim:Adamax"]
+    for option in ("lr=0.1", "torch.optim.adamax.lr=0.5", "torch.optim.SGD.momentum=0.5", "lamb.betas=[0.9, 0.95]"):
+        asked += ["--option", option]
+    assert run(["race", "race_tasks:brackets", *asked]) == 0
     printed = capsys.readouterr()
-    for word in ("Brackets [/red] 漢: 3 steps", "loss [$] of $_{", "score", "27.5", "LAMB", "SGD", "state", "0.1"):
-        assert word in printed.out
-    assert "2750" not in printed.out
+    for words in ("Brackets [/red] 漢: 5 steps", "loss [$] of $_{", "state", "LAMB(betas=(0.9, 0.95))"):
+        assert words in printed.out
+    assert "\ntorch.optim.SGD(momentum=0.5)" in printed.out
+    assert "torch.optim.Adamax  0.5" in printed.out
     assert "\x1b" not in printed.out + printed.err
-    folder = Path("report/own_task_command.task")
+    folder = Path("report/race_tasks.brackets")
     assert {path.name for path in folder.iterdir()} == {"runs.jsonl", "index.html"}
 
 
-def test_the_same_command_runs_nothing_twice_and_a_damaged_record_is_done_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_same_command_goes_on_after_ctrl_c_runs_nothing_twice_and_skips_what_is_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = ["--out", str(tmp_path / ("long" * 30))]
-    assert run(["race", *QUICK, *out]) == 0
-    path = tmp_path / ("long" * 30) / "runs.jsonl"
+    folder = tmp_path / ("long" * 30)
+    path = folder / "runs.jsonl"
+    left: list[None] = []
+
+    def execute_until_ctrl_c(*asked: Any) -> Any:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return execute(*asked)
+
+    def ran(code: int, *options: str) -> tuple[str, str]:
+        assert run([*QUICK, "--out", str(folder), *options]) == code
+        told = capsys.readouterr()
+        assert told.err.count("\n") == (3 if code else 1), "remarks are not broken into lines where nobody watches"
+        return told
+
+    with monkeypatch.context() as patched:
+        patched.setattr(contest, "execute", execute_until_ctrl_c)
+        assert "Stopped before the first run was finished: nothing is kept." in ran(130)[1]
+        assert not folder.exists()
+        left += [None, None]
+        assert "Stopped. 2 of 3 runs are kept in" in ran(130)[1]
+    kept = path.read_bytes()
+    assert "2 of 3 runs are recorded in" in ran(0)[1]
     records = path.read_bytes()
-    capsys.readouterr()
-    assert run(["race", *QUICK, *out]) == 0
-    told = capsys.readouterr().err
-    assert "6 of 6 runs are recorded" in told
-    assert told.count("\n") == 1, "remarks are not broken into lines where nobody watches"
+    assert (records.startswith(kept), len(records.splitlines())) == (True, 3)
+    assert "3 of 3 runs are recorded in" in ran(0)[1]
     assert path.read_bytes() == records
-    path.write_bytes(records[:-30])
-    assert run(["race", *QUICK, "--json", *out]) == 0
-    told = capsys.readouterr()
-    assert "that are no records, and skipped: 1." in told.err
-    summary = json.loads(told.out)
-    tried = {result["contestant"]: result["sweep"]["lr"] for result in summary["results"]}
+    path.write_bytes(b"damaged")
+    printed, told = ran(0, "--json")
+    assert "that are no records, and skipped: 1." in told
+    tried = {result["contestant"]: result["sweep"]["lr"] for result in json.loads(printed)["results"]}
     assert tried == {"SGD": [0.1, 0.2], "LAMB": [0.02]}
-    assert len(path.read_bytes().splitlines()) == 7
-    assert run(["race", *QUICK, "--full", *out]) == 0
-
-
-def test_optimizers_of_torch_and_options_are_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
-    quick = ["--optimizers", "sgd,lamb", "--lr", "0.02", "--steps", "2", "--seeds", "1", "--out", str(tmp_path)]
-    asked = [
-        "--against",
-        "torch.optim.Adam,torch.optim.SGD",
-        "--against",
-        "torch.optim:Adamax",
-        "--lr",
-        "torch.optim.adamax=0.5",
-    ]
-    options = ["torch.optim.SGD.momentum=0.5", "lamb.betas=[0.9, 0.95]", "momentum_dtype=float32"]
-    assert run(["race", *quick, *asked, *(word for option in options for word in ("--option", option))]) == 0
-    printed = capsys.readouterr().out
-    for words in (
-        "LAMB(betas=(0.9, 0.95), momentum_dtype='float32')",
-        "SGD(momentum=0.9, momentum_dtype='float32')",
-        "\ntorch.optim.SGD(momentum=0.5)",
-    ):
-        assert words in printed
-    assert re.search(r"Adamax +0\.5 ", printed)
+    assert len(path.read_bytes().splitlines()) == 4
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--steps", "0"], 2, "0 is not in the range x>=1"),
-        (["--nonsense"], 2, "nonsense"),
-        (["--lr", "fast"], 1, "--lr must be a list of numbers, such as 0.01,0.1, got 'fast'"),
-        (["--lr", "0"], 1, "rates of all optimizers must be positive numbers, got [0.0]"),
-        (["--optimizers", "lamb", "--lr", "kron=0.1"], 1, "no optimizer 'kron' takes part: there are LAMB"),
-        (["--lr", "=0.1"], 1, "nothing is left of ''"),
-        (["--optimizers", ","], 1, "--optimizers: nothing is left of ','"),
-        (["--engine", "warp"], 2, "'warp' is not one of 'auto', 'reference', 'foreach', 'fused'"),
-        (["--engine", "foreach"], 1, "task 'digits', SGD: engine must be one of 'auto', 'reference', 'fused'"),
-        (["--option", "lamb.=3"], 1, "--option 'lamb.=3' must be NAME=VALUE"),
-        (["--option", "lamb.epsilon=1"], 1, "LAMB has no option 'epsilon': here it is eps"),
-        (["--against", ","], 1, "--against: nothing is left of ','"),
-        (["--device", "tpu"], 1, "task 'digits': it is plain numpy and runs only on the cpu, not on 'tpu'"),
+        ("--steps 0", 2, "0 is not in the range x>=1"),
+        ("--optimizers ,", 1, "--optimizers: nothing is left of ','"),
+        ("--option lamb.=3", 1, "--option 'lamb.=3' must be NAME=VALUE"),
+        ("--option lamb.epsilon=1", 1, "LAMB has no option 'epsilon': here it is eps"),
+        ("--device tpu", 1, "task 'digits': it is plain numpy and runs only on the cpu, not on 'tpu'"),
+        ("--out file", 2, "file"),
+        ("--out file/folder", 1, "file"),
     ],
 )
 def test_mistakes_are_told_in_one_line_and_leave_no_folder(
-    arguments: list[str], code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: str, code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    assert run(["race", *arguments, "--out", str(tmp_path / "new")]) == code
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    assert run([*QUICK, *arguments.split()]) == code
     told = capsys.readouterr()
     assert words in told.err
     assert told.err.startswith("thalweg: ")
-    assert told.err.count("\n") == 1
-    assert told.out == ""
-    assert list(tmp_path.iterdir()) == []
+    assert (told.err.count("\n"), told.out) == (1, "")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    for out, code in (("file", 2), ("file/folder", 1)):
-        assert run(["race", *QUICK, "--out", str(tmp_path / out)]) == code
-        assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_ctrl_c_in_the_first_run_keeps_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("thalweg.race.contest.execute", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert run(["race", "--optimizers", "sgd", "--steps", "1", "--out", str(tmp_path / "report")]) == 130
-    assert "Stopped before the first run was finished: nothing is kept." in capsys.readouterr().err
-    assert not (tmp_path / "report").exists()
-
-
-@pytest.mark.nightly
-def test_ctrl_c_keeps_what_was_finished_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    # whoever runs the tests in the background may have had the signal ignored, and children inherit that
-    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    program = f"{listening} from thalweg.__main__ import main; main()"
-    arguments = [sys.executable, "-c", program, "race", "--optimizers", "sgd", "--out", str(tmp_path)]
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    records = tmp_path / "runs.jsonl"
-    deadline = time.monotonic() + 600
-    while not (records.exists() and records.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=600)
-    kept = records.read_bytes()
-    assert process.returncode == 130
-    assert f"{len(kept.splitlines())} of 9 runs are kept" in told.replace("\n", " ")
-    assert "Traceback" not in told
-    again = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    assert f"{len(kept.splitlines())} of 9 runs are recorded" in again.stderr
-    assert records.read_bytes().startswith(kept)
-
-
-@pytest.mark.parametrize("package", ["click", "rich", "plotly"])
-def test_a_missing_extra_is_named_before_the_race_begins(package: str, tmp_path: Path) -> None:
+def test_a_missing_extra_is_named_before_the_race_begins(tmp_path: Path) -> None:
     program = (
-        f"import sys; sys.modules[{package!r}] = None; sys.argv = ['thalweg', 'race', '--out', {str(tmp_path)!r}];"
+        f"import sys; sys.modules['plotly'] = None; sys.argv = ['thalweg', 'race', '--out', {str(tmp_path)!r}];"
         "from thalweg.__main__ import main; main()"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert f'{package} is not installed: pip install "thalweg[cli]"' in ended.stderr
-    assert ended.stderr.count("\n") == 1
-    assert not (tmp_path / "runs.jsonl").exists()
+    assert (ended.returncode, ended.stderr) == (1, 'thalweg: plotly is not installed: pip install "thalweg[cli]"\n')
+    assert list(tmp_path.iterdir()) == []

@@ -1,64 +1,49 @@
-"""What is concluded from records, and the report: the best rate, means over seeds, who won, tables and charts."""
+"""What is concluded from records, and the report: the best rate, means over seeds, who won, the table and the page."""
 
 from __future__ import annotations
 
-import html.parser
 import json
+import re
+from html import escape
 from typing import Any
 
 import pytest
-
-pytest.importorskip("rich")
+from race_tasks import parabola
 
 from thalweg.race import race
-from thalweg.race.run import Record, Result
-from thalweg.race.summary import Summary, below_zero, in_percent, list_results, verdict
-from thalweg.race.table import columns_of
-from thalweg.race.task import Run
+from thalweg.race.run import Record, Result, Run
+from thalweg.race.summary import describe, list_results, verdict
 
 
 def record(contestant: str, lr: float, seed: int, losses: tuple[float | None, ...], score: float = 0.5) -> Record:
-    about: dict[str, Any] = dict(
-        task="t", fingerprint="", contestant=contestant, optimizer="", batch_size=None, steps=2
-    )
-    run = Run(**about, lr=lr, seed=seed, engine="auto", device="cpu", thalweg="0")
-    steps = tuple(range(len(losses)))
-    counts: dict[str, Any] = dict(parameters=10, state_bytes=40, engine="reference")
-    result = Result(step=steps, seconds=tuple(map(float, steps)), loss=losses, score=(0.1, 0.2, score), **counts)
-    return Record(run, result, {})
+    about: dict[str, Any] = dict(task="t", fingerprint="", optimizer="", batch_size=None, steps=2)
+    run = Run(**about, contestant=contestant, lr=lr, seed=seed, device="cpu", thalweg="0")
+    curves: dict[str, Any] = dict(step=(0, 1, 2), seconds=(0.0, 1.0, 2.0), loss=losses, score=(0.1, 0.2, score))
+    return Record(run, Result(**curves, parameters=10, state_bytes=40), {})
 
 
 def test_the_best_rate_has_the_least_mean_final_loss_and_the_score_has_no_say() -> None:
-    (best,) = list_results(
-        [
-            record("SGD", 0.1, 0, (2.0, 1.0, 0.3), score=0.5),
-            record("SGD", 0.1, 1, (2.0, 0.5, 0.4), score=0.7),
-            record("SGD", 1.0, 0, (2.0, 1.0, 0.1), score=0.9),
-            record("SGD", 1.0, 1, (2.0, 1.0, 0.9), score=0.9),
-        ],
-        target=0.75,
-    )
-    assert best["lr"] == 0.1
-    assert best["loss"] == pytest.approx(0.35)
-    assert (best["loss_low"], best["loss_high"]) == (0.3, 0.4)
-    assert best["score"] == pytest.approx(0.6)
-    assert (best["score_low"], best["score_high"]) == (0.5, 0.7)
-    assert (best["steps_to_target"], best["seconds_to_target"]) == (1, 1.0)
-    losses = [pytest.approx(0.35), pytest.approx(0.5)]
-    assert best["sweep"] == {"lr": [0.1, 1.0], "loss": losses, "stopped": [None, None]}
+    records = [
+        record("SGD", 0.1, 0, (2.0, 1.0, 0.3), score=0.5),
+        record("SGD", 0.1, 1, (2.0, 0.5, 0.4), score=0.7),
+        record("SGD", 1.0, 0, (2.0, 1.0, 0.1), score=0.9),
+        record("SGD", 1.0, 1, (2.0, 1.0, 0.9), score=0.9),
+    ]
+    (best,) = list_results(records, target=0.75)
+    wanted = dict(lr=0.1, loss=0.35, loss_low=0.3, loss_high=0.4, score=0.6, score_low=0.5, score_high=0.7)
+    wanted |= dict(steps_to_target=1, seconds_to_target=1.0)
+    assert {key: best[key] for key in wanted} == pytest.approx(wanted)
+    assert best["sweep"] == {"lr": [0.1, 1.0], "loss": pytest.approx([0.35, 0.5]), "stopped": [None, None]}
 
 
 def test_one_seed_that_diverged_spoils_its_rate_and_the_diverged_come_last() -> None:
-    lamb, sgd = list_results(
-        [
-            record("SGD", 0.1, 0, (2.0, None, None)),
-            record("LAMB", 0.1, 0, (2.0, 1.5, 0.9)),
-            record("LAMB", 1.0, 0, (2.0, None, None)),
-        ],
-        target=0.5,
-    )
+    records = [record("SGD", 0.1, 0, (2.0, 1.0, None))]
+    records += [record("LAMB", lr, 0, (2.0, 1.5, loss)) for lr, loss in ((0.1, 0.9), (1.0, 0.8))]
+    records += [record("LAMB", lr, 1, (2.0, 1.5, loss)) for lr, loss in ((0.1, 0.9), (1.0, None))]
+    lamb, sgd = list_results(records, target=0.5)
     assert (lamb["contestant"], lamb["lr"], lamb["sweep"]["loss"]) == ("LAMB", 0.1, [0.9, None])
     assert (sgd["contestant"], sgd["loss"], sgd["steps_to_target"]) == ("SGD", None, None)
+    assert (sgd["curve"]["loss"], sgd["curve"]["step"]) == ([2.0, 1.0], [0, 1]), "until it diverged"
 
 
 @pytest.mark.parametrize(
@@ -72,109 +57,48 @@ def test_one_seed_that_diverged_spoils_its_rate_and_the_diverged_come_last() -> 
         ({"A": [0.1], "B": [0.5]}, "A leads, in the one seed that ran: it ended with a loss of 0.1 nats, B with 0.5."),
         ({"A": [0.1]}, "A ran alone: it ended with a loss of 0.1 nats."),
         ({"A": [None]}, "Every run diverged."),
+        ({}, "No run is recorded yet."),
     ],
 )
 def test_one_sentence_says_who_won(losses: dict[str, list[float | None]], words: str) -> None:
-    records = [
-        record(name, 0.1, seed, (2.0, 1.0, loss)) for name, finals in losses.items() for seed, loss in enumerate(finals)
-    ]
-    assert verdict({"results": list_results(records, None), "loss_name": "loss, nats"}).startswith(words)
+    ends = [(name, seed, loss) for name, finals in losses.items() for seed, loss in enumerate(finals)]
+    results = list_results([record(name, 0.1, seed, (2.0, 1.0, loss)) for name, seed, loss in ends], None)
+    assert verdict({"results": results, "loss_name": "loss, nats"}).startswith(words)
 
 
 def test_the_best_of_a_column_are_marked_and_where_all_are_equal_none_is() -> None:
-    results = list_results([record(name, 0.1, 0, (2.0, 1.0, loss)) for name, loss in (("A", 0.1), ("B", 0.2))], None)
-    summary = dict(results=results, target=None, loss_name="loss", score_name="score", best_score="most")
-    marked = {column.key: [column.is_best(result, results) for result in results] for column in columns_of(summary)}
-    assert marked["loss"] == [True, False]
-    assert marked["score"] == marked["state_bytes"] == [False, False]
-    assert in_percent(summary)
-    assert not below_zero(summary)
+    ended = {"A": (0.1, 0.2), "SGD": (0.2, 0.3), "LAMB": (None, 0.3)}
+    records = [record(who, 0.1, seed, (2.0, 1.0, loss)) for who in ended for seed, loss in enumerate(ended[who])]
+    everyone = [{"name": name, "options": "", "grid": [0.1]} for name in ended]
+    known = {"results": list_results(records, None), "contestants": everyone, "score_name": "score"}
+    summary = describe({**race(parabola()).summary, **known})
+    cells = [dict(zip(summary["columns"][1:], row["cells"], strict=True)) for row in summary["rows"]]
+    for column, marked in (("lr", [0, 0, 0]), ("training loss", [1, 0, 0]), ("score", [0, 0, 0]), ("state", [0, 0, 0])):
+        assert [row[column]["is_best"] for row in cells] == marked
+    assert cells[1]["training loss"] == {"text": "0.25", "seeds": "0.2 to 0.3", "is_best": False}
+    assert cells[2]["training loss"] == {"text": "diverged", "seeds": "in some seeds", "is_best": False}
+    assert cells[0]["score"]["text"] == "50.0 %"
 
 
-# ---- the report
-
-
-class Page(html.parser.HTMLParser):
-    """The elements of a page, whether all of them are closed, and its texts by the element that they stand in."""
-
-    EMPTY = ("meta", "br")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, Any]]] = []
-        self.texts: list[tuple[str, str]] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attributes: Any) -> None:
-        self.elements.append((tag, dict(attributes)))
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append((self.open[-1] if self.open else "", data))
-
-
-EVIL = "</script><script src='http://x'>$title & \""
-
-
-def raced(name: str) -> Summary:
-    from race_tasks import parabola
-
-    task = parabola(title=name, about=name, loss_name=name, score_name=name, seeds=2, target=1.0)
-    task = parabola(**{**vars(task), "evaluate": lambda params: (float((params["x"] ** 2).sum()), 0.25)})
-    rates = {"": [0.1, 0.2], "lamb": [1e30]}
-    return race(task, optimizers=["SGD", "LAMB"], rates=rates, command=name, steps=9).run().summary
-
-
-@pytest.mark.parametrize("name", ["Digits", EVIL])
-def test_the_report_shows_the_summary_and_asks_for_nothing(name: str) -> None:
-    pytest.importorskip("plotly")
+@pytest.mark.parametrize(("name", "below"), [("Digits", 0), ("</script><script src='http://x'>$title & \"", 2)])
+def test_the_report_shows_the_summary_and_asks_for_nothing(name: str, below: float) -> None:
+    """Also with scores that are no shares and losses below zero, which no logarithm shows."""
+    plotly = pytest.importorskip("plotly.offline").get_plotlyjs()
     from thalweg.race.page import make_page
 
-    summary = raced(name)
-    page = Page(make_page(summary))
-    assert page.open == []
-    assert not any("src" in attributes or "href" in attributes for _, attributes in page.elements)
-    (policy,) = [attributes["content"] for _, attributes in page.elements if "http-equiv" in attributes]
-    assert policy.startswith("default-src 'none'")
-    assert ("h1", name) in page.texts
-    assert ("p", summary["verdict"]) in page.texts
-    chips = [attributes["data-contestant"] for _, attributes in page.elements if attributes.get("class") == "chip"]
-    assert chips == ["SGD", "LAMB"]
-    rows = [attributes["data-contestant"] for tag, attributes in page.elements if tag == "tr" and attributes]
-    assert rows == [result["contestant"] for result in summary["results"]] == ["SGD", "LAMB"]
-    assert ("span", "diverged") in page.texts
-
-    (data,) = [text for tag, text in page.texts if tag == "script" and text.startswith('{"log"')]
-    report = json.loads(data)
-    assert report["log"] is True
-    band, line = report["figures"]["loss"]["data"][0], report["figures"]["loss"]["data"][2]
-    curve = summary["results"][0]["curve"]
-    assert line["y"] == curve["loss"]
-    assert (line["meta"]["step"], line["meta"]["seconds"]) == (curve["step"], curve["seconds"])
-    assert band["y"] == [*curve["high"], *reversed(curve["low"])]
-    assert report["figures"]["loss"]["data"][3]["y"] == [summary["results"][1]["curve"]["loss"][0]], "then it diverged"
-    assert report["figures"]["loss"]["layout"]["shapes"][0]["y0"] == 1.0
-    sweep = report["figures"]["sweep"]["data"][0]
-    assert (sweep["x"], sweep["y"]) == ([0.1, 0.2], summary["results"][0]["sweep"]["loss"])
-    assert report["figures"]["score"]["data"][0]["y"] == curve["score"]
-
-
-def test_a_race_without_scores_or_with_losses_below_zero_has_a_report_too() -> None:
-    pytest.importorskip("plotly")
-    from race_tasks import parabola
-
-    from thalweg.race.page import make_page
-
-    task = parabola(evaluate=lambda params: float((params["x"] ** 2).sum()) - 2)
-    summary = race(task, optimizers=["SGD"], rates={"": [0.1]}).run().summary
-    page = Page(make_page(summary))
-    (data,) = [text for tag, text in page.texts if tag == "script" and text.startswith('{"log"')]
-    report = json.loads(data)
-    assert (report["log"], report["figures"]["score"]) == (False, None)
-    assert report["figures"]["sweep"]["layout"]["yaxis"]["type"] == "linear"
+    names = dict.fromkeys(("title", "about", "loss_name", "score_name"), name)
+    loss = parabola().evaluate
+    task = parabola(**names, seeds=2, evaluate=lambda params: (loss(params) - below, 27.5 if below else 0.25))
+    options = {"": {"lr": [0.1, 0.2]}, "lamb": {"lr": 1e30}}
+    summary = race(task, optimizers=["SGD", "LAMB"], options=options, command=name).run().summary
+    page = make_page(summary).replace(plotly, "")
+    assert "default-src 'none'" in page
+    assert not re.search(r"<[^>]* (src|href)=", page)
+    assert page.count("<script") == page.count("</script>") == 3
+    for words in (name, summary["verdict"], "diverged", "27.5" if below else "25.0 %"):
+        assert f">{escape(words)}<" in page
+    assert re.findall(r'class="chip".*?data-contestant="(\w+)"', page) == ["SGD", "LAMB"]
+    assert re.findall(r'<tr data-contestant="(\w+)"', page) == ["SGD", "LAMB"]
+    (data,) = re.findall('<script type="application/json" id="report">(.*)</script>', page)
+    wanted = {"summary": summary, "log": not below, "share": not below, "baselines": ["SGD", "AdamW"]}
+    assert json.loads(data) == json.loads(json.dumps(wanted))

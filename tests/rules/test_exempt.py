@@ -57,5 +57,11 @@ def test_what_is_said_by_name_holds_for_vectors_too(name: str) -> None:
     assert np.array_equal(paper["vector"], stepped(name, variant="paper")["vector"])
 
 
+@both
+def test_of_several_entries_the_last_holds_for_vectors_too(name: str) -> None:
+    found = stepped(name, overrides=[("*", dict(weight_decay=0.5)), ("vector", dict(weight_decay=0.2))])["vector"]
+    assert np.array_equal(found, stepped(name, overrides=[("vector", dict(weight_decay=0.2))])["vector"])
+
+
 def test_defaults() -> None:
     assert (thalweg.numpy.LAMB(0.1).options["exempt"], thalweg.numpy.LARS(0.1).options["exempt"]) == ("vectors", None)

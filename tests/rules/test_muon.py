@@ -173,7 +173,6 @@ def test_every_option_has_an_effect() -> None:
     [
         (dict(rms=0.3), "rms=0.3 has no effect here: it needs scaling='match_rms_adamw'"),
         (dict(split_axis=1), "split_axis=1 has no effect here: it needs a split above 1"),
-        (dict(momentum=0.0, nesterov=False), "nesterov=False has no effect here: it needs a momentum above 0"),
         (dict(precond_dtype="float16"), "precond_dtype='float16' has no effect here: it needs Kron"),
     ],
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from cases import CASES, EXACT, OPTION_IDS, OPTIONS, UNIQUE, Case
+from cases import CASES, EXACT, OPTION_IDS, OPTIONS, Case
 from lanes import by_day, one_in
 
 pytest.importorskip("torch")
@@ -306,7 +306,7 @@ INSIDE: dict[str, dict[str, Any]] = {
     "Adafactor": dict(min_dim_size_to_factor=2),
     "Muon": EXACT,
     "Kron": {},
-    "SOAP": dict(UNIQUE, precondition_frequency=2),
+    "SOAP": dict(precondition_frequency=2),
 }
 NO_MOMENTUM: dict[str, Any] = {
     **{name: dict(betas=(0.0, 0.9)) for name in ("AdamW", "LAMB", "SOAP")},

@@ -361,22 +361,19 @@ MARS = Case(
     },
 )
 
-#: Of the shortest axis alone, products of one gradient have full rank: eigenvectors of others are not unique, and two
-#: libraries find different ones.
-UNIQUE: dict[str, Any] = dict(one_sided=True)
-
 SOAP = Case(
     rules.SOAP,
     lr=0.01,
     options={
-        "defaults": UNIQUE,
-        "in every step": dict(UNIQUE, precondition_frequency=1),
-        "now and then": dict(UNIQUE, precondition_frequency=3, weight_decay=0.1),
-        "betas": dict(UNIQUE, betas=(0.5, 0.7), shampoo_beta=0.8, eps=1e-3),
-        "no bias correction": dict(UNIQUE, bias_correction=False, weight_decay=0.0),
-        "as matrices": dict(UNIQUE, merge="matrix"),
-        "squeezed": dict(UNIQUE, merge="squeeze", max_precond_dim=4),
-        "blocks": dict(UNIQUE, block_size=3, precondition_frequency=2),
+        "defaults": {},
+        "one side": dict(one_sided=True),
+        "in every step": dict(precondition_frequency=1),
+        "now and then": dict(precondition_frequency=3, weight_decay=0.1),
+        "betas": dict(betas=(0.5, 0.7), shampoo_beta=0.8, eps=1e-3),
+        "no bias correction": dict(bias_correction=False, weight_decay=0.0),
+        "as matrices": dict(merge="matrix"),
+        "squeezed": dict(merge="squeeze", max_precond_dim=4),
+        "blocks": dict(block_size=3, precondition_frequency=2),
     },
     refused=[
         *NUMBERS,

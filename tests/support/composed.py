@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from cases import EXACT, UNIQUE
+from cases import EXACT
 
 from thalweg import Moment, average, option, rules
 from thalweg.rules import Around, Rule
@@ -31,7 +31,7 @@ RULES: Mapping[str, tuple[Rule, float]] = {
     "Muon": (rules.Muon(weight_decay=0.1, **EXACT), 0.05),
     "Kron": (rules.Kron(weight_decay=0.1, damping_mode="expected"), 0.05),
     "Kron, polyak": (rules.Kron(weight_decay=0.1, damping_mode="expected", **rules.Kron.VARIANTS["polyak"]), 0.05),
-    "SOAP": (rules.SOAP(weight_decay=0.1, precondition_frequency=2, **UNIQUE), 0.05),
+    "SOAP": (rules.SOAP(weight_decay=0.1, precondition_frequency=2), 0.05),
 }
 SHAPE = (6, 4)
 

@@ -50,7 +50,7 @@ class Upsampler(nn.Module):
         self.head = nn.Conv2d(16, 5, 1)  # defined before the body
         self.stem, self.grouped = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 32, 3, groups=4)
         self.depthwise = nn.Conv2d(32, 32, 3, groups=32)
-        self.up, self.grouped_up = nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose1d(16, 24, 3, groups=2)
+        self.up, self.grouped_up = nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose1d(16, 32, 3, groups=2)
         self.pair = nn.Bilinear(16, 12, 8)
         self.position = nn.Parameter(torch.zeros(9, 16))
         self.body = nn.Sequential(nn.Linear(16, 20), nn.ReLU(), nn.Linear(20, 16))

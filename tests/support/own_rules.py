@@ -57,19 +57,20 @@ class Layerwise(Signed):
 
 @dataclass(frozen=True, kw_only=True)
 class Remembering(Rule):
-    """One that keeps numbers for each tensor: norms of its gradients, and a share that needs no sum to grow."""
+    """One that keeps numbers for each tensor: of its gradients the largest squares and an average of norms, and a share
+    that needs no sum to grow."""
 
     weight_decay: float = 0.0
 
     def entries(self, shape: Any) -> dict[str, Any]:
-        return dict.fromkeys(("norm", "share"), Spread(tuple(range(self.stacked_axes, len(shape)))))
+        return dict.fromkeys(("largest", "norm", "share"), Spread(tuple(range(self.stacked_axes, len(shape)))))
 
     def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Update:
         share = average(s["share"], 1.0, 0.25)
         (squares,) = xp.sums(Squares(g, self.own_axes(xp.shape(g))))
         step = (g * (share / (1.0 + s["norm"])) + self.weight_decay * p) * (-lr * lr_scale)
-        norm = average(s["norm"], xp.sqrt(squares), 0.5)
-        return Update(step, {"norm": norm, "share": share}, xp.isfinite(squares), {"share": share})
+        norm, largest = average(s["norm"], xp.sqrt(squares), 0.5), xp.maximum(s["largest"], squares)
+        return Update(step, {"largest": largest, "norm": norm, "share": share}, xp.isfinite(squares), {"share": share})
 
 
 @dataclass(frozen=True, kw_only=True)

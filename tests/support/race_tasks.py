@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,21 @@ from thalweg.race import ArrayTask
 
 
 def parabola(**changes: Any) -> ArrayTask:
-    task = ArrayTask(
+    fields = dict(
         name="parabola",
         init=lambda seed: {"x": np.full(4, 1.0 + seed)},
         gradients=lambda params, batch: {"x": 2 * params["x"]},
         evaluate=lambda params: float(np.square(params["x"]).sum()),
-        steps=5,
-        seeds=1,
     )
-    return replace(task, **changes)
+    return ArrayTask(**{**fields, "steps": 5, "seeds": 1, **changes})
+
+
+def brackets() -> ArrayTask:
+    return parabola(title="Brackets [/red] 漢", loss_name="loss [$] of $_{")
+
+
+def misnamed() -> ArrayTask:
+    return parabola(gradients=lambda params, batch: {"y": params["x"]})
 
 
 def bowl(best: float, **changes: Any) -> ArrayTask:
@@ -32,15 +37,8 @@ def bowl(best: float, **changes: Any) -> ArrayTask:
         moved = float(params["x"][0])  # SGD adds lr at each step, falling to 0: 8.5 lr in all
         return 2.0 + abs(math.log(max(moved, 1e-12) / (8.5 * best))) if moved else 100.0
 
-    task = ArrayTask(
-        name="bowl",
-        init=lambda seed: {"x": np.zeros(1)},
-        gradients=lambda params, batch: {"x": -np.ones(1)},
-        evaluate=evaluate,
-        steps=16,
-        seeds=1,
-    )
-    return replace(task, **changes)
+    fields = dict(init=lambda seed: {"x": np.zeros(1)}, gradients=lambda params, batch: {"x": -np.ones(1)})
+    return parabola(**{**fields, "name": "bowl", "evaluate": evaluate, "steps": 16, **changes})
 
 
 def linear(**changes: Any) -> Any:
@@ -54,14 +52,9 @@ def linear(**changes: Any) -> Any:
             x = torch.randn(batch_size, 4, generator=generator)
             yield {"x": x, "y": [x.sum(1, keepdim=True)]}
 
-    task = ModelTask(
-        name="linear",
+    fields = dict(
         model=lambda seed: torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Dropout(0.1)),
-        batches=batches,
         loss=lambda model, batch: (model(batch["x"]) - batch["y"][0]).square().mean(),
         evaluate=lambda model: (model[0].weight - 1).square().sum(),
-        steps=20,
-        batch_size=8,
-        seeds=1,
     )
-    return replace(task, **changes)
+    return ModelTask(**{**fields, "name": "linear", "batches": batches, "batch_size": 8, "seeds": 1, **changes})

@@ -49,7 +49,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "MARS": ("MARS", dict(weight_decay=0.01)),
     "Muon": ("Muon", dict(EXACT, momentum_dtype="bfloat16")),
     "Kron": ("Kron", dict(weight_decay=0.01)),
-    "SOAP": ("SOAP", dict(one_sided=True, precondition_frequency=2)),
+    "SOAP": ("SOAP", dict(precondition_frequency=2)),
     "Kron, bfloat16 factors": ("Kron", dict(precond_dtype="bfloat16", max_size_dense=5)),
 }
 NAMES = [name for name, (rule, _) in CASES.items() if rule in RULES]

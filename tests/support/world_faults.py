@@ -148,5 +148,5 @@ def ways_to_step(rounding: str) -> list[tuple[list[str], str]]:
     params[0][1].grad = torch.ones_like(params[0][1])
     optimizer = thalweg.torch.LAMB(params, 0.1, rounding=rounding)
     with torch.no_grad():
-        buckets, _ = optimizer._recall(None, compiling=False)
+        buckets, _ = optimizer._recall()
     return [(list(bucket.names), bucket.engine) for bucket in buckets]

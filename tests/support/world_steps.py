@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import EVERY, EXACT, UNIQUE
+from cases import EVERY, EXACT
 from mixed import kron_and_others
 from own_rules import Centred, InOnePart, Layerwise, Measured
 from tolerances import WORLD
@@ -33,7 +33,7 @@ TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "Adafactor": dict(min_dim_size_to_factor=2, momentum=0.9, weight_decay=0.01),
     "Muon": dict(EXACT, weight_decay=0.01),
     "Kron": dict(weight_decay=0.01),
-    "SOAP": dict(UNIQUE, precondition_frequency=2),
+    "SOAP": dict(precondition_frequency=2),
 }
 #: A mixture, and rules of one's own; beside them, `rule` of a run is the name of one of ours.
 OTHERS: Mapping[str, Callable[..., Any]] = {

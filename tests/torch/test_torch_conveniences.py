@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import re
 import warnings
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -125,7 +128,7 @@ def test_a_step_that_is_not_finite_leaves_everything(
         for each, own in ((net, optimizer), (other, plain)):
             train(each, own, 2, first=step)
         assert equal(values(net), values(other))
-        assert optimizer.nonfinite() == []
+        assert optimizer.nonfinite() == (["0.bias", "2.weight"] if policy == "skip" else []), "of the last skipped step"
     assert optimizer.skipped == (2 if policy == "skip" else 0)
 
 
@@ -145,6 +148,47 @@ def test_the_norm_of_large_gradients_does_not_overflow(engine: str, dtype: Any, 
     skipping.step()
     assert skipping.skipped == 0
     assert skipping.state[p]["step"] == 1
+
+
+@pytest.mark.parametrize("engine", ["foreach", "auto"])
+def test_the_source_of_the_last_skipped_step_is_known_whatever_was_stepped_since(engine: str) -> None:
+    a, b, c = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    optimizer = LAMB([("a", a), ("b", b), ("c", c)], lr=0.1, on_nonfinite="skip", engine=engine)
+    fine, bad, huge = torch.ones(2), torch.tensor([1.0, float("nan")]), torch.tensor([float("inf"), 1.0])
+    found = []
+    steps = [(fine, bad, None), (fine, fine, None), (None, fine, fine), (None, huge, bad), (fine, fine, None)]
+    for a.grad, b.grad, c.grad in (*steps, (bad, fine, fine)):
+        optimizer.step()
+        found.append(optimizer.nonfinite())
+    assert found == [["b"], ["b"], ["b"], ["b", "c"], ["b", "c"], ["a"]]
+    assert optimizer.skipped == 3
+
+
+@pytest.mark.parametrize("norm", [None, 1.0])
+def test_gradients_that_clipping_has_made_nan_are_told(norm: float | None) -> None:
+    """Nothing tells then in which of them it began."""
+    net = model()
+    optimizer = LAMB(net.named_parameters(), on_nonfinite="raise", max_grad_norm=norm)
+    for clipped in (False, True):
+        backward(net)
+        net[2].weight.grad[0, 0] = float("nan")
+        if clipped:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        with pytest.raises(NonFiniteError) as caught:
+            optimizer.step()
+        assert ("'0.weight'" in str(caught.value)) == clipped
+        assert ("clip_grad_norm_ makes every gradient NaN" in str(caught.value)) == clipped
+        assert ("max_grad_norm of the optimizer" in str(caught.value)) == clipped
+
+
+def test_explain_tells_which_parameters_hold_nan() -> None:
+    net = model()
+    optimizer = LAMB(net.named_parameters(), lr=0.1)
+    assert not optimizer.explain().warnings
+    backward(net)
+    net[0].bias.grad[0] = float("nan")
+    optimizer.step()
+    assert [told.partition(":")[0] for told in optimizer.explain().warnings if "it holds NaN" in told] == ["0.bias"]
 
 
 def test_a_copy_remembers_what_was_skipped() -> None:
@@ -221,6 +265,60 @@ def test_steps_of_single_parameters_refuse() -> None:
     net[2].requires_grad_(False)
     with step_in_backward(net, LAMB(net[0].parameters())):
         backward(net)
+
+
+class Watched(list[Any]):
+    """A list that counts how many of its elements were looked at."""
+
+    looks = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.looks += len(super().__getitem__(place)) if isinstance(place, slice) else 1
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in super().__iter__():
+            self.looks += 1
+            yield each
+
+
+def test_a_step_in_backward_does_not_look_at_all_parameters_for_each_one() -> None:
+    counts = []
+    for size in (100, 200):
+        net = torch.nn.ParameterList(torch.ones(2) for _ in range(size))
+        optimizer = thalweg.torch.SGD(net.named_parameters(), lr=0.25)
+        (group,) = optimizer.param_groups
+        watched = group["params"] = Watched(group["params"])
+        with step_in_backward(net, optimizer):
+            for _ in range(2):  # the first of which lays out the steps
+                watched.looks = 0
+                sum(p.sum() for p in net).backward()
+                counts.append(watched.looks)
+        assert all(torch.equal(p, torch.full((2,), 0.5)) for p in net)
+    assert all(more <= 2.5 * fewer for fewer, more in zip(counts[:2], counts[2:], strict=True)), counts
+
+
+def test_what_leaves_or_enters_between_steps_of_single_parameters_is_noticed() -> None:
+    a, b, c, new = (torch.nn.Parameter(torch.ones(2)) for _ in range(4))
+    optimizer = thalweg.torch.SGD([("a", a), ("b", b), ("c", c)], lr=1.0)
+    for p in (a, b, c, new):
+        p.grad = torch.ones(2)
+    optimizer.step_parameter(a)
+    (group,) = optimizer.param_groups
+    del group["params"][1], group["param_names"][1]
+    with pytest.raises(ParameterError, match="not a parameter"):
+        optimizer.step_parameter(b)
+    group["params"][0] = new
+    group["lr"] = 0.5
+    optimizer.step_parameter(new)
+    optimizer.step_parameter(c)
+    with pytest.raises(ParameterError, match="not a parameter"):
+        optimizer.step_parameter(a)
+    assert [p.tolist() for p in (a, b, c, new)] == [[0.0] * 2, [1.0] * 2, [0.5] * 2, [0.5] * 2]
+    seen = weakref.ref(a)
+    del optimizer.state[a], a, p
+    gc.collect()
+    assert seen() is None
 
 
 def test_step_in_backward_raises_what_is_not_finite() -> None:

@@ -20,7 +20,9 @@ def row_of(family: str) -> str:
     """A row of the table: what Muon does not take for one matrix as it lies, and what AdamW takes with decay."""
     turned: dict[str, dict[str, None]] = {}
     others: dict[str, None] = {}
-    for name, role in roles_of(make(family)).items():
+    roles = roles_of(make(family))
+    assert not any(role.hint for role in roles.values() if role.role == HIDDEN)
+    for name, role in roles.items():
         pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
         # the sizes of a tiny model say nothing of another: those of fused blocks are told by their number
         shown = {

@@ -100,24 +100,15 @@ def test_options_that_change_convert_state_once_and_tell_it_once() -> None:
     stepped(params, optimizer, 3, 4)
 
 
-def test_state_goes_to_other_front_ends_and_other_dtypes() -> None:
+def test_state_goes_to_other_front_ends() -> None:
     params, optimizer = made(state_dtype="int8")
     exported = thalweg.torch.export_state(optimizer)
     again, same = made(state_dtype="int8", steps=0)
     thalweg.torch.import_state(same, exported)
     assert all(torch.equal(same.state[again[n]]["exp_avg"], optimizer.state[params[n]]["exp_avg"]) for n in params)
-    other, plain = made(steps=0)
-    thalweg.torch.import_state(plain, exported)
-    with pytest.warns(ResumeWarning, match="converted"):
-        stepped(other, plain, 2, 3)
-    assert dtypes(plain, other["first"]) == {"exp_avg": "float32", "exp_avg_sq": "float32"}
     numpy = thalweg.numpy.LAMB(0.01, state_dtype="int8")
     numpy.load_state_dict(exported)
     assert numpy.state["first"]["exp_avg"].dtype == "int8"
-    lean, back = made(state_dtype="int8", steps=0)
-    thalweg.torch.import_state(back, thalweg.torch.export_state(plain))
-    with pytest.warns(ResumeWarning, match="exp_avg_scale"):
-        stepped(lean, back, 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +120,7 @@ def test_state_goes_to_other_front_ends_and_other_dtypes() -> None:
         (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"].half()), "must be float32 .* it is float16"),
         (lambda s: s.update(exp_avg=s["exp_avg"].float()), "'exp_avg' is float32, and must be int8"),
         (lambda s: s.update(exp_avg_sq=s["exp_avg_sq"].char()), "'exp_avg_sq' is int8, and must be uint8"),
-        (lambda s: s.pop("exp_avg_scale"), "does not fit: .* load it with the options that it was saved with"),
+        (lambda s: s.pop("exp_avg_scale"), "does not fit its options: .* restore the options that it was made with"),
         (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"].t()), "does not fit"),
     ],
 )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import io
+import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -160,7 +162,8 @@ def test_a_run_gains_and_drops_spikes() -> None:
     before = thalweg.torch.AdamW(named, lr=0.1)
     train(before, named, range(1, 3))
     optimizer = thalweg.torch.AdamW(named, lr=0.1, spikes=KINDS["skip"])
-    optimizer.load_state_dict(before.state_dict())
+    with pytest.warns(ResumeWarning, match="was saved without spikes, and the run goes on with it"):
+        optimizer.load_state_dict(before.state_dict())
     with pytest.warns(ResumeWarning, match="'spikes' of 'a' is new"):
         train(optimizer, named, range(3, 4))
     after = thalweg.torch.AdamW(named, lr=0.1)
@@ -204,3 +207,53 @@ def test_what_is_refused() -> None:
     groups = [{"params": [layer.weight]}, {"params": [layer.bias], "spikes": False}]
     with pytest.raises(OptionError, match="spikes concerns the whole step"):
         thalweg.torch.AdamW(groups, lr=0.1, spikes=True)
+
+
+# ---- clipped before
+
+
+def steps_of_clipped_gradients(step: Any, params: Any, count: int, *, share: float, read: Any = None) -> list[str]:
+    """What is warned of while norms around 2 are clipped at 1 in a share of steps, and by whom it is said."""
+    generator = torch.Generator().manual_seed(0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for t in range(count):
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=generator).mul(0.04 * (1 + t % 7)).to(p.dtype)
+            if t % 10 < 10 * share:
+                torch.nn.utils.clip_grad_norm_(params, 1.0)
+            step()
+            read and read()
+    assert all(each.filename == __file__ for each in told)
+    return [str(each.message) for each in told]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_gradients_that_are_clipped_before_are_told_once(dtype: torch.dtype) -> None:
+    p, q = (torch.nn.Parameter(torch.ones(40, 10, dtype=dtype)) for _ in range(2))
+    optimizer = thalweg.torch.AdamW([p, q], lr=1e-3, spikes=Spikes(window=32))
+    (told,) = steps_of_clipped_gradients(optimizer.step, [p, q], 100, share=1.0)
+    assert re.search(r"of the last 32 norms of the gradient none was above (1|1\.00\d|0\.99\d*),", told)
+    assert "by max_grad_norm=1 of the optimizer" in told
+    optimizer = thalweg.torch.AdamW([p, q], lr=1e-3, spikes=Spikes(window=32), max_grad_norm=1.0)
+    assert not steps_of_clipped_gradients(optimizer.step, [p, q], 100, share=0.0)
+
+
+def test_a_clipping_that_leaves_norms_above_is_not_told() -> None:
+    p = torch.nn.Parameter(torch.ones(40, 20))
+    optimizer = thalweg.torch.AdamW([p], lr=1e-3, spikes=Spikes(window=32))
+    assert not steps_of_clipped_gradients(optimizer.step, [p], 100, share=0.5)
+    # statistics wait for the device, and read norms that the host does not see otherwise
+    optimizer = thalweg.torch.AdamW([p], lr=1e-3, spikes=Spikes(window=32))
+    assert len(steps_of_clipped_gradients(optimizer.step, [p], 40, share=1.0, read=optimizer.stats)) == 1
+
+
+def test_numpy_tells_it_too() -> None:
+    params, optimizer = {"w": np.ones(3)}, thalweg.numpy.SGD(lr=0.1, spikes=Spikes(window=16))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(60):
+            optimizer.step(params, {"w": np.array([0.0, 2.0, 0.0])})
+    (warning,) = told
+    assert "of the last 16 norms of the gradient none was above 2, and 16 were equal" in str(warning.message)
+    assert warning.filename == __file__

@@ -20,8 +20,7 @@ from thalweg.explain import Explanation, explain_parameter
 from thalweg.given import Overrides, Standard, as_written, check_known, check_overrides, unused_patterns
 from thalweg.rules import RULES, Rule
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import Setting, Settings, combined, option_names
-from thalweg.signatures import defaults
+from thalweg.settings import Setting, Settings, combined, defaults, option_names
 from thalweg.storage import arithmetic, first_state
 from thalweg.trial import check_rule
 
@@ -171,7 +170,7 @@ class Optimizer(keras.optimizers.Optimizer):
             name, shape, setting = stepped.name, tuple(stepped.variable.shape), stepped.setting
             hint = hint_of_kernel(name, shape, setting.rule)
             row = explain_parameter(
-                name, shape, stepped.variable.dtype, setting, lr=lr, rms=None, counter_bytes=0, hint=hint
+                name, shape, stepped.variable.dtype, setting, lr=lr, rms=None, counter_bytes=0, hints=[hint]
             )
             rows.append(row)
         named = [(stepped.name, stepped.variable) for stepped in self._stepped]

@@ -12,8 +12,7 @@ from timm.optim._optim_factory import OptimInfo, default_registry
 from torch import Tensor
 
 from thalweg.rules import RULES, Rule
-from thalweg.settings import rates_with_adamw
-from thalweg.signatures import defaults
+from thalweg.settings import defaults, rates_with_adamw
 from thalweg.torch import AdamW, Mixture, optimizer, recipes
 from thalweg.torch.mixture import Entries
 from thalweg.torch.recipes import RECIPES

@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from thalweg import torch as front_end
 from thalweg.errors import OptionError
 from thalweg.rules import RULES, Rule
-from thalweg.signatures import defaults
+from thalweg.settings import defaults
 from thalweg.torch import recipes
 from thalweg.torch.recipes import RECIPES
 

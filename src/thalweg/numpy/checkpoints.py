@@ -10,22 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.errors import OptimError, StateError
-from thalweg.exchange import KEYS, VERSION, check_entries, check_layout, is_count
+from thalweg.errors import OptimError, StateError, read_as
+from thalweg.exchange import KEYS, LAYOUT, VERSION
 from thalweg.numpy.arrays import Arr, Name, checked_name
 from thalweg.numpy.engines import Tracked
 from thalweg.spaces import numpy as xp
-from thalweg.storage import SPIKES, check_codes
+from thalweg.storage import SPIKES, check_codes, check_layout
 
 
-def read_state(saved: Mapping[str, Any]) -> tuple[dict[Name, Tracked], Arr | None]:
+@read_as("this state")
+def read_entries(state: Mapping[Name, Mapping[str, Any]]) -> tuple[dict[Name, Tracked], Arr | None]:
     """What is kept for each parameter, and the norms kept for ``spikes``; checked, and copied."""
-    if not is_count(saved["iteration"]):
-        raise StateError("this state_dict() is damaged: its iteration must be a count")
     tracked: dict[Name, Tracked] = {}
     norms: Arr | None = None
-    for name, entries in saved["state"].items():
-        check_entries(checked_name(name), entries)
+    for name, entries in state.items():
         arrays = {key: np.array(entry) for key, entry in entries.items() if key != "step"}
         norms = arrays.pop(SPIKES, norms)
         if norms is not None and not (norms.ndim == 1 and np.all(norms >= 0) and np.all(np.isfinite(norms))):
@@ -76,7 +74,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         # opened here, since numpy would leave open what it takes for an archive and cannot read
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
-            check_layout(about["layout"])
+            check_layout(about["layout"], LAYOUT)
             state: dict[Any, dict[str, Arr]] = {}
             for index, parameter in enumerate(about.pop("parameters")):
                 entries = state[parameter["name"]] = {}

@@ -18,7 +18,7 @@ import numpy as np
 from thalweg.arrays import Shape
 from thalweg.boundary import Advance, seen
 from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning, say_where
-from thalweg.exchange import check_exchanged, pack_state, warn_converted
+from thalweg.exchange import pack_state, read_state
 from thalweg.explain import Explanation, explain_parameter
 from thalweg.given import Overrides, as_written, check_overrides, plain, unused_patterns
 from thalweg.numpy.arrays import (
@@ -34,15 +34,15 @@ from thalweg.numpy.arrays import (
     span,
     value_at,
 )
-from thalweg.numpy.checkpoints import read_file, read_state, write_file
+from thalweg.numpy.checkpoints import read_entries, read_file, write_file
 from thalweg.numpy.engines import Engine, Figures, Job, Native, Tracked, check_engine, divide, separate, squares_of
 from thalweg.rules import Rule
 from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average
 from thalweg.rules.checks import check_flag, check_number
-from thalweg.rules.spikes import judge
+from thalweg.rules.spikes import judge, warn_if_clipped
 from thalweg.settings import Settings
 from thalweg.spaces import numpy as xp
-from thalweg.storage import SPIKES, check_fits, completed, converted, first_state
+from thalweg.storage import SPIKES, check_fits, completed, converted, first_state, read_count, warn_converted
 from thalweg.trial import check_update
 
 Self = TypeVar("Self", bound="Optimizer")
@@ -89,6 +89,8 @@ class Optimizer:
         #: What is kept of former norms for ``spikes``, and what the last step told of them.
         self._norms: Arr | None = None
         self._joint_figures: dict[str, Any] = {}
+        #: How many norms were judged, and whether the user was told that they are clipped.
+        self._judged, self._is_told = 0, False
         #: Whether a state was loaded, and nothing was told of how it was kept.
         self._is_loaded = False
         #: How many iterations have ended, counted under ``global_step=True`` alone.
@@ -256,6 +258,10 @@ class Optimizer:
             self._norms, self._joint_figures = judgement.kept, judgement.figures
         for job in jobs if is_skipped else ():
             self._commit(job, job.tracked.stats, is_taken=False)
+        if guard is not None and not self._is_told:
+            self._judged += 1
+            if self._judged % guard.window == 0:
+                self._is_told = warn_if_clipped(judgement.kept.tolist(), stacklevel=3)
 
     def _joint_norm(self, jobs: Sequence[Job]) -> float:
         squares = squares_of([job.gradient for job in jobs], self._wanted_engine)
@@ -341,8 +347,8 @@ class Optimizer:
             setting, _ = self._settings.of(str(name), weights)
             setting = replace(setting, lr_scale=setting.lr_scale * self.lr_scale(name))
             facts = str(name), weights.shape, xp.dtype(weights), setting
-            is_narrow = weights.size > 0 and weights.itemsize == 2  # then rounding depends on how large its numbers are
-            rms = math.sqrt(squares_of([weights], self._wanted_engine)[0] / weights.size) if is_narrow else None
+            squares = squares_of([weights], self._wanted_engine)[0] if weights.size else None
+            rms = None if squares is None else math.sqrt(squares / weights.size)
             rows.append(explain_parameter(*facts, lr=lr, rms=rms, counter_bytes=0))
         return Explanation(rows, self._unused_overrides(arrays))
 
@@ -388,9 +394,10 @@ class Optimizer:
 
         A learning rate that was a number is restored too, unless this optimizer's is a function.
         """
-        check_exchanged(state_dict, self.rule, options=self.options)
+        read_state(state_dict, self.rule, self.options)
         try:
-            loaded, norms = read_state(state_dict)
+            loaded, norms = read_entries(state_dict["state"])
+            iteration = read_count("the iteration of this state", state_dict["iteration"])
             for name, tracked in loaded.items():
                 known = self._tracked.get(name)
                 if known and known.setting and known.shape is not None:
@@ -398,9 +405,9 @@ class Optimizer:
             if state_dict["lr"] is not None and not callable(self.lr):
                 self.lr = state_dict["lr"]  # checked there, before anything is changed
         except (OptionError, ParameterError) as error:
-            raise StateError(f"this state_dict() is damaged: {error}") from None
+            raise StateError(f"this state is damaged: {error}") from None
         self._tracked, self._norms, self._is_loaded = loaded, norms, True
-        self.iteration = int(state_dict["iteration"])
+        self.iteration = iteration
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``state_dict()`` to an ``.npz`` file, without pickle."""

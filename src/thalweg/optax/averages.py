@@ -8,8 +8,8 @@ import optax
 
 from thalweg.boundary import seen
 from thalweg.errors import OptionError
-from thalweg.optax.exchange import entries_by_name, own_parts
 from thalweg.optax.explain import transformations
+from thalweg.optax.states import own_parts
 from thalweg.optax.trees import Tree, parameters
 from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average
 from thalweg.spaces import jax as space
@@ -27,11 +27,7 @@ def averaged(solver: optax.GradientTransformation, state: Any, params: Tree) -> 
     >>> print(averaged(solver, state, {"w": params["w"] + updates["w"]})["w"])
     [0.5 0.5]
     """
-    kept = {
-        name: (entries, part.count)
-        for _, part in own_parts(state)
-        for name, entries in entries_by_name(part, params).items()
-    }
+    kept = {name: (entries, part.count) for _, part, own in own_parts(state, params) for name, entries in own.items()}
     settings = {leaf.names[0]: leaf.setting for _, leaves in transformations(solver, params).parts for leaf in leaves}
     found = parameters(params)
     named = dict(zip(found.names, found.leaves, strict=True))

@@ -20,7 +20,6 @@ from thalweg.optax.shards import typed_layout
 from thalweg.programs.schedule import needs_sums
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice
-from thalweg.rules.rule import stand_in
 from thalweg.storage import arithmetic, describe_state
 
 Engine: TypeAlias = Literal["auto", "xla", "native"]
@@ -130,7 +129,7 @@ def is_elementwise(job: Job) -> bool:
 
 
 def is_summed(leaf: Leaf) -> bool:
-    return needs_sums(stand_in(leaf.setting.rule_at(1)), leaf.space.shape(leaf.p))
+    return needs_sums(leaf.setting.rule_at(1), leaf.space.shape(leaf.p))
 
 
 def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, reached: bool) -> list[str]:

@@ -45,7 +45,7 @@ def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
     sizes = dict(zip(found.names, map(rms_of, found.leaves), strict=True))
     outer = owner_of(solver)
     reached = set() if outer is None else outer.reached()
-    several = len({owner.settings.rule for owner, _ in parts}) > 1
+    is_mixed = heard.mixtures or len({owner.settings.rule for owner, _ in parts}) > 1
     rows, groups, unused = {}, [], []
     for owner, leaves in parts:
         rate = concrete(at_count(owner.learning_rate, 0))
@@ -54,14 +54,14 @@ def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
             name = leaf.names[0]
             shape, dtype = leaf.p.shape, leaf.p.dtype.name
             # one count serves all
-            row = explain_parameter(name, shape, dtype, leaf.setting, lr=rate, rms=sizes[name], counter_bytes=0)
+            known = {"lr": rate, "rms": sizes[name], "hints": heard.hints.get(name, ())}
+            row = explain_parameter(name, shape, dtype, leaf.setting, counter_bytes=0, **known)
             treatment = row.treatment
             if leaf.axes is not None:
                 treatment = rule_of_axes(leaf.setting.rule_at(1), leaf.axes).treatment(shape)
-            told = (*row.warnings, *([heard.notes[name]] if name in heard.notes else []))
-            decay = show(row.weight_decay)
-            rows[name] = replace(row, weight_decay=decay, treatment=treatment, warnings=told, engine=engine)
-        groups.append(group_of(owner, leaves, rate, several, heard.group_notes.get(id(owner))))
+            rows[name] = replace(row, weight_decay=show(row.weight_decay), treatment=treatment, engine=engine)
+        rule = owner.settings.rule.__name__ if is_mixed else ""
+        groups.append(group_of(owner, leaves, rate, rule, heard.group_notes.get(id(owner))))
         patterns = (pattern for pattern, _ in owner.settings.overrides)
         unused += unused_patterns(patterns, ((leaf.names[0], leaf.p) for leaf in leaves))
     ordered = [rows[name] for name in found.names if name in rows]
@@ -81,10 +81,10 @@ def transformations(solver: optax.GradientTransformation, params: Tree) -> Heard
     return heard
 
 
-def group_of(owner: Transformation, leaves: Sequence[Leaf], rate: Any, several: bool, note: str | None) -> GroupRow:
+def group_of(owner: Transformation, leaves: Sequence[Leaf], rate: Any, rule: str, note: str | None) -> GroupRow:
     schedule = ["a schedule gives lr, shown here as at the first step"] if callable(owner.learning_rate) else []
     notes = [*schedule, *([note] if note else [])]
-    return GroupRow(None, len(leaves), 0, show(rate), tuple(notes), owner.settings.rule.__name__ if several else "")
+    return GroupRow(None, len(leaves), 0, show(rate), tuple(notes), rule)
 
 
 def show(value: Any) -> Any:
@@ -93,8 +93,9 @@ def show(value: Any) -> Any:
 
 
 def rms_of(p: Any) -> float | None:
-    """The root mean square of 16-bit numbers, which rounding depends on; 1 where there are none yet."""
+    """The root mean square of an array, if all of it is here; 1 where there are no numbers yet."""
     if isinstance(p, jax.ShapeDtypeStruct):
-        return 1.0 if p.dtype.itemsize <= 2 else None
+        return 1.0
     array = jnp.asarray(p)
-    return float(jnp.sqrt(jnp.mean(jnp.square(jnp.float32(array))))) if array.size and array.itemsize <= 2 else None
+    is_known = array.size and array.is_fully_addressable
+    return float(jnp.sqrt(jnp.mean(jnp.square(jnp.float32(array))))) if is_known else None

@@ -21,8 +21,8 @@ from thalweg.rules import RULES, Rule
 from thalweg.rules.checks import require
 from thalweg.rules.exempt import EXEMPT
 from thalweg.rules.options import Mask, options_of
-from thalweg.settings import numbers_of, option_names
-from thalweg.signatures import defaults, types_of
+from thalweg.settings import defaults, numbers_of, option_names
+from thalweg.signatures import types_of
 from thalweg.trial import check_rule
 
 #: In ``Rule.OPTAX``: what follows is by keyword alone.

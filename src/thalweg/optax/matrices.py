@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from thalweg.arrays import A, Shape, Space, State, Truth
 from thalweg.errors import OptionError, ParameterError
-from thalweg.given import NORM, TABLE
+from thalweg.given import ATTENTION, KV, NORM, QKV, TABLE
 from thalweg.optax.trees import Named, Path, Tree
 from thalweg.rules import Muon, Rule
 from thalweg.rules.around import rewrap
@@ -44,7 +44,7 @@ class Reading:
 
     role: Literal["matrix", "embedding", "vector", "unknown"]
     axes: MatrixAxes | None = None
-    #: Why it is not understood.
+    #: Why it is not understood, or what was assumed.
     note: str = ""
 
 
@@ -55,6 +55,8 @@ Layout: TypeAlias = Any
 VECTOR = Reading("vector")
 #: flax's names of projections in attention, of (in, heads, size) and of (heads, size, out).
 TO_HEADS, FROM_HEADS = ("query", "key", "value"), ("out",)
+FUSED = "it looks like several fused matrices, whose sizes are not told"
+UNSPLIT = "it looks like queries, keys and values in one layer, and is taken for one matrix"
 
 
 # ---- reading a tree
@@ -65,8 +67,9 @@ def read_tree(layout: Layout, params: Tree, found: Named, stacked: Sequence[int]
     modules = equinox_modules(params) if layout == "equinox" else {}
     result = []
     for path, name, p, lead in zip(found.paths, found.names, found.leaves, stacked, strict=True):
-        reading = read(layout, name, p, tuple(p.shape[lead:]), owner_of(path, modules))
-        result.append(check_reading(reading, name, p.ndim - lead))
+        shape = tuple(p.shape[lead:])
+        reading = check_reading(read(layout, name, p, shape, owner_of(path, modules)), name, len(shape))
+        result.append(divide_fused(reading, name, shape) if isinstance(layout, str) else reading)
     return result
 
 
@@ -125,6 +128,21 @@ def check_reading(reading: Reading, name: str, ndim: int) -> Reading:
     return Reading(reading.role, MatrixAxes(inputs, outputs, reading.axes.split), reading.note)
 
 
+def divide_fused(reading: Reading, name: str, shape: Shape) -> Reading:
+    """A reading of a layer, by its name: queries, keys and values in one layer are several matrices."""
+    layer, axes = parts_of(name)[0], reading.axes
+    if reading.role != "matrix" or axes is None or len(shape) != 2 or axes.split > 1:
+        return reading
+    inputs, outputs = (shape[own[0]] for own in (as_tuple(axes.inputs), as_tuple(axes.outputs)))
+    if QKV.search(layer):  # query_key_value has them side by side for each head
+        is_told = outputs == 3 * inputs and layer != "query_key_value"
+        return matrix(axes._replace(split=3)) if is_told else Reading("unknown", axes, FUSED)
+    if KV.fullmatch(layer) and outputs == 2 * inputs:
+        return matrix(axes._replace(split=2))
+    is_unsplit = outputs == 3 * inputs and any(map(ATTENTION.search, name.split(".")[-3:-1]))
+    return Reading("matrix", axes, UNSPLIT) if is_unsplit else reading
+
+
 def matrix(axes: MatrixAxes) -> Reading:
     return Reading("matrix", axes)
 
@@ -150,6 +168,8 @@ def read_flax(name: str, shape: Shape, _: Any) -> Reading:
         return unknown(f"flax has no layer with a weight of the name {own!r}")
     if len(shape) == 2:
         return matrix(MatrixAxes(0, 1))
+    if QKV.search(module):  # (in, 3, heads, size): queries, keys and values are stacked
+        return matrix(MatrixAxes(0, tuple(range(2, len(shape))))) if shape[1] == 3 else unknown(FUSED)
     if len(shape) == 3 and module in TO_HEADS:
         return matrix(MatrixAxes(0, (1, 2)))
     if len(shape) == 3 and module in FROM_HEADS:

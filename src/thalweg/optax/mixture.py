@@ -96,15 +96,16 @@ class Mixture(Stepping):
     def init(self, params: Tree) -> Any:
         found = parameters(params)
         places = self.places(found)
-        idle = self.unused_patterns(found, places)
+        idle, heard = self.unused_patterns(found, places), HEARD.get()
+        if heard is not None:
+            heard.mixtures.append(self)
         if idle and found.leaves:
-            heard = HEARD.get()
             if heard is not None:
                 heard.unused_entries.extend(idle)
             message = f"{self.PATTERNS} that match no parameter: {', '.join(map(repr, idle))}"
             warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
         states = tuple(each.init(params) for each in self.mask_entries(found, places))
-        skipped = first_count(found.leaves) if self.guarded else None
+        skipped = first_count(found.leaves) if self.handling.may_skip else None
         guard = self.handling.guard
         return self.make_state(states, skipped, None if guard is None else first_norms(guard, found.leaves))
 
@@ -129,9 +130,9 @@ class Mixture(Stepping):
             changes = found.treedef.flatten_up_to(new)
             for space, x in zip([*spaces, *spaces], [*grads, *changes], strict=True):
                 fine &= is_finite(space, x)
-            skipped = jnp.where(fine, skipped, optax.safe_increment(skipped))
         if judgement is not None and judgement.skips:
             fine &= ~judgement.is_spike[0]
+        skipped = jnp.where(fine, skipped, optax.safe_increment(skipped))
         kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), inner_states, state.inner_states)
         return jax.tree.map(lambda delta: jnp.where(fine, delta, 0), new), self.make_state(kept, skipped, norms)
 

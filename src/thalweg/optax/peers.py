@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from thalweg.errors import StateError, read_as
-from thalweg.exchange import list_names
+from thalweg.exchange import pack_state
 from thalweg.given import differ
-from thalweg.optax.exchange import entries_by_name, import_part, is_own, own_parts, place_like
+from thalweg.optax.exchange import import_state
 from thalweg.optax.explain import transformations
+from thalweg.optax.states import is_own, own_parts
 from thalweg.optax.trees import Tree, named
-from thalweg.peers import Rename, Report, check_rule, rename_parameter
+from thalweg.peers import Source, choose
 from thalweg.rules import LAMB, SGD, Adafactor, AdamW, Rule
-from thalweg.rules.options import number_options
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True)
+class Peer(Source):
     """An optimizer of optax: the part of its chain that it is known by, and how many parts come after that."""
 
-    name: str
-    rule: type[Rule]
     part: type[Any]
     after: int | None
     #: Our options that its state has no word of and that decide what the state means.
@@ -40,31 +39,23 @@ KEPT: dict[type[Any], dict[str, str]] = {
     optax.EmaState: {"ema": "exp_avg"},
 }
 TABLE = (
-    Source("optax.adam", AdamW, optax.ScaleByAdamState, 1, {"weight_decay": 0.0, "amsgrad": False}),
-    Source("optax.adamw", AdamW, optax.ScaleByAdamState, 2, {"amsgrad": False}),
-    Source("optax.lamb", LAMB, optax.ScaleByAdamState, 3, {"grad_averaging": True}),
-    Source("optax.sgd", SGD, optax.TraceState, 1, {"dampening": 0.0}),
-    Source("optax.sgd", SGD, optax.EmptyState, 1, {"momentum": 0.0}),
-    Source("optax.adafactor", Adafactor, optax.FactoredState, None, {"momentum_mode": "after_lr"}),
+    Peer("optax.adam", AdamW, optax.ScaleByAdamState, 1, {"weight_decay": 0.0, "amsgrad": False}),
+    Peer("optax.adamw", AdamW, optax.ScaleByAdamState, 2, {"amsgrad": False}),
+    Peer("optax.lamb", LAMB, optax.ScaleByAdamState, 3, {"grad_averaging": True}),
+    Peer("optax.sgd", SGD, optax.TraceState, 1, {"dampening": 0.0}),
+    Peer("optax.sgd", SGD, optax.EmptyState, 1, {"momentum": 0.0}),
+    Peer("optax.adafactor", Adafactor, optax.FactoredState, None, {"momentum_mode": "after_lr"}),
 )
-NAMES = tuple(dict.fromkeys(source.name for source in TABLE))
 
 
 def import_peer(
-    solver: optax.GradientTransformation,
-    params: Tree,
-    peer_state: Tree,
-    source: str | None = None,
-    *,
-    rename: Rename | None = None,
-    step: int | None = None,
-) -> tuple[Tree, Report]:
-    """The state with which ``solver`` continues a run of an optimizer of optax, and a report of what it took.
+    solver: optax.GradientTransformation, params: Tree, peer_state: Tree, source: str | None = None
+) -> Tree:
+    """The state with which ``solver`` continues a run of an optimizer of optax.
 
     peer_state: of ``optax.adafactor``, ``adam``, ``adamw``, ``lamb`` or ``sgd``, also within ``chain``. source: its
     name, as in "optax.adamw", for chains put together by hand. States do not tell options: give the solver those of the
-    run. rename: from paths of parameters there to paths here. step: how many steps were taken, where the state does
-    not tell (``optax.sgd`` without a schedule).
+    run. Of ``optax.sgd`` without a schedule, which counts no steps, one is taken to be done.
 
     >>> import optax
     >>> import jax.numpy as jnp
@@ -72,43 +63,25 @@ def import_peer(
     >>> params = {"w": jnp.ones((2, 2))}
     >>> theirs = optax.lamb(0.1)
     >>> _, their_state = theirs.update(params, theirs.init(params), params)
-    >>> state, report = import_peer(lamb(0.1), params, their_state)
-    >>> print(report.source, state.count)
-    optax.lamb 1
+    >>> print(import_peer(lamb(0.1), params, their_state).count)
+    1
     """
     start = solver.init(params)
-    own = own_parts(start)
-    beside = jax.tree.leaves([part for part in jax.tree.leaves(start, is_leaf=is_own) if not is_own(part)])
-    if len(own) > 1 or beside:
+    (rule, _, expected), *more = own_parts(start, params)
+    if more or any(not is_own(other) for other in jax.tree.leaves(start, is_leaf=is_own)):
         raise StateError(
             "the solver must be one transformation of thalweg.optax, in a chain at most with others that keep nothing: "
             "import into it alone, and put the state where wrappers of optax have it"
         )
-    rule, part = own[0]
-    rules = {leaf.names[0]: leaf.setting.rule for _, group in transformations(solver, params).parts for leaf in group}
     with read_as("this state"):
         chain = [*walk(peer_state)]
-        peer = recognize(chain, source)
-        check_rule(peer, rule)
-        entries, steps = read_entries(chain, rename), count_steps(chain, step)
-        expected = entries_by_name(part, params)
-        check_names([*entries], [*expected])
-        given = {}
-        for name, theirs in entries.items():
-            check_meaning(peer, name, rules[name])
-            given[name] = {"step": steps, **fit_entries(theirs, expected[name])}
-        renewed = import_part(part, params, given)._replace(count=place_like(steps, part.count))
-    state = jax.tree.map(lambda inner: renewed if is_own(inner) else inner, start, is_leaf=is_own)
-    return state, Report(peer.name, rule.__name__, len(rules), steps, untold_options(next(iter(rules.values()))))
-
-
-def untold_options(rule: Rule) -> dict[str, Any]:
-    """Numbers that a rule has as options."""
-    options = number_options(type(rule)) - rule.idle(1.0).keys() - {"stacked_axes"}
-    return {option: getattr(rule, option) for option in sorted(options)}
-
-
-# ---- what a state of optax has
+        peer = choose(TABLE, alike(chain, source), source, rule)
+        steps, theirs = count_steps(chain), read_entries(chain) or {name: {} for name in expected}
+        entries = {name: {"step": steps, **fit_entries(kept, expected.get(name, {}))} for name, kept in theirs.items()}
+        for _, leaves in transformations(solver, params).parts:
+            for leaf in leaves:
+                check_meaning(peer, leaf.names[0], leaf.setting.rule)
+        return import_state(start, params, pack_state(rule, entries))
 
 
 def walk(state: Tree, after: int = 0) -> Iterator[tuple[Any, int]]:
@@ -119,66 +92,43 @@ def walk(state: Tree, after: int = 0) -> Iterator[tuple[Any, int]]:
         parts = [*state.values()] if isinstance(state, Mapping) else [*state]
         for place, part in enumerate(parts, 1):
             yield from walk(part, len(parts) - place)
-    elif type(state) in (*KEPT, optax.ScaleByScheduleState, optax.EmptyState):
-        yield state, after
     else:
-        known = ", ".join(part.__name__ for part in KEPT)
-        raise StateError(
-            f"this state has a {type(state).__name__}, which cannot be continued here: {known} can be; of a wrapper "
-            "pass the state that is in it"
-        )
+        yield state, after
 
 
-def recognize(chain: list[tuple[Any, int]], name: str | None) -> Source:
-    """The optimizer that a chain is of, by its first part that keeps something, or as it is named."""
-    kinds = [(type(part), after) for part, after in chain if type(part) in KEPT and type(part) is not optax.EmaState]
-    if len(kinds) > 1:
-        raise StateError(f"this state has {' and '.join(kind.__name__ for kind, _ in kinds)}: pass one of them")
-    kind, after = kinds[0] if kinds else (optax.EmptyState, 1)
-    like = [s for s in TABLE if s.part is kind and (s.name == name if name else s.after in (None, after))]
-    has_average = any(type(part) is optax.EmaState for part, _ in chain)
-    if not like or (has_average and kind is not optax.FactoredState):
-        raise StateError(
-            f"this is no state of {name or 'an optimizer that is known'}; pass source=, of {', '.join(NAMES)}"
-        )
-    return like[0]
+def alike(chain: list[tuple[Any, int]], name: str | None) -> list[Peer]:
+    """The optimizers of which a chain may be, by the one part that keeps something and where it stands.
+
+    name: of the optimizer, if the user gave it: then it may stand anywhere.
+    """
+    beside = (optax.EmptyState, optax.ScaleByScheduleState)
+    kept = [(type(part), after) for part, after in chain if type(part) not in beside]
+    (kind, place), *more = kept or [(optax.EmptyState, 1)]
+    if more and (kind, more[0][0], len(more)) != (optax.FactoredState, optax.EmaState, 1):  # adafactor with momentum
+        return []
+    return [peer for peer in TABLE if peer.part is kind and (name or peer.after in (None, place))]
 
 
-def read_entries(chain: list[tuple[Any, int]], rename: Rename | None) -> dict[str, dict[str, Any]]:
-    """What is kept for each parameter, by its name here and by our keys."""
+def read_entries(chain: list[tuple[Any, int]]) -> dict[str, dict[str, Any]]:
+    """What is kept for each parameter, by its name and by our keys."""
     entries: dict[str, dict[str, Any]] = {}
     for part, _ in chain:
         for attribute, key in KEPT.get(type(part), {}).items():
             tree = named(getattr(part, attribute))
-            renamed = [rename_parameter(name, rename) for name in tree.names]
-            if twice := [name for name, times in Counter(renamed).items() if times > 1]:
-                raise StateError(f"two parameters of the source would be named {list_names(twice)}: correct rename=")
-            for name, leaf in zip(renamed, tree.leaves, strict=True):
+            for name, leaf in zip(tree.names, tree.leaves, strict=True):
                 entries.setdefault(name, {})[key] = leaf
     return entries
 
 
-def check_names(theirs: list[str], ours: list[str]) -> None:
-    lacking, unknown = sorted({*ours} - {*theirs}), sorted({*theirs} - {*ours})
-    if lacking or unknown:
-        raise StateError(
-            f"the parameters do not match by name: the source lacks {list_names(lacking)}, and this solver lacks "
-            f"{list_names(unknown)}; rename= takes a function or a mapping from their names to those here"
-        )
-
-
-def count_steps(chain: list[tuple[Any, int]], step: int | None) -> int:
-    """The number of steps that a state tells, or else the caller."""
+def count_steps(chain: list[tuple[Any, int]]) -> int:
+    """How many steps a state was taken, 1 if it does not count them."""
     told = {int(part.count) for part, _ in chain if "count" in part._fields}
-    told |= set() if step is None else {step}
     if len(told) > 1:
         raise StateError(f"different numbers of steps were taken, {sorted(told)}: here is one count for all")
-    if not told:
-        raise StateError("this state does not tell how many steps it has taken: pass them as step=")
-    return told.pop()
+    return told.pop() if told else 1
 
 
-def check_meaning(peer: Source, name: str, rule: Rule) -> None:
+def check_meaning(peer: Peer, name: str, rule: Rule) -> None:
     """Refuse options under which the entries of state are something else."""
     for option, value in peer.meaning.items():
         if option not in rule.idle(1.0) and differ(value, found := getattr(rule, option)):

@@ -19,7 +19,7 @@ from thalweg.optax.mixture import Mixture
 from thalweg.optax.transformation import HEARD, Transformation
 from thalweg.optax.trees import Named, Tree, parameters
 from thalweg.rules import AdamW, Muon, Spikes
-from thalweg.settings import Handling, adamw_share
+from thalweg.settings import Handling, adamw_share, hint_of_rate
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 #: The places of entries.
@@ -68,10 +68,9 @@ def muon_adamw(
             "flax keeps kernels as (in, out), equinox and torch keep weights as (out, in)"
         )
     check_layout(layout)
+    scaled = muon if muon.get("consistent_rms") is None else {"scaling": "match_rms_adamw"}
     if adamw_learning_rate is None:
-        matched = muon.get("consistent_rms") is not None
-        share = adamw_share(Muon, {"scaling": "match_rms_adamw"} if matched else muon)
-        adamw_learning_rate = scale_rate(learning_rate, share)
+        adamw_learning_rate = scale_rate(learning_rate, adamw_share(Muon, scaled))
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     adamw_function = function_of(AdamW)
     hidden = function_of(Muon)(learning_rate, **{**decay, **muon, "layout": layout, "specs": specs})
@@ -84,6 +83,7 @@ def muon_adamw(
         layout,
         check_patterns(first, "first"),
         check_patterns(other, "other"),
+        hint_of_rate(Muon, scaled, learning_rate, adamw_learning_rate),
     ).transformation
 
 
@@ -103,15 +103,16 @@ class Routed(Mixture):
     layout: Layout
     first: tuple[Pattern, ...]
     other: tuple[Pattern, ...]
+    #: What to tell of the learning rate.
+    rate_hint: str
 
     def init(self, params: Tree) -> Any:
         result, heard = super().init(params), HEARD.get()
         if heard is not None:
             found = parameters(params)
-            readings = self.readings(found)
-            for name, reading in zip(found.names, readings, strict=True):
-                if reading.note:
-                    heard.notes[name] = f"AdamW steps it: {reading.note}; or give layout a function that tells its axes"
+            readings, rules = self.read(found)
+            each = zip(found.names, found.leaves, readings, rules, self.places(found), strict=True)
+            heard.hints.update((name, self.hints_about(name, *own)) for name, *own in each)
             if isinstance(self.layout, str) and not self.other and not output_layers(self.layout, found, readings):
                 heard.group_notes[id(self.muon)] = "no output layer was recognized: name it in other=[...] for AdamW"
         return result
@@ -121,14 +122,20 @@ class Routed(Mixture):
         owner: Transformation = self.entries[HIDDEN][1].update.__self__
         return owner
 
-    def readings(self, found: Named) -> list[Reading]:
+    def read(self, found: Named) -> tuple[list[Reading], list[Any]]:
+        """What each parameter is, and the rule that Muon would have for it."""
         tree = found.treedef.unflatten(found.leaves)
-        stacked = [setting.rule.stacked_axes for setting, _ in self.muon.settings_of(tree, found)]
-        return read_tree(self.layout, tree, found, stacked)
+        rules = [setting.rule for setting, _ in self.muon.settings_of(tree, found)]
+        return read_tree(self.layout, tree, found, [rule.stacked_axes for rule in rules]), rules
+
+    def hints_about(self, name: str, p: Any, reading: Reading, rule: Any, place: int) -> list[str]:
+        is_told = rule.split != 1 or any(matches(pattern, name, p) for pattern in (*self.first, *self.other))
+        own = "Muon" if place == HIDDEN else "AdamW"
+        note = f"{own} steps it: {reading.note}; if that is wrong, give layout a function that tells its axes"
+        return [*([note] if reading.note and not is_told else []), *([self.rate_hint] if place == HIDDEN else [])]
 
     def places(self, found: Named) -> list[int]:
-        tree, readings = found.treedef.unflatten(found.leaves), self.readings(found)
-        rules = [setting.rule for setting, _ in self.muon.settings_of(tree, found)]
+        readings, rules = self.read(found)
         heads = output_layers(self.layout, found, readings)
 
         def place(name: str, p: Any, reading: Reading, rule: Any) -> int:

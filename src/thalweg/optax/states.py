@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from thalweg.errors import StateError
-from thalweg.optax.trees import Tree, TreeDef
+from thalweg.optax.trees import Tree, TreeDef, dotted, named
 from thalweg.rules import LAMB, LARS, Adafactor, Kron, Muon, Rule
 from thalweg.rules.spikes import Spikes
 from thalweg.spaces.jax import replicated_with
@@ -29,7 +29,7 @@ class LarsState(NamedTuple):
     #: Steps taken.
     count: Any
     momentum_buffer: Tree
-    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
@@ -39,7 +39,7 @@ class LambState(NamedTuple):
     #: The average of gradients, and of their squares.
     exp_avg: Tree
     exp_avg_sq: Tree
-    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
@@ -53,7 +53,7 @@ class AdafactorState(NamedTuple):
     variance: Tree
     #: The average of updates, with momentum.
     exp_avg: Tree
-    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
@@ -61,7 +61,7 @@ class MuonState(NamedTuple):
     #: Steps taken.
     count: Any
     momentum_buffer: Tree
-    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
@@ -74,14 +74,14 @@ class KronState(NamedTuple):
     L: Tree
     #: How much of the next refresh has come together.
     refresh: Tree
-    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
 class MixtureState(NamedTuple):
     #: The state of each entry's transformation, in their order.
     inner_states: tuple[Any, ...]
-    #: Steps left out under ``on_nonfinite="skip"``, else None.
+    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
@@ -194,6 +194,51 @@ def pack(state_class: type[Any], treedef: TreeDef, states: Sequence[Entries], **
         field: treedef.unflatten([join_field(entries, field) for entries in states]) for field in fields_of(state_class)
     }
     return state_class(**counts, **trees)
+
+
+def is_own(part: Any) -> bool:
+    return type(part) in STATE_CLASSES
+
+
+def own_parts(state: Tree, params: Tree) -> list[tuple[type[Rule], Any, dict[str, Entries]]]:
+    """The states of thalweg.optax within a state: the rule, the state, and its entries by parameter and key."""
+    parts = [part for part in jax.tree.leaves(state, is_leaf=is_own) if is_own(part)]
+    if not parts:
+        raise StateError("this must be the state of an optimizer of thalweg.optax, and it has none")
+    found, others = [], named(params).names
+    for part in sorted(parts, key=lambda part: not fields_of(part)):  # rules that keep nothing have what is left
+        kept = by_name(part, params) if fields_of(part) else dict[str, Entries]((name, {}) for name in others)
+        found.append((STATE_CLASSES[type(part)], part, kept))
+        others = [name for name in others if name not in kept]
+    return found
+
+
+def locate(part: Any, params: Tree) -> tuple[list[str | None], TreeDef]:
+    """The names of the parameters that a state is of, and their tree. Where params has None, there is no name."""
+    found = named(params)
+    if twice := [name for name in found.names if found.names.count(name) > 1]:
+        raise StateError(f"two parameters have the path {twice[0]!r}: paths must differ")
+    names = dict(zip(found.paths, found.names, strict=True))
+    one_of_each = next((getattr(part, field) for field in fields_of(part) if field not in SEVERAL), ())
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(one_of_each, is_leaf=lambda x: x is None)
+    if unknown := [path for path, leaf in leaves if path not in names and leaf is not None]:
+        raise StateError(f"this state has a parameter {dotted(unknown[0])!r} that params does not have")
+    return [names.get(path) for path, _ in leaves], treedef
+
+
+def by_name(part: Any, params: Tree) -> dict[str, Entries]:
+    """The entries of every parameter that a state is of, by name and key; a parameter may have none."""
+    names, treedef = locate(part, params)
+    states = unpack(type(part), part, treedef)
+    return {name: entries for name, entries in zip(names, states, strict=True) if name is not None}
+
+
+def replace_entries(part: Any, params: Tree, states: Mapping[str, Entries], counts: Mapping[str, Any]) -> Any:
+    """A state with other entries. counts: new values of what is one for all parameters."""
+    names, treedef = locate(part, params)
+    before = {field: getattr(part, field) for field in part._fields if field in COUNTS}
+    ordered = [{} if name is None else states.get(name, {}) for name in names]
+    return pack(type(part), treedef, ordered, **{**before, **counts})
 
 
 def join_field(entries: Entries, field: str) -> Any:

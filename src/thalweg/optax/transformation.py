@@ -51,8 +51,10 @@ class Heard:
     parts: list[tuple[Transformation, list[Leaf]]] = field(default_factory=list)
     #: Patterns of mixtures that choose no parameter.
     unused_entries: list[Any] = field(default_factory=list)
+    #: Mixtures of them.
+    mixtures: list[Any] = field(default_factory=list)
     #: What is to be told of parameters, by name, and of transformations, by their ids.
-    notes: dict[str, str] = field(default_factory=dict)
+    hints: dict[str, list[str]] = field(default_factory=dict)
     group_notes: dict[int, str] = field(default_factory=dict)
 
 
@@ -224,7 +226,7 @@ class Transformation(Stepping):
         if heard is not None:
             heard.parts.append((self, leaves))
         states, count = [first_entries(leaf) for leaf in leaves], first_count(found.leaves)
-        skipped = first_count(found.leaves) if self.guarded else None
+        skipped = first_count(found.leaves) if self.settings.base.handling.may_skip else None
         norms = {SPIKES: first_norms(self.spikes, found.leaves)} if self.spikes else {}
         return pack(self.state_class(leaves), found.treedef, states, count=count, skipped=skipped, **norms)
 
@@ -265,20 +267,20 @@ class Transformation(Stepping):
             outcome = apply_jobs(jobs, step, self.engine, observed=observed)
         else:
             outcome = step_jobs(jobs, step, applied=False)
-        count, skipped = step.t, state.skipped
-        if self.guarded:
-            count = jnp.where(outcome.fine, count, state.count)
-            skipped = jnp.where(outcome.fine, skipped, optax.safe_increment(skipped))
-        norms, figures = {}, {}
+        count, skipped, norms, figures = step.t, state.skipped, {}, {}
+        is_taken = outcome.fine if self.guarded else True
         if judgement is not None:
             norms, figures = {SPIKES: judgement.kept}, judgement.figures
             if judgement.skips:
                 is_spike, still = judgement.is_spike[0], [job.p if applied else 0 for job in jobs]
-                count = jnp.where(is_spike, state.count, count)
+                is_taken &= ~is_spike
                 values = [jnp.where(is_spike, old, new) for old, new in zip(still, outcome.values, strict=True)]
                 before = [job.state for job in jobs]
                 kept = jax.tree.map(lambda old, new: jnp.where(is_spike, old, new), before, list(outcome.states))
                 outcome = outcome._replace(values=values, states=kept)
+        if skipped is not None:
+            count = jnp.where(is_taken, count, state.count)
+            skipped = jnp.where(is_taken, skipped, optax.safe_increment(skipped))
         result = pack(state_class, found.treedef, outcome.states, count=count, skipped=skipped, **norms)
         stats: dict[str, Mapping[str, Any]] = {
             job.names[0]: {**({} if lr is None else {"lr": lr * job.setting.lr_scale}), **own, **figures}
@@ -293,10 +295,10 @@ class Transformation(Stepping):
                 f"spikes has window={self.spikes.window}, and the state has {state.spikes.size - 1} norms: use "
                 "that window, or make the state with init() of this optimizer"
             )
-        if self.guarded != (state.skipped is not None):
+        if self.settings.base.handling.may_skip != (state.skipped is not None):
             raise StateError(
-                "on_nonfinite='skip' keeps a counter in the state, and other values do not: make the state with init() "
-                "of this optimizer"
+                "on_nonfinite='skip' and spikes that are skipped keep a counter in the state, and other values do not: "
+                "make the state with init() of this optimizer"
             )
         shapes: dict[Any, Any] = {}
         for leaf, entries in zip(leaves, states, strict=True):

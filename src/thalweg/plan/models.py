@@ -1,16 +1,20 @@
-"""The models that are built in, as names and shapes, and modules that hold parameters of such names."""
+"""From the word MODEL to a torch module without memory. Nothing is downloaded, and no code of a checkpoint is run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from thalweg.arrays import Shape
-from thalweg.given import TABLE
+from thalweg.errors import CommandError
+from thalweg.show.arguments import check_file, suggest
+from thalweg.show.extras import extra
+from thalweg.show.modules import describe_error, import_attribute
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 Named: TypeAlias = Iterator[tuple[str, Shape]]
 
@@ -71,6 +75,7 @@ def resnet50() -> Named:
     yield "fc.bias", (1000,)
 
 
+#: The shape of each parameter, in the order of the model.
 BUILT_IN: Mapping[str, Callable[[], Named]] = {
     "gpt2": lambda: gpt2(768, vocabulary=50257, positions=1024),
     "resnet50": resnet50,
@@ -80,47 +85,90 @@ BUILT_IN: Mapping[str, Callable[[], Named]] = {
 }
 
 
-def shapes_of(name: str) -> dict[str, Shape]:
-    """The shape of each parameter of a built-in model, in the order of the model.
-
-    >>> len(shapes_of("gpt2")), shapes_of("gpt2")["transformer.wte.weight"]
-    (148, (50257, 768))
-    """
-    return dict(BUILT_IN[name]())
+# ---- modules
 
 
-def arrange_parameters(params: Mapping[str, nn.Parameter]) -> nn.Module:
-    """A module that holds parameters by their names, with a module for each part of a name before its last dot."""
-    from torch import nn
+def load_model(text: str) -> nn.Module:
+    """The model that the word means."""
+    import torch
 
-    root = nn.Module()
-    for path, p in params.items():
-        module: Any = root
-        *parents, attribute = path.split(".")
-        for depth, name in enumerate(parents, 1):
-            if name not in module._modules:
-                weight = params.get(".".join([*parents[:depth], "weight"]))
-                is_list = "".join(parents[depth : depth + 1]).isdecimal()
-                module._modules[name] = nn.ModuleList() if is_list else make_module(name, weight)
-            module = module._modules[name]
-        module._parameters[attribute] = p
-    return root
+    path = Path(text)
+    if text in BUILT_IN:
+        return hold({name: torch.empty(shape, device="meta") for name, shape in BUILT_IN[text]()})
+    if ":" in text:
+        factory, _ = import_attribute(text, "factory function", "mymodel:build", callable)
+        return build(text, factory)
+    if path.suffix == ".safetensors":
+        return load_safetensors([path])
+    if files := sorted(path.glob("model*.safetensors")) or sorted(path.glob("*.safetensors")):
+        return load_safetensors(files)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise CommandError(f"{path} has neither .safetensors files nor a config.json")
+    if path.is_dir() or path.suffix == ".json":
+        return build(text, partial(build_configured, path / "config.json" if path.is_dir() else path))
+    raise CommandError(
+        f"there is no model {text!r}, and plan downloads none: {suggest(text, BUILT_IN)}. MODEL may also be "
+        "module:factory, a folder of .safetensors files, or a config.json of transformers"
+    )
 
 
-def make_module(name: str, weight: nn.Parameter | None) -> nn.Module:
-    """An empty module of the class that its name and its weight tell, by which mixtures choose."""
-    from torch import nn
+def build(text: str, factory: Callable[[], Any]) -> nn.Module:
+    """The module that a function returns, called where tensors take no memory."""
+    import torch
 
-    kind: Any = nn.Module
-    if weight is None:
-        return nn.Module()
-    if TABLE.search(name):
-        kind = type("Embedding", (nn.Module,), {})
-    elif weight.ndim == 2:
-        kind = type("Conv1D" if name in ("c_attn", "c_fc", "c_proj") else "Linear", (nn.Module,), {})
-    elif weight.ndim in (3, 4, 5):
-        make: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[weight.ndim - 3]
-        kind = partial(make, weight.shape[1], weight.shape[0], 1, bias=False, device="meta")
-    module: nn.Module = kind()
-    module._parameters.clear()
+    try:
+        with torch.device("meta"):
+            module = factory()
+    except CommandError:
+        raise
+    except Exception as error:
+        raise CommandError(f"{text} could not be built: {describe_error(error)}") from error
+    if not isinstance(module, torch.nn.Module):
+        raise CommandError(f"{text} returned a {type(module).__name__}: it must return a torch.nn.Module")
     return module
+
+
+def build_configured(file: Path) -> Any:
+    """The model of a configuration, of the class that it names, or else the one without a head."""
+    check_file(file)
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(str(file), trust_remote_code=False)
+    config.use_pretrained_backbone = False  # it would be downloaded
+    named: Any = getattr(transformers, (config.architectures or [""])[0], None)
+    is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
+    module = named(config) if is_model else transformers.AutoModel.from_config(config)
+    return module.to(getattr(config, "dtype", None) or torch.float32)
+
+
+def load_safetensors(files: Iterable[Path]) -> nn.Module:
+    """All floating-point tensors of files as parameters. They are mapped to memory, and none of them is read."""
+    with extra("cli"):
+        import safetensors
+
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        check_file(file)
+        try:
+            with safetensors.safe_open(file, framework="pt") as opened:
+                mapped = {key: opened.get_tensor(key).to("meta") for key in opened.offset_keys()}
+        except (safetensors.SafetensorError, OSError, RuntimeError) as error:
+            raise CommandError(f"{file} is damaged, or not a safetensors file: {error}") from None
+        tensors |= {key: tensor for key, tensor in mapped.items() if tensor.is_floating_point()}
+    return hold(tensors)
+
+
+def hold(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A plain module that holds parameters by their names, dots included."""
+    from torch import nn
+
+    module = nn.Module()
+    module._parameters.update({name: nn.Parameter(tensor) for name, tensor in tensors.items()})
+    return module
+
+
+def hidden_by_name(module: nn.Module) -> list[str]:
+    """Where names alone tell, the hidden matrices: convolutions, and matrices in blocks, which have numbers."""
+    told = [(name.split("."), p.ndim) for name, p in module.named_parameters(recurse=False)]
+    return [".".join(parts) for parts, axes in told if axes > 2 or (axes == 2 and any(map(str.isdecimal, parts)))]

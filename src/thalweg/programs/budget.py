@@ -12,6 +12,7 @@ from thalweg.errors import RuleError
 from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, trace
 from thalweg.rules.entries import PerSlice
+from thalweg.rules.rule import stand_in
 from thalweg.settings import Setting
 from thalweg.storage import RECORD, Kept, arithmetic, describe_state, kind
 
@@ -49,9 +50,11 @@ def passes_of(setting: Setting, shape: Shape, dtype: str) -> Schedule:
 
 def schedule_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool) -> Schedule:
     """The passes of a step over such parameters. has_lr: whether a learning rate is given."""
-    rule = setting.rule_at(1)
+    rule = stand_in(setting.rule_at(1))
     alike = kind(rule, setting.handling, shape)
-    return schedule_kind(setting, alike, len(shape), Example(example_of(rule, shape), shape), dtype, has_lr)
+    return schedule_kind(
+        Setting(rule, setting.handling), alike, len(shape), Example(example_of(rule, shape), shape), dtype, has_lr
+    )
 
 
 def bytes_moved(setting: Setting, shape: Shape, dtype: str, held: Shape | None = None) -> int:

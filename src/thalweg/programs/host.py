@@ -68,7 +68,7 @@ def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable
     return function_from("\n".join([*lines, f"    return [{', '.join(f'float({r})' for r in results)}]"]))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def function_from(body: str) -> Callable[[Mapping[str, float]], list[float]]:
     """Programs that compute the same numbers share the function."""
     operations = {f"_{name}": compute for name, compute in COMPUTE.items()}

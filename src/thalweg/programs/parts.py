@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from thalweg.arrays import Shape, Term, is_number
@@ -20,7 +20,7 @@ from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, symbolic
 from thalweg.rules.around import CARRIED, Around, entries_around, keys_around, parts_of
 from thalweg.rules.entries import Count, Entry, Moment, Spread
 from thalweg.rules.places import files_of
-from thalweg.rules.rule import Rule, Update, replaced_numbers
+from thalweg.rules.rule import Rule, Update, stand_in
 from thalweg.rules.whole import Direction, WholeRule
 
 #: The key under which the first part keeps what is shown.
@@ -51,7 +51,7 @@ def reason_unparted(rule: WholeRule, shape: Shape) -> str:
     counts = tuple(rule.keys(shape, Count))
     if reason or not counts:
         return reason
-    read = {each.name for each in needed_by(trace_decision(kind_of(rule), kept[0], counts)) if each.op == "input"}
+    read = {each.name for each in needed_by(trace_decision(stand_in(rule), kept[0], counts)) if each.op == "input"}
     by_tensors = not read.isdisjoint((GRADIENT, PARAMETER, kept[0]))
     return f"what is due in a step of {name} depends on tensors, and the host knows counts alone" if by_tensors else ""
 
@@ -140,16 +140,16 @@ def decision_of(
     rule: WholeRule, own: str, counts: tuple[str, ...]
 ) -> tuple[dict[str, Any], Callable[..., list[float]]]:
     """The options of a rule by name, and what they, t and counts decide."""
-    return options_of(rule), function_of(trace_decision(kind_of(rule), own, counts), as_arrays=True)
-
-
-def kind_of(rule: WholeRule) -> WholeRule:
-    """A rule that is the same for all values of its numbers."""
-    return replace(rule, **replaced_numbers(rule, lambda name: 0.5))
+    return options_of(rule), make_decision(stand_in(rule), own, counts)
 
 
 @functools.lru_cache(maxsize=64)
-def trace_decision(rule: WholeRule, own: str, counts: tuple[str, ...]) -> list[Any]:
+def make_decision(rule: Rule, own: str, counts: tuple[str, ...]) -> Callable[..., list[float]]:
+    return function_of(trace_decision(rule, own, counts), as_arrays=True)
+
+
+@functools.lru_cache(maxsize=64)
+def trace_decision(rule: Rule, own: str, counts: tuple[str, ...]) -> list[Any]:
     graph = Graph(type(rule).__name__, files_of(type(rule)))
     known = {key: graph.input(key, frozenset()) for key in counts}
     g, p, kept = (graph.input(name, frozenset((0, 1))) for name in (GRADIENT, PARAMETER, own))

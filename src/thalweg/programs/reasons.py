@@ -9,6 +9,7 @@ from thalweg.errors import RuleError
 from thalweg.programs.extents import is_spread, kinds_of, reason_unseen, spread_shapes
 from thalweg.programs.trace import example_of, trace
 from thalweg.rules import Rule
+from thalweg.rules.rule import stand_in
 
 #: State entries that the tables of kernels have room for.
 ROOM = 6
@@ -16,7 +17,7 @@ ROOM = 6
 
 def reason_underived(rule: Rule, shape: Shape) -> str:
     """Why no kernels can be made of a rule for parameters of this kind, "" if they can."""
-    return reason_against_example(rule, example_of(rule, shape))
+    return reason_against_example(stand_in(rule), example_of(rule, shape))
 
 
 @functools.lru_cache(maxsize=256)

@@ -18,6 +18,7 @@ from thalweg.programs.graph import Value, needed_by
 from thalweg.programs.trace import PARAMETER, Program, example_of, trace
 from thalweg.programs.verify import verify_schedule
 from thalweg.rules import Rule
+from thalweg.rules.rule import stand_in
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ def reductions_of(program: Program) -> list[Value]:
 
 def needs_sums(rule: Rule, shape: Shape) -> bool:
     """Whether a step of a parameter depends on sums; some are for people to look at alone."""
-    return example_needs_sums(rule, example_of(rule, shape))
+    return example_needs_sums(stand_in(rule), example_of(rule, shape))
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,13 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thalweg.race.array_task import ArrayTask as ArrayTask
     from thalweg.race.contest import race as race
-    from thalweg.race.model_task import ModelTask as ModelTask
+    from thalweg.race.task import ArrayTask as ArrayTask
+    from thalweg.race.task import ModelTask as ModelTask
     from thalweg.race.task import Task as Task
 
 #: Loaded when asked for: the command sets the number of threads before numpy is there.
-PUBLIC = {"ArrayTask": "array_task", "ModelTask": "model_task", "Task": "task", "race": "contest"}
+PUBLIC = {"ArrayTask": "task", "ModelTask": "task", "Task": "task", "race": "contest"}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,19 +6,26 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from thalweg.errors import CommandError
 from thalweg.show.arguments import parse_option, split_words
-from thalweg.show.console import aside, console
+from thalweg.show.console import aside, console, make_table
 from thalweg.show.extras import extra, need
+
+if TYPE_CHECKING:
+    from thalweg.race.contest import Race
+    from thalweg.race.run import Run
+    from thalweg.race.summary import Summary
 
 with extra("cli"):
     import click
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+    from rich.text import Text
 
-ENGINES = ("auto", "reference", "foreach", "fused")
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -30,10 +37,8 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="For all, or kron.NAME=VALUE for one.")
 @click.option("--steps", type=click.IntRange(1), help="Steps of each run.")
 @click.option("--seeds", type=click.IntRange(1), help="Repetitions at the best rates, from seeds 0, 1, ...")
-@click.option("--lr", "rates", multiple=True, metavar="RATES", help="Rates to try: 0.01,0.1 or lamb,kron=0.003,0.01.")
 @click.option("--beyond", type=click.IntRange(0), default=3, help="Rates to add for all while a best is at an edge.")
 @click.option("--full", is_flag=True, help="Finish every run with every seed, also those that were stopped early.")
-@click.option("--engine", type=click.Choice(ENGINES), default="auto", help="foreach is for tasks in torch.")
 @click.option("--device", default="cpu", help="Device of tasks in torch: cpu, cuda, cuda:1.")
 @click.option("--out", type=FOLDER, help="Folder of the report.  [default: report; report/TASK if not digits]")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
@@ -45,7 +50,7 @@ def command(task: str, *, out: Path | None, as_json: bool, **asked: Any) -> None
     \b
     thalweg race                                     handwritten digits, a minute
     thalweg race text --optimizers adamw,muon_adamw  a small transformer (needs torch)
-    thalweg race --lr kron=0.001,0.01 --seeds 5      rates of your own
+    thalweg race --option kron.lr=0.001,0.01         rates of your own
     thalweg race --option weight_decay=0.01 --option kron.momentum=0.8
     thalweg race --against torch.optim.Adam,mymodule:Sharp
     thalweg race mymodule:task                       your own problem
@@ -60,13 +65,14 @@ def command(task: str, *, out: Path | None, as_json: bool, **asked: Any) -> None
     need("cli", "rich", "plotly")
     from thalweg.race.contest import RECORDS, race
     from thalweg.race.page import write_report
-    from thalweg.race.table import results_table, show_progress
 
+    options: dict[str, dict[str, Any]] = {}
+    for owner, name, value in map(parse_option, asked.pop("options")):
+        options.setdefault(owner, {})[name] = value
     named = {
         "optimizers": None if asked["optimizers"] is None else split_words(asked["optimizers"], "--optimizers"),
         "against": [word for text in asked["against"] for word in split_words(text, "--against")],
-        "options": read_options(asked["options"]),
-        "rates": read_rates(asked["rates"]),
+        "options": options,
     }
     ready = race(task, **{**asked, **named}, folder=folder, command=shlex.join(["thalweg", *sys.argv[1:]]))
     if ready.skipped:
@@ -75,8 +81,8 @@ def command(task: str, *, out: Path | None, as_json: bool, **asked: Any) -> None
     if done:
         aside().print(f"{done} of {total} runs are recorded in {folder} already.", markup=False)
     try:
-        with show_progress(aside(), ready) as (on_measure, on_run):
-            summary = ready.run(on_measure, on_run).summary
+        with show_progress(ready) as on_run:
+            summary = ready.run(on_run).summary
     except KeyboardInterrupt:
         done, total = ready.progress
         kept = f"{done} of {total} runs are kept in {folder}: the same command continues from there."
@@ -90,31 +96,33 @@ def command(task: str, *, out: Path | None, as_json: bool, **asked: Any) -> None
     console().print(f"\n{summary['verdict']}\n\nReport: {page}", soft_wrap=True, markup=False)
 
 
-def read_rates(texts: Sequence[str]) -> dict[str, list[float]]:
-    """Learning rates by contestant; under "" those for everyone.
+@contextmanager
+def show_progress(race: Race) -> Iterator[Callable[[Run], None]]:
+    """A bar of all runs, on a terminal, and what moves it: the function that ``Race.run`` takes."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=aside(), transient=True, disable=not sys.stderr.isatty()) as bars:
+        bar = bars.add_task("")
 
-    >>> read_rates(["0.1,0.2", "kron,lamb=0.01", "lamb=0.03"])
-    {'': [0.1, 0.2], 'kron': [0.01], 'lamb': [0.01, 0.03]}
-    """
-    rates: dict[str, list[float]] = {}
-    for text in texts:
-        names, equals, values = text.rpartition("=")
-        try:
-            numbers = [float(word) for word in split_words(values, "--lr")]
-        except ValueError:
-            raise CommandError(f"--lr must be a list of numbers, such as 0.01,0.1, got {values!r}") from None
-        for owner in split_words(names, "--lr") if equals else [""]:
-            rates[owner] = sorted({*rates.get(owner, []), *numbers})
-    return rates
+        def move(run: Run | None = None) -> None:
+            done, total = race.progress
+            now = [f"{run.contestant}  lr {run.lr:g}  seed {run.seed}" for run in race.waiting[:1]]
+            bars.update(bar, completed=done, total=total, description="".join(now))
+
+        move()
+        yield move
 
 
-def read_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Options by contestant; under "" those for all that have them.
-
-    >>> read_options(["eps=1e-8", "kron.clip=null"])
-    {'': {'eps': 1e-08}, 'kron': {'clip': None}}
-    """
-    options: dict[str, dict[str, Any]] = {}
-    for owner, name, value in map(parse_option, texts):
-        options.setdefault(owner, {})[name] = value
-    return options
+def results_table(summary: Summary) -> Table:
+    """Everyone at their best rate, averaged over seeds, least loss first."""
+    options = [f"\n{who['options']}" for who in summary["contestants"] if not who["options"].endswith("()")]
+    table = make_table(
+        title=Text(f"{summary['title']}: {summary['size']}", "bold"),
+        caption=Text(summary["conditions"] + "".join(options), "dim"),
+        collapse_padding=True,
+    )
+    for place, title in enumerate(summary["columns"]):
+        table.add_column(Text(title), justify="right" if place else "left", no_wrap=not place)
+    for row in summary["rows"]:
+        cells = [Text(cell["text"], "bold" if cell["is_best"] else "") for cell in row["cells"]]
+        table.add_row(Text(row["contestant"], "bold"), *cells)
+    return table

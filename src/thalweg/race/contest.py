@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +10,17 @@ from typing import Any
 
 import thalweg
 from thalweg.errors import CommandError
-from thalweg.race.contestants import Contestant, default_contestants, enter_all, find_contestant, give_options
-from thalweg.race.run import Record, Watch, append_record, execute, read_records
-from thalweg.race.summary import Summary, summarize
-from thalweg.race.sweep import Sweep, plan, widen
-from thalweg.race.task import Run, Task, blame
+from thalweg.race.contestants import enter_all
+from thalweg.race.run import Record, Run, Training, append_record, execute, read_records
+from thalweg.race.summary import Summary, describe, summarize
+from thalweg.race.sweep import Sweep, plan
+from thalweg.race.task import Task, blame
 from thalweg.show.arguments import suggest
 from thalweg.show.devices import Device, machine, versions
 from thalweg.show.modules import digest_source, import_attribute
 
-#: The tasks that can be raced on by name: modules of this package with a function ``task``.
-TASKS = ("digits", "text")
+#: The tasks that can be raced on by name, and where they are.
+TASKS = {name: f"thalweg.race.{name}:task" for name in ("digits", "text")}
 RECORDS = "runs.jsonl"
 
 
@@ -34,41 +32,38 @@ class Race:
         self.path = None if folder is None else folder / RECORDS
         #: Those that are there already, and how many lines beside them are no records.
         self.records, self.skipped = ({}, 0) if self.path is None else read_records(self.path)
-        self.contestants: dict[str, Contestant] = {}
         self.sweeps: dict[str, Sweep] = {}
 
-    def plan(self) -> tuple[list[Run], int]:
-        """The runs as far as they are decided, and how many more there will be if no grid has to be widened."""
-        widen(self.sweeps.values(), self.beyond)
-        return plan(self.sweeps.values())
+    def plan(self) -> list[Run]:
+        """The runs as far as they are decided."""
+        return plan(self.sweeps.values(), self.beyond)
 
     @property
     def waiting(self) -> list[Run]:
         """The runs that are decided and not recorded yet, or have to be finished."""
-        return [run for run in self.plan()[0] if not self.sweeps[run.contestant].done(run)]
+        return [run for run in self.plan() if not self.sweeps[run.contestant].done(run)]
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How many runs are done, and how many there will be, if no grid has to be widened."""
-        runs, later = self.plan()
-        return len(runs) - len(self.waiting), len(runs) + later
+        """How many runs are done, and how many are decided so far."""
+        runs = self.plan()
+        return sum(self.sweeps[run.contestant].done(run) for run in runs), len(runs)
 
     @property
     def summary(self) -> Summary:
         """What came of the runs that are recorded, as plain data."""
-        return summarize(self)
+        return describe(summarize(self))
 
-    def run(
-        self,
-        on_measure: Watch = lambda run, step, loss: None,
-        on_run: Callable[[Run], None] = lambda run: None,
-    ) -> Race:
-        """Run what is waiting, one after another. Interrupted, it leaves every finished run recorded."""
+    def run(self, on_run: Callable[[Run], None] = lambda run: None) -> Race:
+        """Run what is waiting, one after another. Interrupted, it leaves every finished run recorded.
+
+        on_run: called with each run that is finished.
+        """
         self.rehearse()
         while waiting := self.waiting:
             run = waiting[0]
-            contestant, sweep = self.contestants[run.contestant], self.sweeps[run.contestant]
-            result = execute(self.task, contestant, run, on_measure, sweep.hopeless)
+            sweep = self.sweeps[run.contestant]
+            result = execute(self.task, sweep.contestant, run, sweep.hopeless)
             record = Record(run, result, describe_surroundings(run.device))
             if self.path is not None:
                 append_record(self.path, record)
@@ -78,10 +73,9 @@ class Race:
 
     def rehearse(self) -> None:
         """Take one step with everyone before times are taken: it may fail, and kernels are compiled then."""
-        first = {run.contestant: run for run in reversed(self.waiting)}
-        for name in self.contestants:
-            if name in first:
-                self.task.start(self.contestants[name], first[name]).step(1)
+        first = {run.contestant: run for run in self.waiting[::-1]}
+        for name in sorted(first, key=list(self.sweeps).index):
+            Training(self.task, self.sweeps[name].contestant, first[name]).step(1)
 
 
 def describe_surroundings(device: str) -> dict[str, object]:
@@ -99,10 +93,8 @@ def race(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     steps: int | None = None,
     seeds: int | None = None,
-    rates: Mapping[str, Sequence[float]] | None = None,
     beyond: int = 3,
     full: bool = False,
-    engine: str = "auto",
     device: str = "cpu",
     folder: str | Path | None = None,
     command: str = "thalweg.race.race(...)",
@@ -111,7 +103,7 @@ def race(
 
     optimizers: names, ``module:MyRule``, ``module:function``, import paths such as "torch.optim.Adam", rules or
     ``Contestant``; None takes every rule, and muon_adamw where torch is installed. against: import paths beside them.
-    options: by contestant, or under "" for all that have them. rates: likewise, tried as they are instead of a grid.
+    options: by contestant, or under "" for all that have them; ``lr``, one or several, is tried instead of a grid.
     beyond: how many more rates every contestant may try while the best of any is at an edge.
     full: finish every run, with every seed, also those that an earlier race stopped.
     folder: where runs are recorded and, if they are there already, taken from.
@@ -121,52 +113,30 @@ def race(
     known.check()
     if not isinstance(beyond, int) or beyond < 0:
         raise CommandError(f"beyond must be a whole number from 0 on, got {beyond!r}")
-    contestants = enter_all([*(default_contestants() if optimizers is None else optimizers), *against])
-    contestants = give_options(contestants, options or {})
-    fixed = {owner and find_contestant(owner, contestants).name: lrs for owner, lrs in (rates or {}).items()}
-    for owner, numbers in fixed.items():
-        check_rates(owner, numbers)
     ready = Race(known, command, None if folder is None else Path(folder), beyond)
-    for contestant in contestants:
-        name = contestant.name
-        grid = sorted(map(float, fixed.get(name, fixed.get("", contestant.rates))))
+    for contestant in enter_all(optimizers, against, options or {}):
         first = Run(
             task=known.name,
             fingerprint=known.fingerprint + contestant.fingerprint,
-            contestant=name,
+            contestant=contestant.name,
             optimizer=str(contestant),
-            lr=grid[0],
+            lr=contestant.rates[0],
             seed=0,
             batch_size=known.batch_size,
             steps=known.steps,
-            engine=engine,
             device=device,
             thalweg=thalweg.__version__,
         )
-        searches = len(grid) > 1 and not {"", name} & fixed.keys()
-        ready.contestants[name] = contestant
-        ready.sweeps[name] = Sweep(first, grid, ready.records, known.seeds, full, searches)
+        ready.sweeps[contestant.name] = Sweep(contestant, first, ready.records, known.seeds, full)
     return ready
-
-
-def check_rates(owner: str, rates: Any) -> None:
-    """Raise a CommandError for learning rates that are none."""
-    try:
-        is_fine = len(rates) > 0 and all(0 < float(lr) < math.inf for lr in rates)
-    except (TypeError, ValueError):
-        is_fine = False
-    if not is_fine:
-        raise CommandError(f"rates of {owner or 'all optimizers'} must be positive numbers, got {rates!r}")
 
 
 def find_task(name: str) -> Task:
     """The task of that name, or one of the user's from ``module:attribute``, which may be a function that makes it."""
-    if ":" not in name:
-        if name not in TASKS:
-            raise CommandError(f"there is no task {name!r} (your own would be mymodule:task): {suggest(name, TASKS)}")
-        made: Task = importlib.import_module(f"thalweg.race.{name}").task()
-        return made
-    value, module = import_attribute(name, "task", "mymodule:task", lambda each: isinstance(each, Task))
+    if ":" not in name and name not in TASKS:
+        raise CommandError(f"there is no task {name!r} (your own would be mymodule:task): {suggest(name, TASKS)}")
+    path = TASKS.get(name, name)
+    value, module = import_attribute(path, "task", "mymodule:task", lambda each: isinstance(each, Task))
     if not isinstance(value, Task) and callable(value):
         with blame(name, "calling it"):
             value = value()

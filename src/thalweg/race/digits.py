@@ -14,8 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from thalweg.race.array_task import ArrayTask, shuffle_batches
-from thalweg.race.task import Array
+from thalweg.race.task import Array, ArrayTask, shuffle_batches
 
 Params: TypeAlias = dict[str, Array]
 
@@ -26,10 +25,7 @@ BRIGHTEST = 16
 LAYERS = (("hidden.0", 64, 128), ("hidden.1", 128, 128), ("output", 128, 10))
 
 
-Part: TypeAlias = tuple[Array, Array]
-
-
-def load() -> tuple[Part, Part]:
+def load() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """1,437 digits to train on and 360 to test on: images as rows of 64 float32 in [0, 1], and labels 0 to 9."""
     with (resources.files(__package__) / "digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as stored:
         images = stored["images"].reshape(-1, 64).astype(np.float32) / BRIGHTEST

@@ -1,36 +1,36 @@
-"""What came of a race, as plain data: the table, the charts, the report and ``--json`` all show this."""
+"""What came of a race, as plain data and in words: the terminal, the report and ``--json`` all show this."""
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thalweg.race.run import Record, Result, or_infinite
-from thalweg.show.units import count_words
+from thalweg.show.units import count_words, human_bytes, human_seconds, percent, short_number
 
 if TYPE_CHECKING:
     from thalweg.race.contest import Race
 
 Summary = dict[str, Any]
-Losses = Sequence[float | None]
 
 
 def summarize(race: Race) -> Summary:
     """The race with everyone at the best of their learning rates, the best of them first."""
     task = race.task
-    records = [race.records[run] for run in race.plan()[0] if run in race.records]
+    records = [race.records[run] for run in race.plan() if run in race.records]
     results = list_results(records, task.target)
-    summary = {
+    where = records[-1].where if records else {}
+    return {
         "title": task.title or task.name,
         "about": task.about,
         "command": race.command,
         "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         # as the last record has it
-        "machine": records[-1].where.get("machine", {}) if records else {},
-        "versions": records[-1].where.get("versions", {}) if records else {},
+        "machine": where.get("machine", {}),
+        "versions": where.get("versions", {}),
         "batch_size": task.batch_size,
         "steps": task.steps,
         "seeds": task.seeds,
@@ -38,11 +38,13 @@ def summarize(race: Race) -> Summary:
         "loss_name": task.loss_name,
         "score_name": (task.score_name or "score") if any(result["curve"]["score"] for result in results) else None,
         "best_score": task.best_score,
-        "contestants": [{"name": name, "options": str(contestant)} for name, contestant in race.contestants.items()],
-        "search": describe_search(records, results, {name: sweep.grid for name, sweep in race.sweeps.items()}),
+        "contestants": [
+            {"name": name, "options": str(sweep.contestant), "grid": list(sweep.contestant.rates)}
+            for name, sweep in race.sweeps.items()
+        ],
+        "runs": len(records),
         "results": results,
     }
-    return {**summary, "verdict": verdict(summary)}
 
 
 def list_results(records: Sequence[Record], target: float | None) -> list[Summary]:
@@ -71,22 +73,25 @@ def summarize_contestant(name: str, rates: Mapping[float, Sequence[Record]], tar
     goal = -math.inf if target is None else target
     reached = next((i for i, loss in enumerate(curve["loss"]) if loss is not None and loss <= goal), None)
     scores = [result.score[-1] for result in results if result.score is not None]
+    score_low, score_high = range_of(scores)
+    until = len(curve["loss"]) - curve["loss"].count(None)
     return {
         "contestant": name,
         "lr": best,
         "seeds": len(results),
-        "loss": curve["loss"][-1],
+        "loss": finals[best],
         "loss_low": curve["low"][-1],
         "loss_high": curve["high"][-1],
-        "score": curve["score"] and curve["score"][-1],
-        "score_low": least(scores),
-        "score_high": largest(scores),
+        "score": mean(scores) if scores else None,
+        "score_low": score_low,
+        "score_high": score_high,
         "steps_to_target": None if reached is None else curve["step"][reached],
         "seconds_to_target": None if reached is None else curve["seconds"][reached],
         "seconds": curve["seconds"][-1],
         "state_bytes": results[0].state_bytes,
         "parameters": results[0].parameters,
-        "curve": curve,
+        # until it diverged in any seed
+        "curve": {key: values and values[:until] for key, values in curve.items()},
         "sweep": {
             "lr": list(finals),
             "loss": list(finals.values()),
@@ -98,13 +103,14 @@ def summarize_contestant(name: str, rates: Mapping[float, Sequence[Record]], tar
 def average(results: Sequence[Result]) -> Summary:
     """The mean over seeds with its least and largest, measure by measure."""
     losses = list(zip(*(result.loss for result in results), strict=True))
+    low, high = zip(*map(range_of, losses), strict=True)
     scores = [result.score for result in results if result.score is not None]
     return {
         "step": list(results[0].step),
         "seconds": [mean(moment) for moment in zip(*(result.seconds for result in results), strict=True)],
         "loss": [mean(moment) for moment in losses],
-        "low": [least(moment) for moment in losses],
-        "high": [largest(moment) for moment in losses],
+        "low": list(low),
+        "high": list(high),
         "score": [mean(moment) for moment in zip(*scores, strict=True)] if scores else None,
     }
 
@@ -115,12 +121,10 @@ def mean(values: Iterable[float | None]) -> float | None:
     return None if None in known else math.fsum(known) / len(known)  # type: ignore[arg-type]
 
 
-def least(values: Losses) -> float | None:
-    return min((value for value in values if value is not None), default=None)
-
-
-def largest(values: Losses) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+def range_of(values: Iterable[float | None]) -> tuple[float, float] | tuple[None, None]:
+    """The least and the largest of those that are known."""
+    known = [value for value in values if value is not None]
+    return (min(known), max(known)) if known else (None, None)
 
 
 def in_percent(summary: Summary) -> bool:
@@ -138,24 +142,93 @@ def below_zero(summary: Summary) -> bool:
 # ---- in words
 
 
-def describe_search(records: Sequence[Record], results: Sequence[Summary], grids: Mapping[str, Sequence[float]]) -> str:
-    """How many rates everyone tried, what came of the search, and who might do better beyond the rates tried."""
-    trials = {(record.run.contestant, record.run.lr) for record in records}
-    counts = sorted(set(Counter(name for name, _ in trials).values()))
-    added = Counter(name for name, lr in trials if lr not in grids[name])
-    stopped = sum(record.stopped for record in records)
-    words = f"Learning rates tried by everyone: {' to '.join(map(str, counts[:1] + counts[1:][-1:])) or 0}."
+class Column(NamedTuple):
+    title: str
+    #: The key of a result that stands there, and how its value is written.
+    key: str
+    write: Callable[[Any], str]
+    #: Which values are the best: the "least" or the "most"; "": none is.
+    best: str = "least"
+
+
+def describe(summary: Summary) -> Summary:
+    """A summary with what is said of it."""
+    columns = list_columns(summary)
+    return {
+        **summary,
+        "verdict": verdict(summary),
+        "size": describe_size(summary),
+        "conditions": describe_conditions(summary),
+        "columns": ["optimizer", *(column.title for column in columns)],
+        "rows": [describe_result(result, columns, summary["results"]) for result in summary["results"]],
+    }
+
+
+def list_columns(summary: Summary) -> list[Column]:
+    """Those that a race has something for."""
+    target, goal = summary["target"], "" if summary["target"] is None else f" to {summary['target']:g}"
+    score = percent if in_percent(summary) else short_number
+    columns = [Column("lr", "lr", short_number, ""), Column(summary["loss_name"], "loss", short_number)]
+    if summary["score_name"]:
+        columns.append(Column(summary["score_name"], "score", score, summary["best_score"]))
+    if target is not None:
+        columns.append(Column(f"steps{goal}", "steps_to_target", short_number))
+        columns.append(Column(f"seconds{goal}", "seconds_to_target", human_seconds))
+    return [*columns, Column("seconds", "seconds", human_seconds), Column("state", "state_bytes", human_bytes)]
+
+
+def describe_result(result: Summary, columns: Sequence[Column], results: Sequence[Summary]) -> Summary:
+    """A row of the table: who it is, and of each column the text, the range over seeds and whether it is the best."""
+    cells = []
+    for column in columns:
+        value, low, high = (result.get(f"{column.key}{end}") for end in ("", "_low", "_high"))
+        text, seeds = "diverged" if column.key == "loss" else "–", ""
+        if value is not None:
+            text = column.write(value)
+        if value is None and low is not None:
+            seeds = "in some seeds"
+        elif low != high:
+            seeds = f"{column.write(low)} to {column.write(high)}"
+        # alone or with others: not where all are equal, nor if it diverged
+        values = {other[column.key] for other in results if other["loss"] is not None} - {None}
+        is_best = column.best and result["loss"] is not None and len(values) > 1
+        best = (min if column.best == "least" else max)(values, default=None)
+        cells.append({"text": text, "seeds": seeds, "is_best": bool(is_best and value == best)})
+    return {"contestant": result["contestant"], "cells": cells}
+
+
+def describe_size(summary: Summary) -> str:
+    """How much everyone trains."""
+    batches = "" if summary["batch_size"] is None else f" with batches of {summary['batch_size']:,}"
+    parameters = f", {count_words(summary['results'][0]['parameters'], 'parameter')}" if summary["results"] else ""
+    return f"{count_words(summary['steps'], 'step')}{batches}{parameters}; {count_words(summary['seeds'], 'seed')}"
+
+
+def describe_conditions(summary: Summary) -> str:
+    """What is the same for everyone, how the search went, and who might do better beyond the rates tried."""
+    sweeps = {result["contestant"]: result["sweep"] for result in summary["results"]}
+    counts = sorted({len(sweep["lr"]) for sweep in sweeps.values()})
+    grids = {who["name"]: who["grid"] for who in summary["contestants"]}
+    added = max((len(set(sweep["lr"]) - set(grids[name])) for name, sweep in sweeps.items()), default=0)
+    stopped = sum(step is not None for sweep in sweeps.values() for step in sweep["stopped"])
+    words = "Each at its best learning rate, by final loss. "
+    words += f"Learning rates tried by everyone: {' to '.join(map(str, counts[:1] + counts[1:][-1:])) or 0}."
     if added:
-        words += f" {max(added.values())} of them beside the grid, because a best rate was at its edge."
+        words += f" {added} of them beside the grid, because a best rate was at its edge."
     if stopped:
-        words += f" Hopeless and stopped early: {stopped} of {len(records)} runs (--full finishes all)."
+        words += f" Hopeless and stopped early: {stopped} of {summary['runs']} runs (--full finishes all)."
     edges = [
         result["contestant"]
-        for result in results
+        for result in summary["results"]
         if result["loss"] is not None and len(result["sweep"]["lr"]) > 1
         if result["lr"] in (result["sweep"]["lr"][0], result["sweep"]["lr"][-1])
     ]
-    return words + (f" At the edge of its rates: {', '.join(edges)}." if edges else "")
+    if edges:
+        words += f" At the edge of its rates: {', '.join(edges)}."
+    return (
+        f"{words} Weights do not decay and momentum is 0.9 where a default is 0, unless an option says otherwise. "
+        "Seconds: training alone, one run at a time."
+    )
 
 
 def verdict(summary: Summary) -> str:

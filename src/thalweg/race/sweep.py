@@ -9,11 +9,11 @@ edge, or between the best rate and its better neighbour. The best rates then run
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from thalweg.race.run import Record, measuring_times, or_infinite
-from thalweg.race.task import Run
+from thalweg.race.contestants import Contestant
+from thalweg.race.run import Record, Run, measuring_times, or_infinite
 
 #: At this share of its steps a run stops, if this share of the grid has already done better there.
 RUNGS = ((1 / 4, 3 / 4), (1 / 2, 1 / 2))
@@ -31,29 +31,27 @@ BEYOND = 2.0
 class Sweep:
     """The trials of one contestant."""
 
-    #: From seed 0 at the first rate of the grid.
+    contestant: Contestant
+    #: From seed 0 at the first of the contestant's rates.
     first: Run
-    #: In order.
-    grid: Sequence[float]
     #: Everyone's.
     records: Mapping[Run, Record]
     #: How many seeds the best rates run with.
     seeds: int
     #: Nothing is stopped, and every rate runs with every seed.
     full: bool
-    #: The rates are not given by the user, and more may be added.
-    searches: bool
     #: The rates in the order in which they are tried: the grid, and what is added to it.
     tried: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tried = sorted(self.grid, key=lambda lr: abs(2 * self.grid.index(lr) + 1 - len(self.grid)))
+        grid = sorted(self.contestant.rates)
+        self.tried = sorted(grid, key=lambda lr: abs(2 * grid.index(lr) + 1 - len(grid)))
 
     def run(self, lr: float, seed: int = 0) -> Run:
         return replace(self.first, lr=lr, seed=seed)
 
     def count_kept(self, share: float) -> int:
-        return len(self.tried) if self.full else max(FEWEST, math.ceil(share * len(self.grid)))
+        return len(self.tried) if self.full else max(FEWEST, math.ceil(share * len(self.contestant.rates)))
 
     def done(self, run: Run) -> bool:
         record = self.records.get(run)
@@ -89,12 +87,10 @@ class Sweep:
         between = [to_digits(math.sqrt(best * other)) for other in neighbours]
         return next((lr for lr in between if lr not in rates), between[0])
 
-    def repeated(self, search_over: bool) -> Sequence[float]:
-        """The rates that run with the other seeds, as far as they are known."""
-        count = self.count_kept(REPEATED)
-        if search_over:
-            return sorted(self.tried, key=self.standing)[:count]
-        return self.tried if len(self.tried) <= count else []
+    @property
+    def repeated(self) -> list[float]:
+        """The rates that run with the other seeds, once the search is over."""
+        return sorted(self.tried, key=self.standing)[: self.count_kept(REPEATED)]
 
     def hopeless(self, run: Run, step: int, loss: float | None) -> bool:
         """Whether a run with this loss at this step stops there: enough others have been better."""
@@ -118,20 +114,18 @@ def rungs(steps: int) -> dict[int, float]:
 
 def widen(sweeps: Collection[Sweep], most: int) -> None:
     """One more rate for everyone who searches, while the best of any is at an edge; most: how many at most."""
-    searching = [sweep for sweep in sweeps if sweep.searches]
+    searching = [sweep for sweep in sweeps if sweep.contestant.is_searched]
     while all(sweep.over for sweep in sweeps) and any(sweep.at_edge for sweep in searching):
-        if any(len(sweep.tried) - len(sweep.grid) >= most for sweep in searching):
+        if any(len(sweep.tried) - len(sweep.contestant.rates) >= most for sweep in searching):
             break
         for sweep in searching:
             sweep.tried.append(sweep.next_rate())
 
 
-def plan(sweeps: Collection[Sweep]) -> tuple[list[Run], int]:
-    """The search of everyone and the repetitions that are known, in order; and how many more there will be."""
-    over = all(sweep.over for sweep in sweeps)
-    runs, later = [sweep.run(lr) for sweep in sweeps for lr in sweep.tried], 0
-    for sweep in sweeps:
-        repeated = sweep.repeated(over)
-        runs += [sweep.run(lr, seed) for lr in repeated for seed in range(1, sweep.seeds)]
-        later += 0 if repeated else sweep.count_kept(REPEATED) * (sweep.seeds - 1)
-    return runs, later
+def plan(sweeps: Collection[Sweep], beyond: int) -> list[Run]:
+    """The search of everyone, and once that is over the repetitions at the best rates, in order."""
+    widen(sweeps, beyond)
+    runs = [sweep.run(lr) for sweep in sweeps for lr in sweep.tried]
+    if all(sweep.over for sweep in sweeps):
+        runs += [sweep.run(lr, seed) for sweep in sweeps for lr in sweep.repeated for seed in range(1, sweep.seeds)]
+    return runs

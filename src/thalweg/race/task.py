@@ -1,60 +1,30 @@
-"""What is raced on: a task, and a training of it that the race drives step by step."""
+"""What is raced on: tasks in plain numpy and in PyTorch, and a training, which the race drives step by step."""
 
 from __future__ import annotations
 
+import importlib
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from numbers import Real
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
-from thalweg.errors import CommandError, OptimError, OptionError
-from thalweg.race.contestants import Contestant
+from thalweg.errors import CommandError, OptimError
+from thalweg.show.devices import Device
+from thalweg.show.extras import extra
 from thalweg.show.modules import describe_failure
 
+if TYPE_CHECKING:
+    from thalweg.race.contestants import Contestant
+    from thalweg.race.run import Run
+
 Array: TypeAlias = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What makes a run this run and no other. Two runs that are equal have equal curves, seconds apart."""
-
-    task: str
-    fingerprint: str
-    contestant: str
-    #: The optimizer with its options, as Python would write them.
-    optimizer: str
-    lr: float
-    seed: int
-    batch_size: int | None
-    steps: int
-    engine: str
-    device: str
-    thalweg: str
-
-
-class Measure(NamedTuple):
-    """How well a model does: its loss, less is better, and its score where there is one."""
-
-    loss: float
-    score: float | None = None
-
-
-@dataclass(frozen=True)
-class Training:
-    """One model that is trained by one optimizer."""
-
-    optimizer: Any
-    #: Takes a batch, computes its gradients and steps, for the number of the step from 1 on.
-    step: Callable[[int], None]
-    #: How well the model does after so many steps.
-    measure: Callable[[int], Measure]
-    parameters: int
-    #: Returns when all that was queued on a device is done.
-    wait: Callable[[], None] = lambda: None
+Gradients: TypeAlias = Mapping[str, Array | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +34,10 @@ class Task(ABC):
     name: str
     title: str = ""
     about: str = ""
+    #: The loss, or the loss and a score, of the parameters or the model.
+    evaluate: Callable[[Any], Any]
+    #: Batches, endlessly, for a seed and a batch size; without them every batch is None.
+    batches: Callable[[int, Any], Iterator[Any]] = lambda seed, batch_size: itertools.repeat(None)
     #: Steps of each run.
     steps: int = 200
     batch_size: int | None = None
@@ -79,20 +53,33 @@ class Task(ABC):
     warm_up: float = 0.0
     #: Changes when the task does, so that runs of another version are not taken for runs of this one.
     fingerprint: str = ""
-    #: Fields that must be functions.
-    functions: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def start(self, contestant: Contestant, run: Run) -> Training:
-        """A new training: the same for the same seed, whichever optimizers take part."""
+    def begin(self, contestant: Contestant, run: Run) -> Any:
+        """What is trained, as it is before the first step: arrays by name for a rule, or a model of torch."""
+
+    @abstractmethod
+    def compute_gradients(self, model: Any, batch: Any, run: Run, step: int) -> Gradients | None:
+        """The gradients by name; None if the parameters of the model have them then."""
+
+    def measure(self, model: Any, *, is_over: bool) -> tuple[float, float | None]:
+        """The loss of the model, now or at the end of the run, and its score if it has one."""
+        answer = self.call("evaluate", self.evaluate, model)
+        loss, score = answer if isinstance(answer, (tuple, list)) and len(answer) == 2 else (answer, None)
+        try:
+            return float(loss), None if score is None else float(score)
+        except (TypeError, ValueError):
+            words = f"evaluate must return a loss, or a loss and a score, got {type(answer).__name__}"
+            raise self.error(words) from None
 
     def check(self) -> None:
         """Raise a CommandError for what cannot be right."""
         if not self.name or not isinstance(self.name, str):
             raise CommandError(f"a task needs a name, such as 'mine', got {self.name!r}")
         numbers = {"steps": self.steps, "seeds": self.seeds, "batch_size": self.batch_size or 1}
+        functions = [each.name for each in fields(self) if str(each.type).startswith("Callable")]
         wanted = {name: "a whole number from 1 on" for name, n in numbers.items() if not isinstance(n, int) or n < 1}
-        wanted |= {name: "a function" for name in self.functions if not callable(getattr(self, name))}
+        wanted |= {name: "a function" for name in functions if not callable(getattr(self, name))}
         if not isinstance(self.warm_up, Real) or not 0 <= self.warm_up < 1:
             wanted["warm_up"] = "a share of the steps below 1"
         if self.best_score not in ("most", "least"):
@@ -115,14 +102,12 @@ class Task(ABC):
 
         So no rate is judged amid the noise of large steps.
         """
-        rising = max(int(self.warm_up * run.steps), 1) if self.warm_up else 0
-        if step <= rising:
-            return run.lr * step / rising
-        return run.lr * (run.steps + 1 - step) / (run.steps + 1 - max(rising, 1))
+        rising = max(int(self.warm_up * run.steps), 1)
+        return run.lr * min(step / rising, (run.steps + 1 - step) / (run.steps + 1 - rising))
 
-    def begin_batches(self, batches: Callable[[int, Any], Any], run: Run) -> Iterator[Any]:
+    def begin_batches(self, run: Run) -> Iterator[Any]:
         """The batches of a run; too few of them are a mistake, not an end."""
-        made = self.call("batches", batches, run.seed, run.batch_size)
+        made = self.call("batches", self.batches, run.seed, run.batch_size)
         try:
             remaining = iter(made)
         except TypeError:
@@ -132,14 +117,128 @@ class Task(ABC):
             yield batch
         raise self.error("batches must not end: start again after the last one")
 
-    def read_measure(self, answer: Any) -> Measure:
-        """What ``evaluate`` answered, checked: a loss, or a loss and a score."""
-        loss, score = answer if isinstance(answer, (tuple, list)) and len(answer) == 2 else (answer, None)
-        try:
-            return Measure(float(loss), None if score is None else float(score))
-        except (TypeError, ValueError):
-            words = f"evaluate must return a loss, or a loss and a score, got {type(answer).__name__}"
-            raise self.error(words) from None
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayTask(Task):
+    """A task in numpy: parameters by name, and gradients from a function.
+
+    >>> task = ArrayTask(
+    ...     name="parabola",
+    ...     init=lambda seed: {"x": np.random.default_rng(seed).normal(size=8)},
+    ...     gradients=lambda params, batch: {"x": 2 * params["x"]},
+    ...     evaluate=lambda params: np.square(params["x"]).sum(),
+    ... )
+    """
+
+    #: The first parameters by name, for a seed.
+    init: Callable[[int], Mapping[str, Array]]
+    #: The gradients by name, for parameters and a batch.
+    gradients: Callable[[Any, Any], Mapping[str, Array]]
+
+    def begin(self, contestant: Contestant, run: Run) -> Any:
+        if run.device != "cpu":
+            raise self.error(f"it is plain numpy and runs only on the cpu, not on {run.device!r}")
+        params = self.call("init", self.init, run.seed)
+        if not isinstance(params, Mapping):
+            raise self.error(f"init must return arrays by name, got {type(params).__name__}")
+        for name, p in params.items():
+            if not isinstance(p, np.ndarray):
+                raise self.error(f"init must return arrays by name, and {name!r} is a {type(p).__name__}")
+        arrays = {name: np.array(p) for name, p in params.items()}
+        return arrays if contestant.rule else make_model(arrays)
+
+    def compute_gradients(self, model: Any, batch: Any, run: Run, step: int) -> Gradients | None:
+        gradients: Gradients = self.call("gradients", self.gradients, arrays_of(model), batch)
+        if isinstance(model, Mapping):
+            return gradients
+        model.zero_grad()
+        for name, gradient in gradients.items():
+            self.call(f"the gradient of {name!r}", set_gradient, model, name, gradient)
+        return None
+
+    def measure(self, model: Any, *, is_over: bool) -> tuple[float, float | None]:
+        return super().measure(arrays_of(model), is_over=is_over)
+
+
+def make_model(params: Mapping[str, Array]) -> Any:
+    """A model of torch whose modules follow the dots in the names; a ``weight`` of two axes is of a linear layer."""
+    torch: Any = importlib.import_module("torch")
+    layer = type("Linear", (torch.nn.Module,), {})  # mixtures tell linear layers by the name of their class
+    model = torch.nn.Module()
+    for name, array in params.items():
+        *path, last = name.split(".")
+        module = model
+        for part in path:
+            if not hasattr(module, part):
+                module.add_module(part, layer())
+            module = getattr(module, part)
+        module.register_parameter(last, torch.nn.Parameter(torch.from_numpy(array)))
+    return model
+
+
+def arrays_of(model: Any) -> Mapping[str, Array]:
+    """The parameters of a model by name; those of torch share its memory."""
+    if isinstance(model, Mapping):
+        return model
+    return {name: p.detach().numpy() for name, p in model.named_parameters()}
+
+
+def set_gradient(model: Any, name: str, gradient: Array | None) -> None:
+    p = model.get_parameter(name)
+    p.grad = None if gradient is None else p.new_tensor(gradient)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTask(Task):
+    """A task in PyTorch: a module, and a loss to differentiate; batches of tensors are moved to the device.
+
+    ``evaluate`` is called without gradients and in ``eval`` mode.
+    """
+
+    #: The model, for a seed, with which the race seeds torch first.
+    model: Callable[[int], Any]
+    #: The loss of a model on a batch, a tensor with one element.
+    loss: Callable[[Any, Any], Any]
+    #: The norm of all gradients together that a step may have at most; larger ones are scaled down to it.
+    max_grad_norm: float | None = None
+
+    def begin(self, contestant: Contestant, run: Run) -> Any:
+        with extra("torch"):
+            import torch
+        device = Device(run.device)
+        with device.seed_torch(run.seed, 0):
+            model = self.call("model", self.model, run.seed)
+        if not isinstance(model, torch.nn.Module):
+            raise self.error(f"model must return a torch.nn.Module, got {type(model).__name__}")
+        return model.to(device.name)
+
+    def compute_gradients(self, model: Any, batch: Any, run: Run, step: int) -> None:
+        torch: Any = importlib.import_module("torch")
+        device = Device(run.device)
+        model.zero_grad()
+        with device.seed_torch(run.seed, step):  # for dropout and the like
+            loss = self.call("loss", self.loss, model, device.move(batch))
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+                raise self.error(f"loss must return a tensor with one element, got {got}")
+            self.call("the backward pass of loss", loss.backward)
+        if self.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
+
+    def measure(self, model: Any, *, is_over: bool) -> tuple[float, float | None]:
+        with evaluating(model):
+            return super().measure(model, is_over=is_over)
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Within: a model of torch is in ``eval`` mode, and no gradients are recorded."""
+    torch: Any = importlib.import_module("torch")
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        yield
+    model.train(training)
 
 
 @contextmanager
@@ -155,22 +254,15 @@ def blame(whom: str, what: str) -> Iterator[None]:
         raise CommandError(f"{whom}: {what} failed{describe_failure(error)}") from error
 
 
-@contextmanager
-def put_averages(optimizer: Any, *params: Any) -> Iterator[None]:
-    """Within: parameters are their averages, if the optimizer keeps some."""
-    with ExitStack() as stack:
-        if hasattr(optimizer, "averaged"):
-            with suppress(OptionError):  # it keeps none
-                stack.enter_context(optimizer.averaged(*params))
-        yield
+def shuffle_batches(count: int, seed: int, batch_size: int) -> Iterator[Array]:
+    """Batches of indices, endlessly: everyone in a new order, over and over, cut into equal parts.
 
-
-def find_arrays(state: Any) -> Iterator[Any]:
-    """The arrays and tensors somewhere in a state."""
-    if isinstance(state, Mapping):
-        state = list(state.values())
-    if isinstance(state, (list, tuple)):
-        for entry in state:
-            yield from find_arrays(entry)
-    elif hasattr(state, "nbytes"):
-        yield state
+    A batch may be larger than the set; then it holds some examples more than once.
+    """
+    rng = np.random.default_rng(seed)
+    waiting = np.empty(0, np.int64)
+    while True:
+        while len(waiting) < batch_size:
+            waiting = np.concatenate([waiting, rng.permutation(count)])
+        yield waiting[:batch_size]
+        waiting = waiting[batch_size:]

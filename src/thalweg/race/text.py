@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from thalweg.race.array_task import shuffle_batches
-from thalweg.race.model_task import ModelTask
+from thalweg.race.task import ModelTask, shuffle_batches
 from thalweg.show.extras import extra
 from thalweg.show.modules import digest
 

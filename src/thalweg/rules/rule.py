@@ -14,6 +14,7 @@ from thalweg.rules.blocks import is_zero
 from thalweg.rules.checks import check_number, require
 from thalweg.rules.entries import Entry
 from thalweg.rules.options import Mask, check_options, idle_options, is_structure, number_options, option
+from thalweg.rules.schedules import Annealed
 
 #: Gives standard normal noise of the parameter's shape. Called only where noise is needed.
 Noise: TypeAlias = Callable[[], A]
@@ -217,11 +218,14 @@ def structure_of(rule: Rule) -> tuple[Any, ...]:
 
 
 def stand_in(rule: Rule) -> Rule:
-    """A rule of the same structure that is equal for all values of its numbers, those on a device included."""
+    """A rule of the same structure that is equal for all values of its numbers, those on a device included.
+
+    A schedule that the rule computes itself stays: its step follows from it.
+    """
 
     def of(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(of, value))
-        return value if is_structure(value) else 0.5
+        return value if is_structure(value) or isinstance(value, Annealed) else 0.5
 
     return replace(rule, **{name: of(getattr(rule, name)) for name in number_options(type(rule))})

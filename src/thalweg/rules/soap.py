@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, Value
+from thalweg.dtypes import DTYPES
 from thalweg.rules.blocks import average, is_zero, one_minus_power
 from thalweg.rules.entries import Count, Entry, Factor, Moment
-from thalweg.rules.factors import along, gram, merge_axes, transposed
+from thalweg.rules.factors import along, gram, merge_axes, transposed, unfold
 from thalweg.rules.grid import Grid
 from thalweg.rules.options import BETAS, Mask, option
 from thalweg.rules.rule import Update
 from thalweg.rules.whole import Direction, Preparation, WholeRule
+
+#: Times the root of their number, the share of the largest eigenvalue below which others are rounding errors: those of
+#: float32, so that a run is the same in every precision.
+UNSEEN = 4 * DTYPES["float32"].rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +162,8 @@ class SOAP(WholeRule):
             due > 0,
             lambda: xp.cond(
                 due <= 1,
-                lambda: refresh_bases(xp, bases, products, axes, new_v),
-                lambda: (v, [first_basis(xp, x) for x in products]),
+                lambda: refresh_bases(xp, bases, products, axes, new_v, 1 + self.precondition_frequency),
+                lambda: (v, [first_basis(xp, g, axis) for axis in axes]),
             ),
             lambda: (new_v, bases),
         )
@@ -169,9 +174,10 @@ class SOAP(WholeRule):
         if not is_zero(self.weight_decay):
             decay = self.weight_decay  # of what the step has left
             h = xp.cond(due <= 1, lambda: direction.tensor * (1 - lr * decay) + decay * p, lambda: direction.tensor)
-        squares = [xp.sums((direction.figures[key], None))[0] for key in self.FIGURES]
-        stats = {"update_norm": xp.sqrt(squares[0]), "grad_norm": xp.sqrt(squares[1]), "refreshed": due > 0}
-        return Update(h * -lr, state, xp.isfinite(squares[0] + squares[1]), stats)
+        updates, gradients = (direction.figures[key] for key in self.FIGURES)
+        (squares,) = xp.sums((updates + gradients, None))
+        stats = {"update_norm": xp.sqrt(updates), "grad_norm": xp.sqrt(gradients), "refreshed": due > 0}
+        return Update(h * -lr, state, xp.isfinite(squares), stats)
 
     def decay_share(self, xp, update, *, t, lr, lr_scale) -> Scalar:
         share = super().decay_share(xp, update, t=t, lr=lr, lr_scale=lr_scale)
@@ -206,24 +212,76 @@ def turn_back(xp: Space[A], bases: list[A], axes: list[int], x: A) -> A:
     return x
 
 
-def refresh_bases(xp: Space[A], bases: list[A], products: list[A], axes: list[int], v: A) -> tuple[A, list[A]]:
-    """The second moment and the bases after one step of power iteration, in the order of falling eigenvalues."""
-    found = []
+def refresh_bases(
+    xp: Space[A], bases: list[A], products: list[A], axes: list[int], v: A, gradients: int
+) -> tuple[A, list[A]]:
+    """The second moment and the bases after one step of power iteration, in the order of falling eigenvalues.
+
+    gradients: at least so many are in the products.
+    """
+    refreshed, sizes = [], xp.shape(v)[1:]
     for q, x, axis in zip(bases, products, axes, strict=True):
         power = xp.matmul(x, q)
-        (eigenvalues,) = xp.sums((q * power, (1,)))
-        by = xp.reshape(eigenvalues, (xp.shape(q)[0], xp.shape(q)[1]))
-        v = xp.arrange(v, by, 1 + axis)
-        found.append(with_sign(xp, xp.orthonormal(xp.arrange(power, by, 2))))
-    return v, found
+        values, least = eigenvalues(xp, q, power)
+        v = xp.arrange(v, values, 1 + axis)
+        power, before = xp.arrange(power, values, 2), xp.arrange(q, values, 2)
+        basis = xp.orthonormal(power)
+        if sizes[axis] ** 2 > gradients * math.prod(sizes):  # products without full rank, whatever the gradients are
+            basis = keep_unseen(xp, basis, power, before, least)
+        refreshed.append(with_sign(xp, basis))
+    return v, refreshed
 
 
-def first_basis(xp: Space[A], product: A) -> Value:
-    """Eigenvectors. What is not finite is taken for 0: libraries would refuse the whole stack."""
-    return with_sign(xp, xp.eigenvectors(xp.where(xp.isfinite(product), product, 0.0)))
+def keep_unseen(xp: Space[A], basis: A, power: A, before: A, least: A) -> Value:
+    """The basis with the columns before in the place of those that are rounding errors of ``power``."""
+    (left,) = xp.sums((basis * power, (1,)))
+    is_seen = xp.abs(left) > least
+    seen = xp.where(is_seen, basis, 0.0)
+    rest = before - xp.matmul(seen, xp.matmul(transposed(xp, seen), before))
+    return xp.orthonormal(xp.where(is_seen, basis, rest))
+
+
+def first_basis(xp: Space[A], g: A, axis: int) -> Value:
+    """Eigenvectors of the products of a gradient's slices along an axis, in the order of falling eigenvalues.
+
+    Any basis of the directions that the gradient does not have has eigenvectors, and every library finds another one.
+    Here it is that in which the places of the entries are a diagonal matrix, so that bases depend on the gradient
+    alone: rows without a gradient keep the axes that they have. What is not finite is taken for 0.
+    """
+    x = unfold(xp, xp.where(xp.isfinite(g), g, 0.0), axis)
+    largest = xp.amax(xp.abs(x), (1, 2))
+    x = x / xp.where(largest > 0, largest, 1.0)  # products neither overflow nor vanish
+    q = xp.eigenvectors(xp.matmul(x, transposed(xp, x)))
+    # products have lost digits of small eigenvalues: what x itself has off their diagonal says how q is to turn
+    turned = xp.matmul(transposed(xp, x), q)
+    values, least = eigenvalues(xp, turned, turned)
+    batch, n = xp.shape(values)
+    row, column, identity = xp.reshape(values, (batch, 1, n)), xp.reshape(values, (batch, n, 1)), xp.identity(n, q)
+    are_apart = xp.abs(row - column) > least
+    angles = xp.matmul(transposed(xp, turned), turned) / xp.where(are_apart, row - column, 1.0)
+    q = xp.orthonormal(xp.matmul(q, xp.where(are_apart, angles, identity)))
+    weights = place_weights(xp, q)
+    unseen_by_place = xp.matmul(transposed(xp, q), weights * q)
+    by_place = xp.where(xp.maximum(row, column) > 0, (1 + weights) * identity, unseen_by_place)
+    return with_sign(xp, xp.matmul(q, xp.eigenvectors(by_place)))
+
+
+def eigenvalues(xp: Space[A], q: A, power: A) -> tuple[Value, Value]:
+    """Of each column its eigenvalue by its product, (b, n), 0 for rounding errors; and what is more than those."""
+    (values,) = xp.sums((q * power, (1,)))
+    batch, _, n = xp.shape(values)
+    least = UNSEEN * math.sqrt(n) * xp.amax(values, (2,))
+    return xp.reshape(xp.where(values > least, values, 0.0), (batch, n)), least
 
 
 def with_sign(xp: Space[A], q: A) -> Value:
-    """Columns with sums above 0. Their sign is of no account, but so all libraries keep the same."""
-    (total,) = xp.sums((q, (1,)))
+    """Columns whose entries, weighted by their places, sum to more than 0. No step depends on their sign."""
+    (total,) = xp.sums((place_weights(xp, q) * q, (1,)))
     return q * xp.where(total < 0, -1.0, 1.0)
+
+
+def place_weights(xp: Space[A], like: A) -> Value:
+    """A falling number in (0, 1] for each row, (n, 1); roots, so that few sums of them are equal."""
+    n = xp.shape(like)[-1]
+    (after,) = xp.sums((xp.upper(xp.full((n, n), 1.0, like)), (1,)))
+    return xp.sqrt(after / n)

@@ -6,6 +6,8 @@ Mean and deviation of a window, and half of it before anything is judged: OLMo 2
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +16,9 @@ from thalweg.rules.options import check_options, option
 
 #: How many times the limit a spike enters the history as, at most.
 GROWTH = 2.0
+#: How many norms, and which share of a window, are equal to the largest where gradients were clipped; and how far from
+#: it: in bfloat16, the factor of clipping has eight digits.
+EQUALS, SHARE, ALIKE = 8, 0.25, 2.0**-7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,3 +97,22 @@ def judge(xp: Space[A], spikes: Spikes, norm: A, kept: A) -> Judgement:
         scale,
         xp.join([xp.where(is_spike, count + 1, count), norms], 0),
     )
+
+
+def warn_if_clipped(kept: Sequence[float], stacklevel: int) -> bool:
+    """Warn if norms look as if gradients were clipped before they came: then no spike is seen. Whether it warned.
+
+    kept: what :func:`judge` keeps. Nothing is said before a window is full.
+    """
+    _, *norms = kept
+    largest = max(norms)
+    equal = sum(norm >= largest * (1 - ALIKE) for norm in norms)
+    if min(norms) == 0 or equal < max(EQUALS, SHARE * len(norms)):
+        return False
+    warnings.warn(
+        f"spikes: of the last {len(norms)} norms of the gradient none was above {largest:.4g}, and {equal} were equal "
+        "to it. Gradients that are clipped before a step show no spikes: leave that out, and clip here, by "
+        f"max_grad_norm={largest:.2g} of the optimizer",
+        stacklevel=stacklevel + 1,
+    )
+    return True

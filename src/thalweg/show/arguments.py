@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import difflib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from thalweg.dtypes import ALIASES, DTYPES, spelt_dtype
 from thalweg.errors import CommandError
-from thalweg.given import GONE
+from thalweg.given import hint_for
 
 #: How other languages write what Python writes otherwise.
 WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -29,7 +28,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """A suggestion for a name that does not exist."""
     by_key = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_key, n=1)
-    return f"did you mean {by_key[close[0]]!r}?" if close else f"there are {', '.join(by_key.values())}"
+    return f"did you mean {by_key[close[0]]!r}?" if close else f"there are {', '.join([*by_key.values()][:40])}"
 
 
 class Given(NamedTuple):
@@ -58,7 +57,7 @@ def check_options(options: Iterable[Given], known: Mapping[str, Iterable[str]]) 
             told = f"the option {option.spelt} is for {owner}, which is not among the optimizers"
             raise CommandError(f"{told}: {', '.join(known)}")
         if not owner and name not in names:
-            hint = f"it is gone since 0.3: {GONE[name]}" if name in GONE else suggest(name, names)
+            hint = hint_for("", name, names, cutoff=0.6) or f"there are {', '.join(names) or 'none'}"
             raise CommandError(f"no optimizer here has an option {name!r}: {hint}")
 
 
@@ -79,19 +78,17 @@ def parse_option(text: str) -> Given:
 
 
 def parse_literal(text: str) -> Any:
-    """A value as Python or JSON writes it, lists as tuples; whatever is neither is text.
+    """A value as Python writes it, lists as tuples, and also ``true`` and ``null``; whatever is none is text.
 
-    >>> [parse_literal(text) for text in ("0.01", "true", "None", "[0.9, null]", "bfloat16", "'2'")]
+    >>> [parse_literal(text) for text in ("0.01", "true", "None", "[0.9, None]", "bfloat16", "'2'")]
     [0.01, True, None, (0.9, None), 'bfloat16', '2']
     """
     if text.lower() in WORDS:
         return WORDS[text.lower()]
-    for read in (ast.literal_eval, json.loads):
-        try:
-            return freeze(read(text))
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            continue
-    return text
+    try:
+        return freeze(ast.literal_eval(text))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
 def freeze(value: Any) -> Any:

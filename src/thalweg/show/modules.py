@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import inspect
@@ -16,6 +15,7 @@ from typing import Any
 
 import thalweg
 from thalweg.errors import CommandError
+from thalweg.show.arguments import suggest
 
 #: Where Python keeps modules that are not the user's.
 LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -48,10 +48,8 @@ def import_attribute(reference: str, what: str, example: str, is_one: Callable[[
     try:
         return operator.attrgetter(attribute)(module), module
     except AttributeError:
-        own = [each for each, value in vars(module).items() if not each.startswith("_") and is_one(value)]
-        close = difflib.get_close_matches(attribute, own, n=1)
-        known = f"its {what}s are {', '.join(own[:8])}" if own else f"it has no {what} at all"
-        hint = f"did you mean {close[0]!r}?" if close else known
+        known = [key for key, value in vars(module).items() if not key.startswith("_") and is_one(value)]
+        hint = suggest(attribute, known) if known else f"it has no {what} at all"
         raise CommandError(f"module {name!r} has no {attribute!r}: {hint}") from None
 
 

@@ -19,15 +19,6 @@ def parse_size(text: str, *, option: str) -> int:
     return round(float(parts[1]) * (1024.0 if parts[3] else 1000.0) ** " KMGT".index(parts[2] or " "))
 
 
-def parse_rate(text: str, *, option: str) -> int:
-    """Bytes a second.
-
-    >>> parse_rate("3.35TB/s", option="--bandwidth")
-    3350000000000
-    """
-    return parse_size(text.strip().lower().removesuffix("/s"), option=option)
-
-
 def human_bytes(count: float) -> str:
     """Three digits and a decimal unit.
 

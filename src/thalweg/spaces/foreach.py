@@ -213,7 +213,7 @@ def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
     if isinstance(condition, bool):
         return yes() if condition else no()
     answers = condition.values.unbind() if isinstance(condition, PerTensor) else condition.tensors
-    if not torch.compiler.is_compiling() and all(answer.device.type == "cpu" for answer in answers):
+    if all(answer.device.type == "cpu" for answer in answers):
         known = {bool(answer) for answer in answers}
         if len(known) == 1:
             return yes() if known.pop() else no()

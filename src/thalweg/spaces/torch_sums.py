@@ -73,8 +73,6 @@ def squares_of_each(tensors: Sequence[Tensor], dtype: torch.dtype | None = None)
     if wide == dtype:
         other = None if dtype == tensors[0].dtype else dtype
         return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=other)).square()
-    if torch.compiler.is_compiling():
-        return torch.stack([squares(x, None, dtype) for x in tensors])
     return torch.stack(torch._foreach_norm([condense(x, dtype) for x in tensors], 2, dtype=wide)).square().to(dtype)
 
 

@@ -7,7 +7,7 @@ import importlib
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
 from typing import Any, ClassVar
@@ -15,22 +15,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from thalweg.errors import NonFiniteError, OptionError, ParameterError, ResumeWarning
-from thalweg.exchange import warn_converted
+from thalweg.arrays import Shape
+from thalweg.errors import OptionError, ParameterError, ResumeWarning
 from thalweg.explain import Explanation
 from thalweg.given import Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
 from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own
-from thalweg.torch.engines.choice import reason_missing_for
+from thalweg.storage import warn_converted
+from thalweg.torch.engines.choice import foresee_engine, reason_missing_for
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.native import Native
-from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Statistics
-from thalweg.torch.engines.temporaries import count_temporaries, stepped_of
+from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Foreseen, Statistics
 from thalweg.torch.engines.triton import Triton
 from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if_made_otherwise
-from thalweg.torch.params.checks import Idleness, warn_if_used_up
+from thalweg.torch.params.checks import NAMES, Idleness, warn_if_used_up
 from thalweg.torch.params.explain import Treatment, explain
 from thalweg.torch.params.groups import (
     EVALUATED_LAYOUT,
@@ -62,10 +62,11 @@ from thalweg.torch.params.states import (
     make_state,
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
+from thalweg.torch.sharding.shards import local
 from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.averages import Constancy, averages_in_place, check_loaded, have_weights, put_in_place, take_out
 from thalweg.torch.step.buckets import Sorter
-from thalweg.torch.step.joint import JointGradient
+from thalweg.torch.step.joint import JointGradient, nonfinite_error
 from thalweg.torch.step.look import GRAD
 from thalweg.torch.step.remembered import MOST_REMEMBERED, RememberedStep, presence_of
 from thalweg.torch.step.runs import Runs
@@ -92,11 +93,16 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def lean(self: Any, *args: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return uncompiled(self, *args, **named)
         own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         seen = own or of_all != [{}, {}] or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         # torch itself runs the hooks around a step that a subclass has in its place
         return (hooked if seen and type(self).step is lean else step)(self, *args, **named)
 
+    # The engines of a step are compiled already. A compiler would take torch's operations in their place, compile them
+    # anew for each shape, and compute every refresh, due or not.
+    uncompiled = torch.compiler.disable(lean)  # type: ignore[no-untyped-call]
     lean.hooked = True  # type: ignore[attr-defined]
     return lean
 
@@ -181,16 +187,19 @@ class Optimizer(torch.optim.Optimizer):
         self._told: list[Statistics] = []
         self._sorter = Sorter(engine, sharing)
         self._agreement = Agreement(sharing)
-        self._steps: dict[Hashable, RememberedStep] = {}
+        self._steps: dict[bytes, RememberedStep] = {}
+        #: Those of single parameters, and which of these were stepped since groups were looked at.
+        self._steps_of_one: dict[Tensor, RememberedStep] = {}
+        self._stepped: set[Tensor] = set()
         #: The one that was taken last, if the next may be the same.
         self._latest: RememberedStep | None = None
         self._joint = JointGradient()
         lists = Lists()
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
         self._idleness, self._constancy = Idleness(), Constancy()
-        #: By the address of a parameter: what holds for it, as it was found of these settings for this shape and for
-        #: state that is kept in this form.
-        self._resolved: dict[int, tuple[Settings, Setting, Any]] = {}
+        #: What holds for a parameter, as it was found of these settings for this shape and for state that is kept in
+        #: this form.
+        self._resolved: dict[Tensor, tuple[Settings, Setting, Any]] = {}
         self._conversion_told = False
         #: Whether averages are in the place of parameters.
         self._is_evaluated = False
@@ -205,22 +214,13 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not torch.compiler.is_compiling():
-            # as torch.no_grad() does, in a tenth of the time
-            are_enabled = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(False)
-            try:
-                self._step(None)
-            finally:
-                torch._C._set_grad_enabled(are_enabled)
-            return loss
-        # asked before gradients are turned off: a compiler that stops in between has a graph of nothing but that
-        stays_eager = any(self._rule_of(group).needs_whole for group in self.param_groups)
-        with torch.no_grad():
-            if stays_eager:
-                self._step_uncompiled()
-            else:
-                self._step_eagerly(None, compiling=True)
+        # as torch.no_grad() does, in a tenth of the time
+        are_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            self._step(None)
+        finally:
+            torch._C._set_grad_enabled(are_enabled)
         return loss
 
     step = with_hooks(step)
@@ -229,28 +229,20 @@ class Optimizer(torch.optim.Optimizer):
     @torch.compiler.disable
     def step_parameter(self, p: Tensor) -> None:
         """Step one parameter by itself, in the middle of a backward pass for example. It is never compiled."""
-        if any(group["max_grad_norm"] is not None for group in self.param_groups):
-            raise OptionError("max_grad_norm needs all gradients of a step at once: use step()")
-        if any(group.get("spikes") for group in self.param_groups):
-            raise OptionError("spikes needs all gradients of a step at once: use step()")
-        if p not in self._places():
-            raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
+        for name in ("max_grad_norm", "spikes"):  # which are the same in all groups
+            if any(group.get(name) for group in self.param_groups[:1]):
+                raise OptionError(f"{name} needs all gradients of a step at once: use step()")
         with torch.no_grad():
             self._step(p)
 
-    # A compiler needs minutes for the products and refreshes of a few tensors, and would compute every refresh, due or
-    # not. The engines of an eager step have BLAS, native noise and kernels for them.
-    @torch.compiler.disable
-    def _step_uncompiled(self) -> None:
-        self._step(None)
-
-    def _step(self, only: Tensor | None, *, compiling: bool = False) -> None:
+    def _step(self, only: Tensor | None) -> None:
         self._refuse_in_eval_mode("a step")
         with self._guard():
             known, self._written = len(self.state), False
             try:
-                prepare = self._prepare_eagerly if compiling else self._prepare
-                buckets, runs = prepare(only, compiling=compiling)
+                buckets, runs = self._recall() if only is None else self._recall_one(only)
+                self._constancy.look(buckets)
+                buckets = self._join_gradients(buckets, runs)
                 refuse_capture(buckets)
                 self._engines_used = {bucket.way for bucket in buckets}
                 if buckets:
@@ -274,85 +266,91 @@ class Optimizer(torch.optim.Optimizer):
             stack.enter_context(torch.autocast(device, enabled=False))
         return stack
 
-    # Under torch.compile only the arithmetic of each bucket is compiled; what surrounds it runs as it is.
-    _step_eagerly = torch.compiler.disable(_step, recursive=False)  # type: ignore[no-untyped-call]
-
-    def _prepare(self, only: Tensor | None, *, compiling: bool) -> tuple[list[Bucket], Runs]:
-        buckets, runs = self._recall(only, compiling=compiling)
-        self._constancy.look(buckets)
-        return self._join_gradients(buckets, runs), runs
-
-    _prepare_eagerly = torch.compiler.disable(_prepare)  # type: ignore[no-untyped-call]
-
-    def _recall(self, only: Tensor | None, *, compiling: bool) -> tuple[list[Bucket], Runs]:
-        """The buckets of this step and how they are laid out: as remembered if that still holds, or else anew.
-
-        only: the one parameter to be stepped; None for all.
-        """
-        groups = self.param_groups
-        repeated = self._latest if only is None and not compiling else None
+    def _recall(self) -> tuple[list[Bucket], Runs]:
+        """The buckets of this step and how they are laid out: as remembered if that still holds, or else anew."""
+        groups, repeated = self.param_groups, self._latest
         if repeated is not None and self._groups.have_same_names(groups):
             # the same parameters have gradients then: ranks have agreed on all but options
-            buckets = self._repeat(repeated, None) if self._agreement.holds(groups) else None
+            buckets = self._repeat(repeated) if self._agreement.holds(groups) else None
             if buckets is not None:
                 return buckets, repeated.runs
-        places = self._places()
-        self._groups.report_unused(groups)
-        rules, overrides = list(map(self._rule_of, groups)), self._groups.overrides
-        self._agreement.reach(rules, places, groups, overrides, one_by_one=only is not None)
+        places = self._look(one_by_one=False)
         settings = self._groups.current_settings(groups)
-        present: Hashable = presence_of(list(map(GRAD, self._groups.params))) if only is None else id(only)
-        step = None if compiling else self._steps.get(present)
-        if step is not None and (buckets := self._repeat(step, only)) is not None:
-            self._latest = step if only is None else None
+        present = presence_of(list(map(GRAD, self._groups.params)))
+        step = self._steps.get(present)
+        if step is not None and (buckets := self._repeat(step)) is not None:
+            self._latest = step
             return buckets, step.runs
-        chosen = places if only is None else {only: places[only]}
-        buckets = self._sorter.sort(self, chosen, settings, compiling=compiling)
+        buckets = self._sorter.sort(self, places, settings)
         self._joint.share_norms(self.state.values())
-        runs = Runs(self._engines, buckets, self._check_state, compiling=compiling)
-        if not compiling:
-            self._steps.pop(present, None)
-            step = RememberedStep(buckets, runs, self._given(only), chosen, self._states_of(only), settings)
-            self._steps[present] = step
-            self._latest = step if only is None else None
-            whole = [key for key in self._steps if isinstance(key, bytes)]
-            if len(whole) > MOST_REMEMBERED:
-                del self._steps[whole[0]]
+        runs = Runs(self._engines, buckets, self._check_state)
+        self._steps.pop(present, None)
+        step = RememberedStep(buckets, runs, self._given(), places, self.state, settings)
+        self._latest = self._steps[present] = step
+        if len(self._steps) > MOST_REMEMBERED:
+            del self._steps[next(iter(self._steps))]
         return buckets, runs
 
-    def _repeat(self, step: RememberedStep, only: Tensor | None) -> list[Bucket] | None:
-        """The buckets of a remembered step, if it still holds."""
-        return step.recall(self._given(only), self._states_of(only), self._options)
+    def _recall_one(self, p: Tensor) -> tuple[list[Bucket], Runs]:
+        """The same for a step of one parameter. Others are looked at when it is stepped again, and not each time."""
+        groups = self.param_groups
+        if p in self._stepped or not self._groups.has_kept_place(groups, p) or not self._agreement.holds(groups):
+            self._stepped.clear()
+            if p not in self._look(one_by_one=True):
+                raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
+        self._stepped.add(p)
+        self._latest = None
+        place = _, index = self._groups.places[p]
 
-    def _given(self, only: Tensor | None) -> list[list[Tensor]]:
+        def options() -> tuple[dict[int, Settings], dict[int, tuple[Rate, float]]]:
+            return {index: self._groups.check_settings(groups, index)}, {index: self._rate(groups[index])}
+
+        step = self._steps_of_one.get(p)
+        if step is not None and (buckets := step.recall([[p]], {p: self.state.get(p, {})}, options)) is not None:
+            return buckets, step.runs
+        settings, _ = options()
+        buckets = self._sorter.sort(self, {p: place}, settings)
+        runs = Runs(self._engines, buckets, self._check_state)
+        states = {p: self.state.get(p, {})}
+        self._steps_of_one[p] = RememberedStep(buckets, runs, [[p]], {p: place}, states, settings)
+        return buckets, runs
+
+    def _look(self, *, one_by_one: bool) -> dict[Tensor, tuple[str, int]]:
+        """Look at all groups, agree with other ranks on what is new, and return the places of parameters."""
+        groups, places = self.param_groups, self._places()
+        self._groups.report(groups)
+        rules = list(map(self._rule_of, groups))
+        self._agreement.reach(rules, places, groups, self._groups.overrides, one_by_one=one_by_one)
+        return places
+
+    def _repeat(self, step: RememberedStep) -> list[Bucket] | None:
+        """The buckets of a remembered step, if it still holds."""
+        return step.recall(self._given(), self.state, self._options)
+
+    def _given(self) -> list[list[Tensor]]:
         """The parameters that may be stepped, in lists as groups have them."""
-        if only is not None:
-            return [[only]]
         return [own if type(own := group["params"]) is list else list(own) for group in self.param_groups]
 
     def _options(self) -> tuple[list[Settings], list[tuple[Rate, float]]]:
         """The settings and the rates of all groups."""
         return self._groups.current_settings(self.param_groups), list(map(self._rate, self.param_groups))
 
-    def _states_of(self, only: Tensor | None) -> Mapping[Tensor, Any]:
-        """The states of one parameter, or of all."""
-        return self.state if only is None else {only: self.state.get(only, {})}
-
     def _take(self, runs: Runs, buckets: Sequence[Bucket]) -> None:
         """Step buckets as one."""
         on_nonfinite = self.param_groups[0]["on_nonfinite"]
         looks = on_nonfinite == "raise" and not self._joint.skips_a_spike()
-        found = runs.take(buckets, on_nonfinite, looks=looks, commit=self._commit)
+        total = sum(len(bucket.names) for bucket in buckets)
+        found = runs.take(buckets, on_nonfinite, looks=looks, commit=functools.partial(self._commit, total))
         if not are_the_same(found, self._told):  # a run that is taken again goes on telling the same
             self._told = found
             for each in found:
                 self._last.update(each)
+        self._joint.tell_of_clipping()
 
-    def _commit(self, nonfinite: Sequence[str]) -> None:
-        """Before anything is written: refuse a step that is not finite."""
+    def _commit(self, total: int, nonfinite: Sequence[str]) -> None:
+        """Before anything is written: refuse a step that is not finite. total: how many parameters it steps."""
         if nonfinite:
-            names = ", ".join(map(repr, self._in_order(nonfinite)))
-            raise NonFiniteError(f"the gradient or the update is not finite: {names}")
+            raise nonfinite_error("the gradient or the update is not finite", self._in_order(nonfinite), total)
         self._joint.commit()
         self._written = True
 
@@ -361,7 +359,6 @@ class Optimizer(torch.optim.Optimizer):
         return self._joint.join(
             buckets,
             runs,
-            self._groups.settings[0].base.handling,
             # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
@@ -393,14 +390,15 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def lr(self) -> Any:
-        """The learning rate of all groups; setting it sets it for all."""
+        """The learning rate of all groups, where they have the same; setting it sets it for all."""
         rates = [group["lr"] for group in self.param_groups]
         if any(rate is not rates[0] and rate != rates[0] for rate in rates):
-            raise OptionError(f"groups have different learning rates, {rates}: read them from param_groups")
+            raise OptionError(f"groups have different learning rates, {rates}: read and write them in param_groups")
         return rates[0]
 
     @lr.setter
     def lr(self, value: Rate) -> None:
+        _ = self.lr  # refused where reading it is
         rules = [self._groups.make_settings(group).base.rule for group in self.param_groups]
         for rule in rules:
             check_rate(rule, value)
@@ -446,8 +444,7 @@ class Optimizer(torch.optim.Optimizer):
                 group = self.param_groups[index]
                 setting, _ = self._groups.check_settings(self.param_groups, index).of(name, p)
                 setting.rule.check_shape(name, tuple(p.shape))
-                hints = getattr(self._groups.entries[group.get("entry", 0)][0], "hints", {})
-                yield Treatment(name, p, index, setting, *self._rate(group), hints.get(name, ""))
+                yield Treatment(name, p, index, setting, *self._rate(group), self._groups.hints_about(name, group))
 
     def explain(self, *, code: bool = False) -> Explanation:
         """How every parameter will be treated, what its state will cost, and what looks like a mistake.
@@ -458,10 +455,21 @@ class Optimizer(torch.optim.Optimizer):
         groups = self.param_groups
         shown_only, unused = list(map(self._is_shown_only, groups)), self._groups.find_unused(groups)
         treatments = list(self._treatments())
-        stepped = (stepped_of(each.p, each.setting) for each in treatments)
-        needed = count_temporaries(stepped, self._wanted_engine)
+        needed = self._count_temporaries(lambda p: tuple(local(p).shape))
         given = treatments, groups, shown_only, unused, self._sorter.reason_undivided
         return explain(*given, temporary_bytes=needed, code=code)
+
+    def _count_temporaries(self, held: Callable[[Tensor], Shape]) -> int:
+        """Bytes that a step needs at most beside parameters, gradients and state.
+
+        held: the shape of what a rank has of a parameter; rules that need whole tensors have all of it.
+        """
+        shares: dict[EngineKind, list[Foreseen]] = defaultdict(list)
+        for _, p, _, setting, *_ in self._treatments():
+            shape = tuple(p.shape) if setting.rule.needs_whole else held(p)
+            foreseen = Foreseen(shape, NAMES[p.dtype], setting, p.device)
+            shares[foresee_engine(self._wanted_engine, foreseen)].append(foreseen)
+        return sum(self._engines[kind].count_temporaries(share) for kind, share in shares.items())
 
     # ---- state
 
@@ -488,14 +496,14 @@ class Optimizer(torch.optim.Optimizer):
 
     def _setting(self, settings: Settings, name: str, p: Tensor) -> Setting:
         """What holds for a parameter. Its state is converted if that asks for it, and refused if it does not fit."""
-        found, form = self._resolved.get(id(p)), (p.shape, form_of(self.state.get(p, {})))
+        found, form = self._resolved.get(p), (p.shape, form_of(self.state.get(p, {})))
         if found is None or found[0] is not settings or found[2] != form:
             setting, _ = settings.of(name, p)
             # schedulers that cycle momentum change numbers at every step
             if found is None or found[1].kind != setting.kind or found[2] != form:
                 self._fit_state(name, p, setting)
                 form = p.shape, form_of(self.state.get(p, {}))
-            self._resolved[id(p)] = found = settings, setting, form
+            self._resolved[p] = found = settings, setting, form
         return found[1]
 
     def _fit_state(self, name: str, p: Tensor, setting: Setting) -> None:
@@ -533,10 +541,12 @@ class Optimizer(torch.optim.Optimizer):
         return p.device if launched else torch.device("cpu")
 
     def _forget_memory(self) -> None:
-        """Drop what is known by the address of a parameter or its state, and all that keeps either alive."""
+        """Drop what is known of parameters and their state, and all that keeps either alive."""
         self._resolved.clear()
         self._sorter.forget()
         self._steps.clear()
+        self._steps_of_one.clear()
+        self._stepped.clear()
         self._latest = None
         self._last, self._told = {}, []
 
@@ -602,10 +612,6 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state. State keeps the dtype it was saved in; on any error nothing is changed."""
-        self._load(state_dict)
-
-    def _load(self, state_dict: Any, *, imported: bool = False) -> None:
-        """Continue from a saved state. imported: it may be kept in other codes than the options that come with it."""
         rules = list(map(self._rule_of, self.param_groups))
         check_is_state(rules, state_dict)
         state_dict = state_dict.copy()
@@ -613,14 +619,7 @@ class Optimizer(torch.optim.Optimizer):
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         check_is_state(rules, state_dict)
-        groups, state = read_state(
-            state_dict,
-            self._groups,
-            self.param_groups,
-            self.defaults,
-            self._place_of_counts,
-            imported=imported,
-        )
+        groups, state = read_state(state_dict, self._groups, self.param_groups, self.defaults, self._place_of_counts)
         check_loaded(state_dict["param_groups"], state, self.state)
         warn_if_made_otherwise(state_dict["param_groups"], self._describe_arguments())
         loaded = [
@@ -659,6 +658,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Statistics of the last step of each parameter, by name. Reading them waits for the device."""
+        self._joint.tell_of_clipping(waits=True)
 
         def plain(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -674,7 +674,7 @@ class Optimizer(torch.optim.Optimizer):
         return 0 if self._joint.skips is None else int(self._joint.skips)
 
     def nonfinite(self) -> list[str]:
-        """The parameters whose gradients were not finite in the last step, under ``on_nonfinite="skip"``."""
+        """The parameters whose gradients were not finite in the last step that ``on_nonfinite="skip"`` has skipped."""
         return self._in_order(self._joint.nonfinite())
 
     def _get_lr(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:

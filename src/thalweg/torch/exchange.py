@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.exchange import check_exchanged, entries_of, pack_state
+from thalweg.errors import read_as
+from thalweg.exchange import pack_state, read_state
 from thalweg.rules import Rule
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.states import convert_count
@@ -21,27 +22,26 @@ def export_state(optimizer: Optimizer) -> dict[str, Any]:
     ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.optax.import_state`` take it. What is sharded is
     brought together: every rank has to call it.
     """
-    found = {
-        name: {"step": to_numpy(convert_count(name, state.get("step"))).astype("int64")}
-        | {key: to_numpy(entry) for key, entry in state.items() if key != "step"}
+    state = {
+        name: {"step": to_numpy(convert_count(name, kept.get("step"))).astype("int64")}
+        | {key: to_numpy(entry) for key, entry in kept.items() if key != "step"}
         for name, p, _ in optimizer._homes()
-        if (state := optimizer.state.get(p))
+        if (kept := optimizer.state.get(p))
     }
-    last = max((int(entries["step"]) for entries in found.values()), default=0)
-    rule = getattr(optimizer, "rule", None) or rules_by_name(optimizer)
-    return pack_state(rule, found, iteration=last)
+    return pack_state(rules_by_name(optimizer), state)
 
 
+@read_as("this state")
 def import_state(optimizer: Optimizer, exported: Mapping[str, Any]) -> None:
     """Continue from what another front end exported. On any error nothing is changed."""
-    rule, by_name = getattr(optimizer, "rule", None), rules_by_name(optimizer)
-    check_exchanged(exported, rule or by_name.values(), by_name.get, None if rule is None else optimizer.defaults)
-    places = {name: place for place, name in enumerate(by_name)}
+    rules = rules_by_name(optimizer)
+    found = read_state(exported, rules, optimizer.defaults if hasattr(optimizer, "rule") else None)
     state = {
-        places[name]: {key: to_tensor(entry) for key, entry in entries.items()}
-        for name, entries in entries_of(exported, list(by_name)).items()
+        place: {key: int(entry) if key == "step" else to_tensor(entry) for key, entry in found[name].items()}
+        for place, name in enumerate(rules)
+        if name in found
     }
-    optimizer._load({"state": state, "param_groups": optimizer.state_dict()["param_groups"]}, imported=True)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def rules_by_name(optimizer: Optimizer) -> dict[str, type[Rule]]:
@@ -58,6 +58,6 @@ def to_numpy(x: Tensor) -> Any:
 
 
 def to_tensor(x: Any) -> Tensor:
-    if str(getattr(x, "dtype", "")) == "bfloat16":
+    if str(x.dtype) == "bfloat16":
         return torch.tensor(x.view("int16")).view(torch.bfloat16)
     return torch.tensor(x)

@@ -44,7 +44,7 @@ class Chosen:
     role: str
     names: frozenset[str]
     #: What to tell of some of them, by name.
-    hints: Mapping[str, str] = field(default_factory=dict)
+    hints: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __call__(self, name: str, parameter: Tensor) -> bool:
         return name in self.names

@@ -4,21 +4,52 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from thalweg.errors import ResumeWarning, StateError, read_as
 from thalweg.given import differ
-from thalweg.peers import Rename, Report, Source, check_rule, names, recognize, rename_parameter
+from thalweg.peers import Source, choose
 from thalweg.rules import LAMB, LARS, SGD, Adafactor, AdamW, Muon
 from thalweg.torch.base import Optimizer
-from thalweg.torch.params.checkpoints import check_form, check_sizes, order_groups, read_settings
-from thalweg.torch.params.groups import Group, homes_in, names_of, to_plain
-from thalweg.torch.params.states import as_found, expected_entries
+from thalweg.torch.params.checkpoints import check_is_state, check_sizes, order_groups, read_settings
+from thalweg.torch.params.groups import Group, homes_in, to_plain
+from thalweg.torch.params.states import expected_entries
+
+#: Makes our options of the value of one of theirs and of the dtypes of a group.
+Convert: TypeAlias = Callable[[Any, Sequence[torch.dtype]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Peer(Source):
+    """An optimizer of torch or of another library: its options and its state."""
+
+    #: The options that all of its groups have, each with its name here or with what makes ours of it.
+    options: Mapping[str, str | Convert]
+    #: Its keys of state, each with ours, or "" for what every step makes anew. Without "step" its groups may count.
+    keys: Mapping[str, str]
+    #: Our options that make the rule equal whatever its groups say.
+    always: Mapping[str, Any] = field(default_factory=dict)
+    #: Options of which one value alone can be continued. Groups of older versions may lack them.
+    only: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        only = ", ".join(f"{key}={value!r}" for key, value in self.only.items())
+        return f"{self.name} ({only})" if only else self.name
+
+    def is_like(self, group: Group) -> bool:
+        """Whether a group may be one of this optimizer, and can be continued."""
+        return self.options.keys() <= group.keys() and all(group.get(key, v) == v for key, v in self.only.items())
+
+
+def names(text: str) -> dict[str, Any]:
+    """Names there, each with the name here: "momentum trust_clip=clip" has the first in common."""
+    pairs = (word.partition("=") for word in text.split())
+    return {theirs: ours or theirs for theirs, _, ours in pairs}
 
 
 def torch_eps(eps: Any, dtypes: Sequence[torch.dtype]) -> dict[str, Any]:
@@ -28,76 +59,69 @@ def torch_eps(eps: Any, dtypes: Sequence[torch.dtype]) -> dict[str, Any]:
     return {"eps": (torch.finfo(dtypes[0]).eps if eps[0] is None else eps[0], eps[1])}
 
 
-ADAM = names("betas eps weight_decay amsgrad maximize"), names("exp_avg exp_avg_sq max_exp_avg_sq")
+ADAM = names("betas eps weight_decay amsgrad maximize"), names("step exp_avg exp_avg_sq max_exp_avg_sq")
 MOMENTUM = names("momentum_buffer")
 TABLE = (
-    Source("torch.SGD", SGD, names("momentum dampening weight_decay nesterov maximize"), MOMENTUM, counts="nowhere"),
-    Source("torch.Adam", AdamW, *ADAM, always={"decoupled": False}, only={"decoupled_weight_decay": False}),
-    Source("torch.AdamW", AdamW, *ADAM, always={"decoupled": True}, only={"decoupled_weight_decay": True}),
-    Source(
+    Peer("torch.SGD", SGD, names("momentum dampening weight_decay nesterov maximize"), MOMENTUM),
+    Peer("torch.Adam", AdamW, *ADAM, always={"decoupled": False}, only={"decoupled_weight_decay": False}),
+    Peer("torch.AdamW", AdamW, *ADAM, always={"decoupled": True}, only={"decoupled_weight_decay": True}),
+    Peer(
         "torch.Adafactor",
         Adafactor,
-        names("beta2_decay weight_decay d=clip_threshold maximize"),
-        names("row_var col_var variance"),
-        converted={"eps": torch_eps},
-        always={"variant": "torch"},
+        names("beta2_decay weight_decay d=clip_threshold maximize") | {"eps": torch_eps},
+        names("step row_var col_var variance"),
+        always=Adafactor.VARIANTS["torch"],
     ),
-    Source(
+    Peer(
         "torch.Muon",
         Muon,
-        names("momentum nesterov weight_decay ns_coefficients ns_steps eps"),
+        names("momentum nesterov weight_decay ns_coefficients ns_steps eps")
+        | {"adjust_lr_fn": lambda value, dtypes: {"scaling": value or "original"}},
         MOMENTUM,
-        converted={"adjust_lr_fn": lambda value, dtypes: {"scaling": value or "original"}},
-        always={"variant": "torch"},
-        counts="nowhere",
+        always=Muon.VARIANTS["torch"],
     ),
-    Source(
+    Peer(
         "transformers.Adafactor",
         Adafactor,
-        names("eps clip_threshold decay_rate=beta2_decay beta1=momentum weight_decay scale_parameter warmup_init"),
-        names("exp_avg_sq_row=row_var exp_avg_sq_col=col_var exp_avg_sq=variance exp_avg"),
-        converted={"relative_step": lambda value, dtypes: {}},  # an lr of None tells it
-        always={"variant": "hf"},
-        remade=("RMS",),
+        names("eps clip_threshold decay_rate=beta2_decay beta1=momentum weight_decay scale_parameter warmup_init")
+        | {"relative_step": lambda value, dtypes: {}},  # an lr of None tells it
+        names("step exp_avg_sq_row=row_var exp_avg_sq_col=col_var exp_avg_sq=variance exp_avg") | {"RMS": ""},
+        always=Adafactor.VARIANTS["hf"],
     ),
-    Source(
+    Peer(
         "timm.Lamb",
         LAMB,
-        names("betas eps weight_decay bias_correction grad_averaging always_adapt"),
-        names("exp_avg exp_avg_sq"),
-        converted={
+        names("betas eps weight_decay bias_correction grad_averaging always_adapt")
+        | {
             "max_grad_norm": lambda value, dtypes: {"max_grad_norm": value or None},
             "trust_clip": lambda value, dtypes: {"trust_clip": (0.0, 1.0) if value else None},
             "decoupled_decay": lambda value, dtypes: {"weight_decay_mode": "decoupled" if value else "in_update"},
         },
+        names("exp_avg exp_avg_sq"),
         always={"exempt": None},
         only={"caution": False, "corrected_weight_decay": False},
-        counts="group",
     ),
-    Source(
+    Peer(
         "timm.Lars",
         LARS,
         names("momentum nesterov weight_decay eps always_adapt trust_coeff=trust_coefficient trust_clip=clip"),
         MOMENTUM,
-        always={"variant": "timm"},
+        always=LARS.VARIANTS["timm"],
         only={"dampening": 0},
-        counts="nowhere",
     ),
 )
 #: What groups have beside options: keys that change no numbers, and those that schedulers leave there.
-WITHOUT_EFFECT = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+WITHOUT_EFFECT = ("params", "param_names", "foreach", "fused", "capturable", "differentiable", "step")
 SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
 #: The axes over which factors of squares are averages, at all sources of the table.
 AVERAGED_OVER = {"row_var": -1, "col_var": -2}
 
 
-def import_peer(
-    optimizer: Optimizer, state_dict: Any, source: str | None = None, *, rename: Rename | None = None
-) -> Report:
+def import_peer(optimizer: Optimizer, state_dict: Any, source: str | None = None) -> None:
     """Continue a run that an optimizer of torch, transformers or timm has started. On any error nothing is changed.
 
     state_dict: what its ``state_dict()`` returned, or the path of a file of that. source: its name, as in
-    "torch.AdamW", if its state does not tell. rename: from their names of parameters to those here.
+    "torch.AdamW", if its state does not tell.
 
     Learning rates and options become those of the run, as ``load_state_dict`` has it; a ResumeWarning tells which were
     others here. What has no equal here is refused.
@@ -107,65 +131,60 @@ def import_peer(
     if optimizer._groups.overrides:
         raise StateError("this optimizer has overrides, and the run had none: divide parameters into groups instead")
     with read_as("this state"):
-        saved = read_state_dict(state_dict)
-        peer = recognize(TABLE, saved["param_groups"], source)
-        check_rule(peer, optimizer.rule)
-        theirs = order_groups([rename_group(group, rename) for group in saved["param_groups"]], optimizer.param_groups)
-        check_sizes(theirs, optimizer.param_groups)
-        ours = optimizer.state_dict()["param_groups"]
-        groups = [convert_group(peer, *trio) for trio in zip(theirs, ours, optimizer.param_groups, strict=True)]
-        keys = [(key, group) for group in theirs for key in group["params"]]
-        if unknown := saved["state"].keys() - dict(keys).keys():
-            raise StateError(f"this state has entries for {unknown.pop()!r}, which is in none of its groups")
-        settings = read_settings(optimizer._groups, groups, optimizer.param_groups)
-        state: dict[int, dict[str, Any]] = {}
-        for place, ((key, group), (name, p, _)) in enumerate(zip(keys, homes_in(optimizer.param_groups), strict=True)):
-            if entries := saved["state"].get(key):
-                like = expected_entries(as_found(settings[place], p, {}), p, name)  # codes are made when it is here
-                step = peer.count_steps(f"the state of {name!r}", entries, group)
-                state[place] = {"step": step, **convert_entries(peer, name, entries, like)}
-    optimizer._load({"state": state, "param_groups": groups}, imported=True)
-    if changed := describe_changes(ours, groups):
-        warnings.warn(f"options are now those of the run of {peer.name}: {changed}", ResumeWarning, stacklevel=2)
-    steps = max((entries["step"] for entries in state.values()), default=0) if peer.counts != "nowhere" else 0
-    return Report(peer.name, peer.rule.__name__, len(state), steps)
+        saved, homes = read_state_dict(state_dict), optimizer.param_groups
+        may_be = [peer for peer in TABLE if all(map(peer.is_like, saved["param_groups"]))]
+        peer = choose(TABLE, may_be, source, optimizer.rule)
+        theirs = order_groups(saved["param_groups"], homes)
+        check_sizes(theirs, homes)
+        ours, changed = optimizer.state_dict()["param_groups"], set[str]()
+        groups = [convert_group(peer, *trio, changed) for trio in zip(theirs, ours, homes, strict=True)]
+        keys = [key for group in theirs for key in group["params"]]
+        settings, state = read_settings(optimizer._groups, groups, homes), {}
+        for place, (name, p, index) in enumerate(homes_in(homes)):
+            if entries := saved["state"].get(keys[place]):
+                count = {} if "step" in peer.keys else {"step": theirs[index].get("step", 1)}
+                state[place] = convert_entries(peer, entries, expected_entries(settings[place], p, name)) | count
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    if changed:
+        told = f"options are now those of the run of {peer.name}: {', '.join(sorted(changed))}"
+        warnings.warn(told, ResumeWarning, stacklevel=2)
 
 
-def read_state_dict(given: Any) -> Mapping[str, Any]:
+def read_state_dict(given: Any) -> Any:
     """The state dict that was given, or the one in a file, which torch.load reads without running code from it."""
     if isinstance(given, (str, os.PathLike)):
         try:
             given = torch.load(given, map_location="cpu", weights_only=True)
         except Exception as error:
             raise StateError(f"{given} cannot be read by torch.load(weights_only=True): {error!s:.300}") from error
-    if not isinstance(given, Mapping) or "state" not in given or "param_groups" not in given:
-        raise StateError(
-            "this is no state dict of an optimizer, which has 'state' and 'param_groups': of a checkpoint, pass the "
-            "part that has them, such as checkpoint['optimizer'] or checkpoint['optimizer_states'][0]"
-        )
-    check_form(given)
-    if any("rule" in group for group in given["param_groups"]):
-        raise StateError("this is a state of thalweg.torch: load_state_dict takes it")
+    check_is_state([], given)
+    for group in given["param_groups"]:
+        if "rule" in group:
+            raise StateError("this is a state of thalweg.torch: load_state_dict takes it")
+        if not all(isinstance(key, int) for key in group["params"]):
+            raise StateError("the groups of this state must number their parameters, as optimizer.state_dict() does")
     return given
 
 
-def rename_group(group: Group, rename: Rename | None) -> Group:
-    """A group with the names that its parameters have here."""
-    theirs = names_of(group)
-    if not all(isinstance(key, int) for key in group["params"]):
-        raise StateError("the groups of this state must number their parameters, as optimizer.state_dict() does")
-    if rename is not None and theirs is None:
-        raise StateError("rename= needs names: the groups of this state have no 'param_names', and go by position")
-    return {**group, "param_names": [rename_parameter(name, rename) for name in theirs]} if theirs else group
+def convert_group(peer: Peer, theirs: Group, ours: Group, home: Group, changed: set[str]) -> dict[str, Any]:
+    """A group of ours with the learning rate and the options of theirs. home: the group with its parameters.
 
-
-def convert_group(peer: Source, theirs: Group, ours: Group, home: Group) -> dict[str, Any]:
-    """A group of ours with the learning rate and the options of theirs. home: the group with its parameters."""
-    peer.check_group(theirs, (*WITHOUT_EFFECT, *SCHEDULED))
-    settings = peer.settings(theirs, list({p.dtype for p in home["params"]}))
-    taken = {option.name for option in fields(peer.rule)} | settings.given.keys()
-    options = {name: value for name, value in settings.options.items() if name in taken}
+    changed: takes down the options that have another value than here.
+    """
+    known = (*peer.options, *peer.only)
+    if unknown := [key for key in theirs if key not in (*known, *WITHOUT_EFFECT, *SCHEDULED)]:
+        raise StateError(
+            f"its groups have {unknown[0]!r}, and of {peer.name} it is known what {', '.join(known)} are: without "
+            f"{unknown[0]!r}, if it changes no numbers, this run can be continued"
+        )
+    dtypes = list({p.dtype for p in home["params"]})
+    options = {"maximize": False, **vars(peer.rule()), **peer.always}
+    for key, name in peer.options.items():
+        options |= {name: theirs[key]} if isinstance(name, str) else name(theirs[key], dtypes)
     group = {key: value for key, value in ours.items() if key not in options} | to_plain(options)
+    for key in options:
+        if differ(ours.get(key), group.get(key)):
+            changed.add(f"{key}={group.get(key)!r} (here it was {ours.get(key)!r})")
     lr = None if theirs.get("relative_step") else theirs["lr"]
     if (lr is None) != bool(ours.get("lr_is_scale")):
         raise StateError(f"{peer.name} was run with lr={lr!r}: construct this optimizer with lr={lr!r}")
@@ -175,25 +194,13 @@ def convert_group(peer: Source, theirs: Group, ours: Group, home: Group) -> dict
     return group
 
 
-def describe_changes(before: Sequence[Group], after: Sequence[Group]) -> str:
-    """Options that a run has others of than groups here had, in words."""
-    changes = set()
-    for ours, theirs in zip(before, after, strict=True):
-        cycled = ("momentum", "betas") if "base_momentum" in theirs else ()  # by a scheduler, with the learning rate
-        idle = ("decoupled", "weight_decay_mode") if ours.get("weight_decay") == theirs.get("weight_decay") == 0 else ()
-        for key in theirs.keys() - {*SCHEDULED, *cycled, *idle}:
-            if differ(ours.get(key), theirs[key]):
-                changes.add(f"{key}={theirs[key]!r} (here it was {ours.get(key)!r})")
-    return ", ".join(sorted(changes))
-
-
-def convert_entries(peer: Source, name: str, entries: Group, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The entries of a parameter's state as they are kept here. like: those that are expected."""
-    peer.check_entries(f"the state of {name!r}", entries)
-    found = {ours: entries[theirs].detach() for theirs, ours in peer.keys.items() if entries.get(theirs) is not None}
-    for key in found.keys() & like.keys():
-        if key in AVERAGED_OVER and found[key].ndim < like[key].ndim:  # ours keep that axis, with size 1
-            found[key] = found[key].unsqueeze(AVERAGED_OVER[key])
-        if found[key].shape == like[key].shape:  # others are refused
-            found[key] = found[key].to(like[key].dtype)
-    return found
+def convert_entries(peer: Peer, entries: Group, like: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The entries of a parameter's state as they are kept here. like: those that are expected; others are refused."""
+    state = {peer.keys.get(key, key): entry for key, entry in entries.items() if entry is not None}
+    state.pop("", None)
+    for key in state.keys() & like.keys():
+        entry = state[key].detach()
+        if key in AVERAGED_OVER and entry.ndim < like[key].ndim:  # ours keep that axis, with size 1
+            entry = entry.unsqueeze(AVERAGED_OVER[key])
+        state[key] = entry.to(like[key].dtype) if entry.shape == like[key].shape else entry
+    return state

@@ -12,12 +12,12 @@ from typing import Any
 from torch import nn
 
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
-from thalweg.given import Pattern, check_overrides, check_patterns, matches
+from thalweg.given import Pattern, check_overrides, check_patterns, matches, unused_patterns
 from thalweg.rules import AdamW, Kron, Muon, Rule
-from thalweg.settings import around_options, option_names, rates_with_adamw
+from thalweg.settings import around_options, hint_of_rate, option_names, rates_with_adamw
 from thalweg.torch.mixture import Chosen, Mixture
 from thalweg.torch.optimizers import optimizer
-from thalweg.torch.routing import HIDDEN, OTHER, VECTORS, Role, roles_of
+from thalweg.torch.routing import HIDDEN, OTHER, UNSPLIT, VECTORS, Role, roles_of
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 #: The rules of hidden matrices, by the names of the functions here.
@@ -92,8 +92,18 @@ def by_matrices(
     roles = roles_of(model, first, other)
     lr, beside = rates_with_adamw(rule, options, options.get("lr", lr))
     adamw_lr = beside if adamw_lr is None else adamw_lr
+    rate_hint = hint_of_rate(rule, options, lr, adamw.get("lr", adamw_lr))
     shared = around if weight_decay is None else {**around, "weight_decay": weight_decay}
-    overrides = [*overrides_of(roles, rule), *check_overrides(options.get("overrides", ()))]
+    given = check_overrides(options.get("overrides", ()))
+    overrides = [*overrides_of(roles, rule), *given]
+    named = dict(model.named_parameters())
+    splits = [pattern for pattern, own in given if "split" in own]
+
+    def hints_of(name: str, role: Role) -> tuple[str, ...]:
+        is_split = "split" not in option_names(rule) or any(matches(pattern, name, named[name]) for pattern in splits)
+        hint = "" if role.hint == UNSPLIT and is_split else role.hint
+        return tuple(each for each in (hint, rate_hint if role.role == HIDDEN else "") if each)
+
     makers = {
         HIDDEN: optimizer(rule).options(**{"lr": lr, **shared, **options, "overrides": overrides}),
         OTHER: optimizer(AdamW).options(**{"lr": adamw_lr, **shared, **adamw}),
@@ -101,7 +111,7 @@ def by_matrices(
     }
     entries = []
     for role, maker in makers.items():
-        hints = {name: own.hint for name, own in roles.items() if own.role == role}
+        hints = {name: hints_of(name, own) for name, own in roles.items() if own.role == role}
         if hints:
             entries.append((Chosen(role, frozenset(hints), hints), maker))
     return Mixture(model.named_parameters(), entries, **arguments)
@@ -142,9 +152,7 @@ def check_arguments(recipe: str, rule: type[Rule], arguments: Mapping[str, Any])
 
 def warn_of_unused(model: nn.Module, **patterns: Sequence[Pattern]) -> None:
     """Warn of patterns that match no parameter, which are most likely typing mistakes."""
-    named = list(model.named_parameters())
     for argument, own in patterns.items():
-        unused = [pattern for pattern in own if not any(matches(pattern, *pair) for pair in named)]
-        if unused:
+        if unused := unused_patterns(own, model.named_parameters()):
             message = f"patterns in {argument} that match no parameter: {', '.join(map(repr, unused))}"
             warnings.warn(message, UnusedOverrideWarning, stacklevel=4)

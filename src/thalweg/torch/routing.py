@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from thalweg.given import HEADS, Pattern, matches
+from thalweg.given import ATTENTION, HEADS, KV, QKV, Pattern, matches
 
 HIDDEN = "hidden matrices"
 OTHER = "embeddings, output layers and other tensors"
@@ -26,7 +26,7 @@ TABLES = ("emb", "token", "pos", "table")
 ROUTERS = re.compile(r"router|gating|(moe|topk|expert)gate", re.IGNORECASE)
 ROUTER_NAMES = ("gate", "router", "gating", "wg", "switch", "gate_network", "classifier")
 #: What attributes and configurations call the sizes of attention.
-ATTENTION = {
+SIZES = {
     "heads": ("num_heads", "num_attention_heads", "n_head", "n_heads", "heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv"),
     "head_dim": ("head_dim", "head_size", "attention_head_size", "d_head"),
@@ -50,6 +50,14 @@ STACK_UNTOLD = (
     "first=[...] and say stacked_axes=1 in muon=dict(overrides=[...])"
 )
 ORIENTATION_UNTOLD = "taken for (experts, out, in): no module tells which axis is the output"
+UNSPLIT = (
+    "it looks like queries, keys and values in one layer, and is taken for one matrix: say split=3 in "
+    "muon=dict(overrides=[...]), or name it in first=[...] if it is one"
+)
+UNNAMED_END = (
+    "no layer takes as many numbers as it makes, and it is taken for a hidden matrix: if it is an output layer, name "
+    "it in other=[...], else in first=[...]"
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,8 @@ class Place:
 
 
 Blocks: TypeAlias = int | tuple[int, ...]
+#: Modules, and how many numbers or channels they take.
+Taken: TypeAlias = Sequence[tuple[nn.Module, int]]
 
 
 def roles_of(model: nn.Module, first: Sequence[Pattern] = (), other: Sequence[Pattern] = ()) -> dict[str, Role]:
@@ -87,15 +97,17 @@ def roles_of(model: nn.Module, first: Sequence[Pattern] = (), other: Sequence[Pa
     first, other: patterns of parameters that are hidden matrices, or are not, whatever they are found to be.
     """
     places = places_of(model)
-    heads = {id(p) for module in output_layers(model) for p in module.parameters()}
+    heads, ends = ({id(p) for module in layers for p in module.parameters()} for layers in output_layers(model))
 
     def role_of(name: str, p: Tensor) -> Role:
         found = role_in(model, p, places[id(p)], is_head=id(p) in heads)
         if any(matches(pattern, name, p) for pattern in first):
             return Role(HIDDEN, found.options)
-        if found.role == HIDDEN and any(matches(pattern, name, p) for pattern in other):
+        if found.role != VECTORS and any(matches(pattern, name, p) for pattern in other):
             return Role(OTHER)
-        return found
+        # attention within blocks makes fewer keys than any layer takes
+        is_end = id(p) in ends and all(own.parent is model or not is_in_attention(own) for own in places[id(p)])
+        return replace(found, hint=found.hint or UNNAMED_END) if found.role == HIDDEN and is_end else found
 
     return {name: role_of(name, p) for name, p in model.named_parameters()}
 
@@ -147,7 +159,11 @@ def in_module(model: nn.Module, p: Tensor, place: Place) -> Role:
         return Role(HIDDEN, blocks(3) if place.attribute == "in_proj_weight" else {})
     if place.attribute == "weight" and (linear := as_linear(module)) is not None:
         fused = fused_blocks(model, place, linear.outputs, linear.inputs)
-        return Role(OTHER, {}, FUSED_UNTOLD) if fused is None else Role(HIDDEN, blocks(fused, linear.transposed))
+        if fused is None:
+            return Role(OTHER, {}, FUSED_UNTOLD)
+        is_unsplit = fused == 1 and linear.outputs == 3 * linear.inputs and is_in_attention(place)
+        is_taken = any(linear.outputs in inputs_of(other) for other in children_of(place))
+        return Role(HIDDEN, blocks(fused, linear.transposed), UNSPLIT if is_unsplit and not is_taken else "")
     if any(part in place.attribute.lower() for part in TABLES) or "embed" in type(module).__name__.lower():
         return Role(OTHER)
     if p.ndim == 3:
@@ -215,11 +231,9 @@ def fused_blocks(model: nn.Module, place: Place, rows: int, columns: int) -> Blo
         found = tuple(map(size_of, names))
         if None not in found and sum(found) == rows:  # type: ignore[arg-type]
             return found  # type: ignore[return-value]
-    if "qkv" in name.lower() or name in ("c_attn", "query_key_value"):
+    if QKV.search(name):
         return attention_blocks(size_of, rows, columns, by_head=is_by_head(name, parent))
-    if name in ("kv", "to_kv", "kv_proj", "key_value") and rows == 2 * columns:
-        return 2
-    return 2 if is_gated(place, rows) else 1
+    return 2 if (KV.fullmatch(name) and rows == 2 * columns) or is_gated(place, rows) else 1
 
 
 def is_fused(model: nn.Module, name: str, module: nn.Module) -> bool:
@@ -236,13 +250,13 @@ def is_by_head(name: str, parent: nn.Module) -> bool:
 
 
 def attention_blocks(size_of: Callable[..., int | None], rows: int, columns: int, *, by_head: bool) -> Blocks | None:
-    heads, head_dim = (size_of(*ATTENTION[name]) for name in ("heads", "head_dim"))
+    heads, head_dim = (size_of(*SIZES[name]) for name in ("heads", "head_dim"))
     if head_dim is None and heads and columns % heads == 0:
         head_dim = columns // heads
     if by_head:
         return rows // head_dim if head_dim and rows % head_dim == 0 else None
     if heads and head_dim:
-        kv_heads = size_of(*ATTENTION["kv_heads"]) or heads
+        kv_heads = size_of(*SIZES["kv_heads"]) or heads
         for found in ((heads, kv_heads, kv_heads), (heads, heads, heads), (heads, 1, 1), (heads, heads)):
             if sum(found) * head_dim == rows:
                 return tuple(count * head_dim for count in found)
@@ -251,10 +265,21 @@ def attention_blocks(size_of: Callable[..., int | None], rows: int, columns: int
 
 def is_gated(place: Place, rows: int) -> bool:
     """Whether a layer makes twice what the only other one beside it takes: a gate, and what goes through it."""
-    children = [] if place.parent is None else list(place.parent.children())
-    beside = [module for module in children if as_linear(module) is not None and module is not place.module]
+    beside = [module for module in children_of(place) if as_linear(module) is not None and module is not place.module]
     only = as_linear(beside[0]) if len(beside) == 1 else None
     return only is not None and rows == 2 * only.inputs
+
+
+def is_in_attention(place: Place) -> bool:
+    """Whether a layer, or the module that has it, is called attention, or knows a number of heads."""
+    names = (*place.name.split(".")[-2:], type(place.parent).__name__)
+    sizes = (getattr(place.parent, name, None) for name in SIZES["heads"])
+    return any(map(ATTENTION.search, names)) or any(isinstance(size, int) for size in sizes)
+
+
+def children_of(place: Place) -> list[nn.Module]:
+    """All that the parent of a module has."""
+    return [] if place.parent is None else list(place.parent.children())
 
 
 def read_size(module: nn.Module, model: nn.Module, *names: str) -> int | None:
@@ -297,8 +322,8 @@ def stacks_beside(p: Tensor, place: Place) -> Iterator[tuple[int, ...]]:
 # ---- output layers
 
 
-def output_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that make what a model answers.
+def output_layers(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The layers that make what a model answers, and those that may.
 
     Those that the model tells of, that are named as output layers are, or that make as many numbers as there are words
     or labels; else those whose outputs no other layer can take. Lists of layers hold hidden blocks and have none.
@@ -306,16 +331,16 @@ def output_layers(model: nn.Module) -> list[nn.Module]:
     lists = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
     outside = {name: module for name, module in model.named_modules() if not name.startswith(lists)}
     layers = {name: module for name, module in outside.items() if outputs_of(module) is not None}
-    answers = answer_sizes(model)
+    answers, taken = answer_sizes(model), [(module, size) for module in model.modules() for size in inputs_of(module)]
     found = [module for module in map(ask_for_output, outside.values()) if module is not None]
     for name, module in outside.items():
         if HEADS.fullmatch(name.rpartition(".")[2]):
-            found += last_layers(model, module, answers)
+            found += last_layers(module, answers, taken)
     found += [module for module in layers.values() if isinstance(module, nn.Linear) and outputs_of(module) in answers]
-    if found or not layers:
-        return found
-    ends = [module for name, module in layers.items() if is_end(model, module) and not is_fused(model, name, module)]
-    return ends or (list(layers.values())[-1:] if isinstance(model, nn.Sequential) else [])
+    ends = [module for name, module in layers.items() if is_end(module, taken) and not is_fused(model, name, module)]
+    if found:
+        return found, ends
+    return ends or (list(layers.values())[-1:] if isinstance(model, nn.Sequential) else []), []
 
 
 def ask_for_output(module: nn.Module) -> nn.Module | None:
@@ -353,25 +378,24 @@ def inputs_of(module: nn.Module) -> Iterator[int]:
         yield linear.inputs
 
 
-def last_layers(model: nn.Module, module: nn.Module, answers: set[int]) -> list[nn.Module]:
+def last_layers(module: nn.Module, answers: set[int], taken: Taken) -> list[nn.Module]:
     """Of a module that is named as an output layer is, the layers that make the answer."""
     if outputs_of(module) is not None:
         return [module]
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        return [layer for child in module.children() for layer in last_layers(model, child, answers)]
+        return [layer for child in module.children() for layer in last_layers(child, answers, taken)]
     layers = [each for each in module.modules() if outputs_of(each) is not None]
     if isinstance(module, nn.Sequential):
         return layers[-1:]
     by_size = [each for each in layers if outputs_of(each) in answers]
-    return by_size or [each for each in layers if is_end(model, each)] or layers
+    return by_size or [each for each in layers if is_end(each, taken)] or layers
 
 
-def is_end(model: nn.Module, module: nn.Module) -> bool:
+def is_end(module: nn.Module, taken: Taken) -> bool:
     """Whether no other module takes what a layer makes, by its size; flattened images are multiples of channels."""
-    size = outputs_of(module)
+    size, others = outputs_of(module), {own for other, own in taken if other is not module}
     assert size is not None
-    taken = [own for other in model.modules() if other is not module for own in inputs_of(other)]
     if isinstance(module, nn.modules.conv._ConvNd):
-        return not any(own % size == 0 for own in taken)
-    images = [other.in_channels for other in model.modules() if isinstance(other, nn.modules.conv._ConvTransposeNd)]
-    return size not in taken and not any(size % own == 0 for own in images)
+        return not any(own % size == 0 for own in others)
+    images = {own for other, own in taken if isinstance(other, nn.modules.conv._ConvTransposeNd)}
+    return size not in others and not any(size % own == 0 for own in images)

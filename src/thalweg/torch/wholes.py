@@ -93,7 +93,7 @@ def space_of_kernels() -> Any:
 def draw_noise(like: Tensor, *, seed: int, names: Sequence[str], t: Any) -> Tensor:
     """The noise of parameters of one shape, as a stack, by the fastest code that there is for the device."""
     ids, room = [tensor_id(name) for name in names], (len(names), *like.shape)
-    if isinstance(t, int) and not torch.compiler.is_compiling():
+    if isinstance(t, int):
         if like.is_cpu and library.reason_missing() is None:
             noise, threads = torch.empty(room, dtype=like.dtype), num_threads(torch.get_num_threads)
             dtype = str(like.dtype).removeprefix("torch.")
@@ -108,7 +108,6 @@ def draw_noise(like: Tensor, *, seed: int, names: Sequence[str], t: Any) -> Tens
     return cast(Tensor, normal(single, like, seed=seed, tensor=tensors, t=t))
 
 
-@torch.compiler.disable
 @functools.lru_cache(maxsize=4096)
 def tensor_ids(names: tuple[str, ...], device: torch.device) -> Tensor:
     """Numbers for random bits, copied to the device once: not at each step, nor into a CUDA graph."""

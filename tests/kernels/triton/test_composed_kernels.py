@@ -40,7 +40,6 @@ def test_kernels_written_for_a_rule_leave_nothing_out(rule: str) -> None:
     """They do not know what is around it: such a rule is stepped by operations of torch, and said to be."""
     options: dict[str, Any] = dict(cautious=True, averaged=0.5, weight_decay=0.1)
     options |= dict(ns_dtype=None) if rule == "Muon" else {}
-    options |= dict(one_sided=True) if rule == "SOAP" else {}
     with pytest.raises(OptionError, match="engine='fused' cannot run"):
         train(
             make(rule, named := parameters(shapes=MATRICES), "fused", **options), named, gradients(1, shapes=MATRICES)

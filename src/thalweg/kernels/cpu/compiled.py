@@ -7,7 +7,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.arrays import Shape
@@ -27,7 +27,7 @@ from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import Program, example_of, trace
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry
-from thalweg.rules.rule import structure_of
+from thalweg.rules.rule import stand_in
 from thalweg.settings import Setting
 from thalweg.storage import arithmetic, describe_state
 
@@ -41,6 +41,7 @@ FILLED = {COUNT: structs.COUNT, LARGEST: structs.LARGEST}
 class Kind:
     """What decides which code steps a tensor: no number of the rule does, and no size."""
 
+    #: One that stands for all of its structure.
     rule: Rule
     #: A shape that stands for all of its kind.
     shape: Shape
@@ -54,19 +55,10 @@ class Kind:
     #: Whether all sums are complete before anything of the last pass is written, as shards of a tensor need it.
     complete: bool = False
 
-    @functools.cached_property
-    def key(self) -> Any:
-        """The same for all whose code is the same."""
-        return structure_of(self.rule), *(getattr(self, f.name) for f in fields(self) if f.name != "rule")
 
-
-_kinds: dict[Any, Compiled] = {}
-
-
+@functools.lru_cache(maxsize=1024)
 def compile_kind(kind: Kind) -> Compiled:
-    if kind.key not in _kinds:
-        _kinds[kind.key] = Compiled(emit_kind(kind))
-    return _kinds[kind.key]
+    return Compiled(emit_kind(kind))
 
 
 def schedule_kind(kind: Kind) -> Schedule:
@@ -84,14 +76,10 @@ def schedule_kind(kind: Kind) -> Schedule:
     )
 
 
-_emitted: dict[Any, Emitted] = {}
-
-
+@functools.lru_cache(maxsize=1024)
 def emit_kind(kind: Kind) -> Emitted:
-    if kind.key not in _emitted:
-        found = schedule_kind(kind)
-        _emitted[kind.key] = emit(found, matrix_kinds_of(found.program, kind.rule.stacked_axes))
-    return _emitted[kind.key]
+    found = schedule_kind(kind)
+    return emit(found, matrix_kinds_of(found.program, kind.rule.stacked_axes))
 
 
 def kind_of(
@@ -107,7 +95,7 @@ def kind_of(
     """declared: the rule that says what is kept, if it is not the rule of this step."""
     example = example_of(rule, shape)
     entries = (declared or rule).entries(example)
-    return Kind(rule, example, tuple(entries.items()), has_lr, exact, guarded, complete)
+    return Kind(stand_in(rule), example, tuple(entries.items()), has_lr, exact, guarded, complete)
 
 
 @functools.cache
@@ -115,23 +103,21 @@ def warn_slow(reason: str) -> None:
     warnings.warn(f"{reason}. Until then its steps on the CPU run without it, several times slower", FallbackWarning, 2)
 
 
-_reasons: dict[Any, str] = {}
-
-
 def reason_uncompiled(rule: Rule, shape: Shape) -> str:
     """Why no native code steps a rule over parameters of this kind, "" if it does. Each kind is asked once."""
-    kind = kind_of(rule, shape)
-    key = structure_of(rule), kind.shape
-    if key not in _reasons:
-        try:
-            # without a library, that is what engines say
-            compile_kind(kind) if reason_missing() is None else emit_kind(kind)
-            _reasons[key] = ""
-        except RuleError as error:
-            _reasons[key] = str(error)
-            if isinstance(error, Uncompiled):
-                warn_slow(str(error))
-    return _reasons[key]
+    return reason_against_kind(kind_of(rule, shape))
+
+
+@functools.lru_cache(maxsize=1024)
+def reason_against_kind(kind: Kind) -> str:
+    try:
+        # without a library, that is what engines say
+        compile_kind(kind) if reason_missing() is None else emit_kind(kind)
+    except RuleError as error:
+        if isinstance(error, Uncompiled):
+            warn_slow(str(error))
+        return str(error)
+    return ""
 
 
 def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:

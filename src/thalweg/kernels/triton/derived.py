@@ -20,6 +20,7 @@ from thalweg.kernels.triton.stages import DECIDED, MEASURE, REHEARSE, WARPS, WRI
 from thalweg.kernels.triton.tables import add_up
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule
+from thalweg.rules.rule import stand_in
 from thalweg.settings import Handling
 from thalweg.storage import RECORD
 
@@ -63,7 +64,7 @@ class DerivedPasses(Passes):
         stored, dtypes = stored_as(operands[0], grads[0], keys)
         shape, guarded = example_of(rule, whole_of(operands[0])), handling.on_nonfinite != "propagate"
         random = handling.state_rounding == "stochastic"
-        self.kernels = kernels_for(rule, shape, stored, guarded, sharded, rated, random)
+        self.kernels = kernels_for(stand_in(rule), shape, stored, guarded, sharded, rated, random)
         ends = list(itertools.accumulate(map(len, self.kernels.emitted.sums), initial=0))
         super().__init__(operands, grads, rule, handling, self.kernels.emitted, ends[-1], dtypes, **memory)
         counts = [elements_of(operand, rule.stacked_axes) for operand in operands]

@@ -29,6 +29,7 @@ from thalweg.programs.extents import ELEMENT, TENSOR, Kinds, kinds_of
 from thalweg.programs.schedule import reductions_before, schedule
 from thalweg.programs.trace import example_of
 from thalweg.rules import Rule
+from thalweg.rules.rule import stand_in
 from thalweg.settings import Handling
 
 
@@ -44,7 +45,7 @@ def passes_for(
     **memory: Any,
 ) -> Passes:
     """The passes of a rule over parameters of one kind. rated: whether there is an lr. memory: as Passes takes it."""
-    program = traced(rule, example_for(operands, rule), rated)
+    program = traced(stand_in(rule), example_for(operands, rule), rated)
     made = DerivedPasses if kinds_of(program, rule.stacked_axes).axes is None else TilePasses
     return made(operands, grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
 
@@ -107,7 +108,7 @@ class TilePasses(Passes):
         """measuring, stepping: how large tiles may be in passes that sum, and in all others."""
         stored, dtypes = stored_as(operands[0], grads[0], keys)
         guarded, random = handling.on_nonfinite != "propagate", handling.state_rounding == "stochastic"
-        made = kernels_for(rule, example_for(operands, rule), stored, guarded, sharded, rated, random)
+        made = kernels_for(stand_in(rule), example_for(operands, rule), stored, guarded, sharded, rated, random)
         emitted, kinds, self.kernels = made
         super().__init__(operands, grads, rule, handling, emitted, emitted.begins[-1], dtypes, **memory)
         assert kinds.axes is not None

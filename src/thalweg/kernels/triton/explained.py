@@ -15,6 +15,7 @@ from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule, WholeRule
 from thalweg.rules.around import keys_around
+from thalweg.rules.rule import stand_in
 from thalweg.settings import Setting
 from thalweg.storage import RECORD, describe_state
 
@@ -34,6 +35,7 @@ def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True
         return source_of_parts(rule, shape, dtypes)
     stored = stored_in(dtypes)
     example, guarded = example_of(rule, shape), handling.on_nonfinite != "propagate"
+    rule = stand_in(rule)
     facts = rule, example, stored, guarded, False, has_lr, handling.state_rounding == "stochastic"
     if kinds_of(traced(rule, example, has_lr), rule.stacked_axes).axes is None:
         return kernels_for(*facts).emitted.source
@@ -53,7 +55,7 @@ def source_of_parts(rule: WholeRule, shape: Shape, dtypes: Mapping[str, str]) ->
         (last_part(rule), {**{name: dtypes[name] for name in dtypes if name in beside}, GRADIENT: shown}),
     ]
     found = [
-        kernels_for(part, example_of(part, shape), stored_in(stored), False, False, True).emitted.source
+        kernels_for(stand_in(part), example_of(part, shape), stored_in(stored), False, False, True).emitted.source
         for part, stored in parts
     ]
     between = "# between them: matrix products by library calls\n"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
 from thalweg.errors import RuleError
@@ -22,7 +22,7 @@ from thalweg.kernels.triton.loading import home, loaded
 from thalweg.programs.graph import Extent, Graph, Value, needed_by
 from thalweg.programs.host import function_of, options_of
 from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, symbolic
-from thalweg.rules import Annealed, Direction, Kron, factors, refresh
+from thalweg.rules import Direction, Kron, factors, refresh
 from thalweg.rules.places import files_of
 from thalweg.rules.rule import stand_in
 
@@ -259,10 +259,7 @@ def formulas_for(
     be preconditioned comes as it is, in the place of the momentum if it ``averages``, and takes the place of the
     parameter when clipped.
     """
-    kind = cast(Kron, stand_in(rule))
-    if isinstance(rule.precond_update_probability, Annealed):
-        kind = replace(kind, precond_update_probability=rule.precond_update_probability)
-    return make_formulas(kind, count, averages, knows_t, knows_lr, bare)
+    return make_formulas(cast(Kron, stand_in(rule)), count, averages, knows_t, knows_lr, bare)
 
 
 @functools.lru_cache(maxsize=256)

@@ -17,6 +17,7 @@ from thalweg.programs.reasons import reason_underived
 from thalweg.programs.trace import Program, example_of, trace
 from thalweg.rules import Kron, Rule, WholeRule
 from thalweg.rules.entries import Count, Factor, PerSlice
+from thalweg.rules.rule import stand_in
 from thalweg.settings import Setting
 from thalweg.storage import Kept, coded_groups
 
@@ -63,7 +64,7 @@ def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[st
 
 def reason_against_scalars(rule: Rule, shape: Shape, state: Mapping[str, Kept]) -> str:
     """Why kernels cannot keep what is one number for each tensor, "" if they can."""
-    narrow = [key for key in scalars_of(rule, shape) if state[key][1] != "float32"]
+    narrow = [key for key in scalars_of(stand_in(rule), shape) if state[key][1] != "float32"]
     return f"fused kernels keep one number for each tensor in float32, and {narrow[0]!r} is not" if narrow else ""
 
 
@@ -97,7 +98,7 @@ def reason_against_storage(setting: Setting, rule: Rule, shape: Shape, *, is_cod
         return f"there is no fused kernel of {name} for state_rounding='stochastic'"
     if is_by_hand(rule) and handling.rounding == "compensated":
         return f"there is no fused kernel of {name} for rounding='compensated'"
-    if is_coded and (not isinstance(rule, WholeRule) or isinstance(rule, Kron)) and cuts_groups(rule, shape):
+    if is_coded and (not isinstance(rule, WholeRule) or isinstance(rule, Kron)) and cuts_groups(stand_in(rule), shape):
         return f"tiles of rows and columns of a tensor of shape {shape} cut its groups of codes"
     return ""
 

@@ -389,7 +389,7 @@ def compile_for(
     """A kernel for GPUs of a generation, as one launch needs it."""
     target, options = GPUTarget("cuda", capability, WARP), {"num_warps": warps, "num_stages": stages}
     told = repr(sorted((k, str(v)) for k, v in {**constants, **options}.items()))
-    key = id(kernel), tuple(kinds.items()), told, target
+    key = kernel, tuple(kinds.items()), told, target
     if key not in _compiled:
         types = {name: kind for name, (kind, _) in kinds.items()}
         signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}

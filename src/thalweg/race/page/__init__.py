@@ -8,10 +8,29 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from thalweg.race.figures import colours_of, draw_losses, draw_scores, draw_sweep
-from thalweg.race.summary import Summary, below_zero
-from thalweg.race.table import columns_of, describe_conditions, describe_size, write_cell
+from thalweg.race.summary import Summary, below_zero, in_percent
+from thalweg.rules import RULES
 from thalweg.show.extras import extra
+
+#: By Okabe and Ito, whose colours the colour-blind tell apart too, and as they are seen on dark paper: of the rules of
+#: the package in their order, the first two of them baselines in grey; then for all others as they come.
+COLOURS = (
+    *(("#858585", "#858585"), ("#2b2b2b", "#d4d4d4"), ("#e69f00", "#e69f00"), ("#0072b2", "#308dc1")),
+    *(("#009e73", "#009e73"), ("#6a3d9a", "#9272b5"), ("#d55e00", "#d55e00"), ("#3d7a85", "#508791")),
+    *(("#5f7d00", "#6f8a1a"), ("#c2185b", "#d35787"), ("#8c564b", "#a2766d"), ("#cc79a7", "#cc79a7")),
+    *(("#56b4e9", "#56b4e9"), ("#8c6d31", "#987c46"), ("#7b4173", "#9f7499"), ("#393b79", "#7d7ea7")),
+)
+BASELINES = list(RULES)[:2]
+
+CHIP = (
+    '<button type="button" class="chip" style="--colour: var(--tint-$place)" data-contestant="$name" title="$options" '
+    'aria-pressed="true"><span class="dot"></span>$name</button>'
+)
+ROW = (
+    '<tr data-contestant="$name"><th scope="row" style="--colour: var(--tint-$place)"><span class="dot"></span>$name'
+    "<small>$options</small></th>$cells</tr>"
+)
+CELL = '<td class="$look"><span>$text</span><small>$seeds</small></td>'
 
 
 def write_report(summary: Summary, folder: Path) -> Path:
@@ -27,24 +46,29 @@ def make_page(summary: Summary) -> str:
     with extra("cli"):
         from plotly.offline import get_plotlyjs
 
-    figures = {"loss": draw_losses(summary), "score": draw_scores(summary), "sweep": draw_sweep(summary)}
+    report = {"summary": summary, "log": not below_zero(summary), "share": in_percent(summary), "baselines": BASELINES}
     light, dark = zip(*colours_of(summary).values(), strict=True)
+    people = {
+        who["name"]: {"place": place, "name": escape(who["name"]), "options": escape(who["options"])}
+        for place, who in enumerate(summary["contestants"])
+    }
+    rows = [
+        Template(ROW).substitute(people[row["contestant"]], cells="".join(map(make_cell, row["cells"])))
+        for row in summary["rows"]
+    ]
+    words = ("title", "verdict", "about", "size", "conditions", "loss_name", "score_name", "command")
     surroundings = {"made": summary["made"], **summary["machine"], **summary["versions"]}
-    words = {key: escape(str(summary[key] or "")) for key in ("title", "verdict", "about", "loss_name", "score_name")}
     return Template(read_part("page.html")).substitute(
-        words,
+        {key: escape(str(summary[key] or "")) for key in words},
         style=f":root {{ {tints(light)} }}\n:root[data-theme=dark] {{ {tints(dark)} }}\n{read_part('page.css')}",
-        chips="".join(
-            make_chip(place, who["name"], who["options"]) for place, who in enumerate(summary["contestants"])
-        ),
-        conditions=escape(f"{describe_size(summary)}. {describe_conditions(summary)}"),
-        table=make_table(summary),
-        no_score="" if figures["score"] else "hidden",
-        command=escape(summary["command"]),
+        chips="".join(map(Template(CHIP).substitute, people.values())),
+        head="".join(f'<th scope="col">{escape(title)}</th>' for title in summary["columns"]),
+        rows="".join(rows),
+        no_score="" if summary["score_name"] else "hidden",
         surroundings=escape(" · ".join(f"{name} {value}" for name, value in surroundings.items())),
         plotly=get_plotlyjs(),
         # nothing in it can end its element
-        report=json.dumps({"log": not below_zero(summary), "figures": figures}).replace("<", "\\u003c"),
+        report=json.dumps(report).replace("<", "\\u003c"),
         script=read_part("page.js"),
     )
 
@@ -57,29 +81,13 @@ def tints(colours: tuple[str, ...]) -> str:
     return " ".join(f"--tint-{place}: {colour};" for place, colour in enumerate(colours))
 
 
-def make_chip(place: int, name: str, options: str) -> str:
-    return (
-        f'<button type="button" class="chip" style="--colour: var(--tint-{place})" data-contestant="{escape(name)}" '
-        f'title="{escape(options)}" aria-pressed="true"><span class="dot"></span>{escape(name)}</button>'
-    )
+def make_cell(cell: Summary) -> str:
+    text = {key: escape(cell[key]) for key in ("text", "seeds")}
+    return Template(CELL).substitute(text, look="best" if cell["is_best"] else "")
 
 
-def make_table(summary: Summary) -> str:
-    """The table as HTML."""
-    columns, results = columns_of(summary), summary["results"]
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in ["optimizer", *(c.title for c in columns)])
-    who = {who["name"]: (place, who["options"]) for place, who in enumerate(summary["contestants"])}
-    rows = []
-    for result in results:
-        name = result["contestant"]
-        place, options = who[name]
-        cells = [
-            f'<th scope="row" style="--colour: var(--tint-{place})"><span class="dot"></span>{escape(name)}'
-            f"<small>{escape(options)}</small></th>"
-        ]
-        for column in columns:
-            best = ' class="best"' if column.is_best(result, results) else ""
-            words, spread = escape(write_cell(column, result)), column.spread(result)
-            cells.append(f"<td{best}><span>{words}</span><small>{spread}</small></td>")
-        rows.append(f'<tr data-contestant="{escape(name)}">{"".join(cells)}</tr>')
-    return f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
+def colours_of(summary: Summary) -> dict[str, tuple[str, str]]:
+    """By contestant, also of those that have no result: on light and on dark paper."""
+    names = [who["name"] for who in summary["contestants"]]
+    order = [*RULES, *(name for name in names if name not in RULES)]
+    return {name: COLOURS[order.index(name) % len(COLOURS)] for name in names}

@@ -20,7 +20,7 @@ from thalweg.rules.entries import Count
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.storage import Kept
-from thalweg.torch.engines.protocol import EngineKind
+from thalweg.torch.engines.protocol import EngineKind, Foreseen
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.params.groups import EngineName
 from thalweg.torch.sharding.shards import is_whole
@@ -66,6 +66,22 @@ def chosen(
     if not unserved and missing is not None:
         (kernels if on_gpu else library).warn_once(missing)
     return Choice("reference" if alone and part is None else "foreach", "lists")
+
+
+def foresee_engine(wanted: EngineName, p: Foreseen) -> EngineKind:
+    """The engine that will step a parameter, as far as its shape, dtype, options and device tell."""
+    is_stand_in = p.device.type == "meta"
+    on_gpu = is_stand_in or p.device.type in kernels.DEVICES
+    if wanted in ("reference", "foreach"):
+        return "lists"
+    if on_gpu:
+        kind = p.setting, p.shape, p.dtype, p.entries
+        served = not by_kernels.reason_against(*kind) or by_kernels.can_be_parted(*kind)
+        missing = None if is_stand_in else reason_missing(p.device)
+    else:
+        served = not by_native.reason_unserved(p.setting.rule_at(1), p.setting.handling, p.shape, p.dtype)
+        missing = library.reason_missing()
+    return fused_engine(p.setting, None, on_gpu=on_gpu, counted=True) if served and missing is None else "lists"
 
 
 def fused_engine(setting: Setting, part: Part | None, *, on_gpu: bool, counted: bool) -> EngineKind:

@@ -10,13 +10,19 @@ from itertools import chain
 
 import torch
 
-from thalweg.kernels.chunks import STACK
-from thalweg.rules.whole import SLOT
-from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
+from thalweg.dtypes import DTYPES
+from thalweg.kernels.chunks import CHUNK, STACK
+from thalweg.rules.whole import SLOT, WholeRule
+from thalweg.storage import arithmetic
+from thalweg.torch.engines.protocol import Bucket, CheckState, Foreseen, Statistics, count_largest
 from thalweg.torch.engines.results import Result, results_of
 from thalweg.torch.engines.shards import outline_of, result_of_shards
 from thalweg.torch.sharding.collectives import Computation
 from thalweg.torch.sharding.owners import Messages, Owners, Team, in_turn
+
+#: Numbers of the arithmetic's precision that are alive for each element at most, beside new values; those where
+#: rounding at random makes bits; those beside what a rule tells of its ``transform``. Bytes that a tensor needs.
+NUMBERS, NUMBERS_OF_RANDOM, NUMBERS_BESIDE_WHOLE, BYTES_OF_TENSOR = 16, 20, 4, 2**14
 
 
 class Lists:
@@ -28,6 +34,19 @@ class Lists:
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> ListsRun:
         return ListsRun(self.owners, self.most)
+
+    def count_temporaries(self, params: Sequence[Foreseen]) -> int:
+        """A chunk while it is computed, with its new values and those of the chunk before."""
+        needed, waiting = [], 0
+        for p in params:
+            rule, numbers = p.setting.rule_at(1), NUMBERS_OF_RANDOM if p.setting.handling.is_random else NUMBERS
+            if isinstance(rule, WholeRule):
+                numbers = max(numbers, NUMBERS_BESIDE_WHOLE + rule.count_temporaries())
+            computed = numbers * p.extent * DTYPES[arithmetic(p.dtype)].bytes
+            needed.append((p, computed + 2 * p.value_bytes + BYTES_OF_TENSOR))
+            # nothing is written before all is known to be finite
+            waiting += p.value_bytes if p.setting.handling.on_nonfinite == "raise" else 0
+        return count_largest(needed, CHUNK) + waiting
 
     def forget(self) -> None:
         self.owners.forget()
@@ -47,8 +66,6 @@ class ListsRun:
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         self.buckets, self.replicated, self.results = buckets, (), []
 
-    # Under torch.compile the arithmetic of each bucket is compiled; what surrounds it runs as it is.
-    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All new values if nothing may be written before they are known; else those of shards alone."""
         sharded = [bucket for bucket in self.buckets if bucket.parts]
@@ -64,7 +81,6 @@ class ListsRun:
     def measure_bucket(self, bucket: Bucket) -> Computation:
         self.results.append((yield from result_of_shards(bucket, self.owners)))
 
-    @torch.compiler.disable
     def nonfinite(self) -> list[str]:
         guilty = []
         for result in self.results:
@@ -73,7 +89,6 @@ class ListsRun:
             guilty += [name for name, finite in zip(result.bucket.names, flags, strict=True) if not finite]
         return guilty
 
-    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call]
     def write(self) -> Statistics:
         statistics: Statistics = {}
         known, self.results = self.results, []
@@ -83,7 +98,6 @@ class ListsRun:
             self.step_replicas(statistics)
         return statistics
 
-    @torch.compiler.disable
     def step_replicas(self, statistics: Statistics) -> None:
         """Step whole tensors on which replicas divide the work, slot by slot: new values of few exist at once."""
         slots = self.owners.divide([outline_of(bucket) for bucket in self.replicated])
@@ -107,7 +121,6 @@ class ListsRun:
             self.owners.forget()
 
 
-@torch.compiler.disable
 def committed(result: Result) -> Statistics:
     """Write new values, in place, and keep what there is to look at."""
     bucket = result.bucket

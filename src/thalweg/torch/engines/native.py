@@ -21,11 +21,13 @@ from thalweg.kernels.cpu.tables import sums_of_squares as native_sums
 from thalweg.kernels.threads import count_threads, num_threads
 from thalweg.torch.engines.choice import is_dense, reason_against
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
-from thalweg.torch.engines.protocol import Bucket, CheckState, Statistics
+from thalweg.torch.engines.protocol import Bucket, CheckState, Foreseen, Statistics
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 
 IS_CPU = operator.attrgetter("is_cpu")
+#: What a thread needs for itself.
+BYTES_OF_THREAD = 2**16
 
 
 class Native:
@@ -33,6 +35,9 @@ class Native:
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> NativeRun:
         return NativeRun(buckets, check_state)
+
+    def count_temporaries(self, params: Sequence[Foreseen]) -> int:
+        return BYTES_OF_THREAD * num_threads(torch.get_num_threads) + sum(p.table_bytes for p in params)
 
     def forget(self) -> None:
         pass

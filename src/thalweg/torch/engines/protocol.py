@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape
 from thalweg.kernels.chunks import CHUNK, extent, pieces
-from thalweg.rules.entries import Count
+from thalweg.programs.budget import entry_bytes, state_entries
+from thalweg.rules.entries import Count, Spread
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
+from thalweg.storage import Kept
 from thalweg.torch.sharding.collectives import Computation
 
 T = TypeVar("T")
 EngineKind: TypeAlias = Literal["lists", "native", "triton"]
+#: Fused code keeps an address table and partial sums: bytes of each tensor, and this part of a tensor in float32.
+BYTES_OF_TABLE, PART_OF_SUMS = 2048, 1 / 128
+#: Where it sums along rows and columns: bytes of each of them, and this part of the tensor.
+BYTES_OF_LINE, PART_OF_LINES = 64, 1 / 16
 
 
 class Decision(Protocol):
@@ -86,7 +93,6 @@ class Bucket:
         same.__dict__.update(self.__dict__, **news)
         return same
 
-    @torch.compiler.disable
     def chunks(self, limit: int = CHUNK) -> list[Bucket]:
         """Chunks of at most so many elements, or of a single larger tensor."""
         return [self.chosen(members) for members in pieces(self.extents, limit)]
@@ -120,6 +126,48 @@ class Bucket:
             parts=some(self.parts) if self.parts else (),
             addresses=None if self.addresses is None else array("Q", some(self.addresses)),
         )
+
+
+class Foreseen(NamedTuple):
+    """A parameter as it will be stepped, or the shard of one: what an engine is asked about before there is memory."""
+
+    shape: Shape
+    dtype: str
+    setting: Setting
+    #: ``meta`` stands for a GPU that has kernels.
+    device: torch.device
+
+    @property
+    def entries(self) -> Mapping[str, Kept]:
+        return state_entries(self.setting, self.shape, self.dtype)
+
+    @property
+    def extent(self) -> int:
+        """The elements by which engines cut lists into chunks."""
+        return extent(math.prod(self.shape), (math.prod(shape) for shape, _ in self.entries.values()))
+
+    @property
+    def value_bytes(self) -> int:
+        """Of a new parameter with its new state."""
+        return sum(map(entry_bytes, [(self.shape, self.dtype), *self.entries.values()]))
+
+    @property
+    def table_bytes(self) -> int:
+        """Of what fused code keeps from step to step, at most."""
+        rule, size = self.setting.rule_at(1), 4 * math.prod(self.shape)
+        declared = rule.entries(self.shape).values()
+        summed = [entry for entry in declared if isinstance(entry, Spread) and entry.over]
+        lines = sum(math.prod(entry.shape(self.shape, rule.stacked_axes)) for entry in summed)
+        part = PART_OF_SUMS + (PART_OF_LINES if summed else 0)
+        slices = math.prod(self.shape[: rule.stacked_axes])
+        return BYTES_OF_TABLE * slices + BYTES_OF_LINE * lines + math.ceil(part * size)
+
+
+def count_largest(needed: Sequence[tuple[Foreseen, int]], chunk: int) -> int:
+    """Bytes of the largest chunk of so many elements, or of one tensor that is larger. needed: those of each."""
+    densest = max((bytes_ / p.extent for p, bytes_ in needed), default=0.0)
+    each = [bytes_ for _, bytes_ in needed]
+    return min(sum(each), max(0, *each, math.ceil(chunk * densest)))
 
 
 #: Refuses a parameter whose state does not fit its setting.
@@ -158,6 +206,9 @@ class Engine(Protocol):
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> Run:
         """Lay out the steps of these buckets. State that does not fit is refused."""
+
+    def count_temporaries(self, params: Sequence[Foreseen]) -> int:
+        """Bytes that it needs at most to step these, beside them, their gradients and their state."""
 
     def forget(self) -> None:
         """State was replaced: drop what was kept of it."""

@@ -24,14 +24,25 @@ from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.choice import steps_by_hand
 from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
-from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Statistics
+from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Foreseen, Statistics
 from thalweg.torch.engines.repeats import KronRepeats, Repeats, WholeRepeats
 from thalweg.torch.engines.replay import Launches, Moving, Replay
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
-from thalweg.torch.engines.triton_whole import KronLaunch, OwnedLaunch, Room, WholeLaunch, arguments_of, step_slot
+from thalweg.torch.engines.triton_whole import (
+    KronLaunch,
+    OwnedLaunch,
+    Room,
+    WholeLaunch,
+    arguments_of,
+    count_stacks,
+    step_slot,
+)
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 from thalweg.torch.sharding.owners import Errand, Owners, in_turn
+
+#: What a step copies to the device, and its decision.
+BYTES_OF_STEP = 2**14
 
 AnyLaunch: TypeAlias = "Launch | KronLaunch | WholeLaunch"
 
@@ -52,6 +63,10 @@ class Triton:
             for name, p in zip(bucket.names, bucket.params, strict=True):
                 check_state(name, p, bucket.setting)
         return TritonRun(self, buckets)
+
+    def count_temporaries(self, params: Sequence[Foreseen]) -> int:
+        whole = [p for p in params if p.setting.rule.needs_whole]
+        return BYTES_OF_STEP + sum(p.table_bytes for p in params) + count_stacks(whole)
 
     def forget(self) -> None:
         pass

@@ -7,6 +7,7 @@ kernels of its own for all of it, with the options that these serve.
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from thalweg.codecs import scale_key
+from thalweg.dtypes import DTYPES
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
 from thalweg.programs.parts import SHOWN, decide_by, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
@@ -28,10 +30,10 @@ from thalweg.rules.noise import tensor_id
 from thalweg.settings import Handling, Setting
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
-from thalweg.storage import RECORD
+from thalweg.storage import RECORD, arithmetic
 from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import stage_shards
-from thalweg.torch.engines.protocol import Bucket
+from thalweg.torch.engines.protocol import Bucket, Foreseen, count_largest
 from thalweg.torch.engines.results import request_of
 from thalweg.torch.sharding.collectives import Computation
 from thalweg.torch.sharding.owners import Messages, Owners, Team
@@ -43,6 +45,8 @@ NUMBERED = itertools.count()
 UNKNOWN: array[int] = array("Q")
 #: Elements after which what is shown of another tensor may begin.
 ALIGNED = 64
+#: What a library's products need for themselves.
+BYTES_OF_LIBRARY = 2**25
 #: Lays out the kernels of a rule that is stepped element by element, for a bucket.
 LayOut: TypeAlias = Callable[[Bucket], Any]
 
@@ -63,6 +67,18 @@ class Room:
         if device not in self.memory or self.memory[device].numel() < wanted:
             self.memory[device] = torch.empty(wanted, dtype=torch.uint8, device=device)
         return self.memory[device][:wanted].view(dtype)
+
+
+def count_stacks(params: Sequence[Foreseen]) -> int:
+    """Bytes of the largest stack while its rule transforms it, with float32 copies of state that has its own shape."""
+    needed: dict[bool, list[tuple[Foreseen, int]]] = {True: [], False: []}
+    for p in params:
+        rule = cast(WholeRule, p.setting.rule_at(1))
+        copies = sum(math.prod(p.entries[key][0]) for key in rule.keys(p.shape, PerSlice))
+        numbers = rule.count_temporaries() * DTYPES[rule.whole_dtype(arithmetic(p.dtype))].bytes * p.extent
+        needed[rule.has_factors].append((p, numbers + 4 * copies))
+    largest = max(count_largest(needed[True], FACTORS_CHUNK), count_largest(needed[False], WHOLE_CHUNK))
+    return largest + BYTES_OF_LIBRARY if params else 0
 
 
 class Stack:

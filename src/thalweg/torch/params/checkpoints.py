@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import OptionError, ResumeWarning, StateError, read_as
-from thalweg.exchange import check_version, list_names
 from thalweg.given import GONE
 from thalweg.rules import Rule
 from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count
-from thalweg.settings import Setting
+from thalweg.settings import Setting, around_options
 from thalweg.settings import in_words as rules_in_words
 from thalweg.spaces import torch as xp
-from thalweg.storage import RECORD, SPIKES, WEIGHTS, check_codes, check_eight_bits
+from thalweg.storage import SPIKES, WEIGHTS, check_layout, check_saved, check_version, read_count
 from thalweg.torch.params.groups import (
     EVALUATED_LAYOUT,
     LAYOUT,
@@ -30,7 +29,7 @@ from thalweg.torch.params.groups import (
     load_group,
     names_of,
 )
-from thalweg.torch.params.states import as_found, expected_entries, shapes_of
+from thalweg.torch.params.states import convert_count, expected_entries
 from thalweg.torch.sharding.shards import ghost_of, lay_out, whole
 
 #: What wrappers of a model put into the names of its parameters.
@@ -55,13 +54,8 @@ def read_state(
     own: Sequence[Group],
     defaults: Group,
     place_of_counts: Callable[[Tensor, Group], torch.device],
-    *,
-    imported: bool,
 ) -> tuple[list[dict[str, Any]], dict[Tensor, dict[str, Tensor]]]:
-    """The groups and the states of a checkpoint, for the groups of this optimizer, checked. Tensors are copies.
-
-    imported: the state may be kept in other codes than the options that come with it ask for.
-    """
+    """The groups and the states of a checkpoint, for the groups of this optimizer, checked. Tensors are copies."""
     with read_as("this state"):
         ordered = order_groups(saved["param_groups"], own)
         check_sizes(ordered, own)
@@ -75,8 +69,6 @@ def read_state(
         found = [saved["state"].get(place) or {} for group in ordered for place in group["params"]]
         expected = []
         for (name, p, index), setting, s in zip(homes_in(own), settings, found, strict=True):
-            if imported and s:
-                setting = as_found(setting, p, {key: entry for key, entry in s.items() if isinstance(entry, Tensor)})
             ghosts = expected_entries(setting, p, name)
             # what is new around a rule begins with the next step
             new = {*keys_around(setting.rule_at(1), tuple(p.shape)), SPIKES} - s.keys()
@@ -88,6 +80,10 @@ def read_state(
         for each, s in zip(expected, found, strict=True):
             if s:
                 check_entries(each, s)
+    new = {name for ours, theirs in zip(loaded, ordered, strict=True) for name in ours.keys() - theirs}
+    if added := new & {*around_options(), "spikes"}:
+        told = f"this state was saved without {', '.join(sorted(added))}, and the run goes on with it"
+        warnings.warn(f"{told}: leave it out to continue unchanged", ResumeWarning, stacklevel=3)
     return loaded, {each.p: restore(each, s) for each, s in zip(expected, found, strict=True) if s}
 
 
@@ -125,10 +121,7 @@ def check_is_state(rules: Sequence[type[Rule]], saved: Any) -> None:
         check_nothing_gone(group)
     for group in saved["param_groups"] if known else ():
         check_version(known[group["rule"]], group.get("rule_version"))
-        if not isinstance(layout := group.get("layout", LAYOUT), int) or layout > EVALUATED_LAYOUT:
-            raise StateError(
-                f"this state has layout {layout!r}, and this version reads up to {EVALUATED_LAYOUT}: update thalweg"
-            )
+        check_layout(group.get("layout", LAYOUT), EVALUATED_LAYOUT)
 
 
 def check_nothing_gone(group: Mapping[str, Any]) -> None:
@@ -214,6 +207,11 @@ def check_names_known(theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[s
         )
 
 
+def list_names(names: Sequence[str], most: int = 4) -> str:
+    shown = ", ".join(map(repr, names[:most])) or "nothing"
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def strip_wrappers(name: str) -> str:
     """A parameter's name without what wrappers of its model have put into it."""
     for wrapper in WRAPPERS:
@@ -229,26 +227,16 @@ def warn_if_made_otherwise(saved: Iterable[Group], made_with: str) -> None:
             f"this state was saved with {before.pop()}, and is loaded with {made_with}: construct the optimizer with "
             "the same ones to continue the run unchanged",
             ResumeWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
 
 def check_entries(expected: Expected, saved: Mapping[str, Any]) -> None:
     """Refuse saved state whose entries its options do not make."""
     name, ghosts = expected.name, expected.entries
-    found = {key: value for key, value in saved.items() if key != "step" and isinstance(value, Tensor)}
-    shapes, wanted = shapes_of(found), shapes_of(ghosts)
-    step = saved.get("step")
-    is_counted = step.numel() == 1 if isinstance(step, Tensor) else isinstance(step, (int, float))
-    if not is_counted or shapes != wanted:
-        beside = any(key.removesuffix("_scale") in wanted or key == RECORD for key in shapes.keys() ^ wanted.keys())
-        hint = "; load it with the options that it was saved with, and then set others in param_groups"
-        raise StateError(
-            f"the state of {name!r} does not fit: the saved entries are {shapes}, and its options need {wanted}"
-            f"{hint if beside else ''}"
-        )
-    check_eight_bits(xp, name, found, {key: xp.dtype(entry) for key, entry in ghosts.items()})
-    check_codes(xp, name, found, whole)
+    found = {key: value for key, value in saved.items() if key != "step"}
+    read_count(f"the step of {name!r}", convert_count(name, saved.get("step")))
+    check_saved(xp, name, found, ghosts, whole)
     for key, value in found.items():
         # a loader that writes into the tensors of this run rounds what it reads to their dtype
         if value.dtype.itemsize < 4 <= ghosts[key].dtype.itemsize:

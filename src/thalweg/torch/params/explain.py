@@ -14,6 +14,7 @@ from thalweg.kernels import triton
 from thalweg.kernels.cpu.compiled import source_of as native_source
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
+from thalweg.torch.sharding.shards import local
 
 #: A count of steps is a tensor of float32 for each parameter.
 COUNTER_BYTES = 4
@@ -31,7 +32,7 @@ class Treatment(NamedTuple):
     lr: Any
     factor: float
     #: What was not understood about it, or assumed.
-    hint: str
+    hints: Sequence[str]
 
 
 def explain(
@@ -52,7 +53,7 @@ def explain(
     """
     rows, sources = [], dict[str, str]()
     undivided: list[Counter[str | None]] = [Counter() for _ in groups]
-    for name, p, index, setting, lr, factor, hint in treatments:
+    for name, p, index, setting, lr, factor, hints in treatments:
         undivided[index][reason_undivided(p, setting, capturable=groups[index]["capturable"])] += 1
         row = explain_parameter(
             name,
@@ -62,22 +63,21 @@ def explain(
             lr=lr,
             rms=rms_of(p),
             counter_bytes=COUNTER_BYTES,
-            hint=hint,
+            hints=hints,
         )
         rows.append(row)
         title = f"{row.rule}, {row.treatment}, {row.dtype} on {p.device.type}:"
         if code and title not in sources:
             sources[title] = source_of(setting, p, has_lr=lr is not None)
-    several = len({row.rule for row in rows}) > 1
     shown = [
-        explain_group(group, notes_on(group, is_shown, work), rule=group["rule"] if several else "")
+        explain_group(group, notes_on(group, is_shown, work), rule=group["rule"] if "entry" in group else "")
         for group, is_shown, work in zip(groups, shown_only, undivided, strict=True)
     ]
     return Explanation(rows, unused[0], shown, sources, unused[1], temporary_bytes)
 
 
 def explain_group(group: Mapping[str, Any], notes: Iterator[str], *, rule: str) -> GroupRow:
-    """A parameter group. rule: its name, where there are several."""
+    """A parameter group. rule: its name, in a mixture."""
     name, lr = group.get("name"), group["lr"]
     frozen = sum(not p.requires_grad for p in group["params"])
     shown = "a tensor" if isinstance(lr, Tensor) else f"{lr:g}" if isinstance(lr, (int, float)) else lr
@@ -110,7 +110,8 @@ def source_of(setting: Setting, p: Tensor, *, has_lr: bool) -> str:
 
 
 def rms_of(p: Tensor) -> float | None:
-    """The root mean square of a parameter's 16-bit numbers, which rounding depends on; 1 where there are none yet."""
-    if not p.numel() or p.element_size() > 2:
+    """The root mean square of what this rank has of a parameter; 1 where there are no numbers yet."""
+    held = local(p.detach())
+    if not held.numel():
         return None
-    return 1.0 if p.device.type == "meta" else float(p.detach().float().square().mean().sqrt())
+    return 1.0 if held.device.type == "meta" else float(held.float().square().mean().sqrt())

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.arrays import Shape
-from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.errors import HintWarning, OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.explain import list_hints
 from thalweg.given import (
     OverrideList,
     Overrides,
@@ -70,6 +71,8 @@ class Groups:
         #: The parameters of all groups, and the name and the group of each.
         self.params: list[Tensor] = []
         self.places: dict[Tensor, tuple[str, int]] = {}
+        #: Where in its group each is.
+        self.positions: dict[Tensor, int] = {}
         self.sizes: list[int] = []
         self.names: list[list[str] | None] = []
         #: By the address of a group: tools take empty groups away. Parameters themselves are not kept before a first
@@ -79,7 +82,7 @@ class Groups:
         self.settings: list[Settings] = []
         self.values: list[Any] = []
         self.known: dict[int, tuple[RuleOptions, list[Any], Settings]] = {}
-        self.are_reported = False
+        self.are_reported = self.rates_differ = False
 
     # ---- which parameters there are
 
@@ -93,6 +96,7 @@ class Groups:
         places = self.find_places(groups)
         check_names(groups, self.overrides)
         self.places, self.sizes, self.params = places, sizes, params
+        self.positions = dict(zip(params, chain.from_iterable(map(range, sizes)), strict=True))
         self.note_shapes(groups)
         names = [group.get("param_names") for group in groups]
         self.names = [None if own is None else list(own) for own in names]
@@ -101,6 +105,15 @@ class Groups:
     def have_same_names(self, groups: Sequence[Group]) -> bool:
         """Whether parameters are named as at the last look."""
         return list(map(NAMES_OF, groups)) == self.names
+
+    def has_kept_place(self, groups: Sequence[Group], p: Tensor) -> bool:
+        """Whether one parameter is where it was at the last look, and is named as it was."""
+        if p not in self.places or self.places[p][1] >= len(groups):
+            return False
+        (_, index), i = self.places[p], self.positions[p]
+        group, names = groups[index], self.names[index] or []
+        is_there = i < len(group["params"]) and group["params"][i] is p
+        return is_there and (group.get("param_names") or [])[i : i + 1] == names[i : i + 1]
 
     def find_places(self, groups: Sequence[Group]) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter; those that are new are checked."""
@@ -145,8 +158,7 @@ class Groups:
         for name in JOINT:
             if given.get(name, defaults.get(name)) != defaults.get(name):
                 raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
-        is_mixture = len(self.entries) > 1 or self.entries[0][0] is not None
-        shared = {name: value for name, value in defaults.items() if name != "lr" or not is_mixture}
+        shared = {name: value for name, value in defaults.items() if name != "lr" or "entry" not in group}
         whole = {**defaults_of(entry), **shared, **group, **given}
         rule = self.make_settings(whole).base.rule
         if "lr" in group:
@@ -170,6 +182,7 @@ class Groups:
                 settings.of(name, p)[0].rule.check_shape(name, tuple(p.shape))
         self.are_reported = False
         self.note_shapes(groups)
+        self.compare_rates(groups)
 
     # ---- options
 
@@ -197,6 +210,7 @@ class Groups:
         values = list(chain.from_iterable(map(dict.values, groups)))
         if len(values) != len(self.values) or not all(map(operator.is_, values, self.values)):
             self.settings = [self.check_settings(groups, index) for index in range(len(groups))]
+            self.compare_rates(groups)
             # a list may be edited where it is
             edited = any(type(v) is list for group in groups for k, v in group.items() if k not in MEMBERS)
             self.values = [] if edited else values
@@ -235,14 +249,37 @@ class Groups:
                     unused[id(own)] = own
         return [pattern for key, pattern in unused.items() if key not in used], idle
 
-    def report_unused(self, groups: Sequence[Group]) -> None:
-        """Warn, once, of overrides and of entries that match no parameter."""
+    def hints_about(self, name: str, group: Group) -> Sequence[str]:
+        """What was not understood about a parameter of a group, or assumed."""
+        return getattr(self.entries[group.get("entry", 0)][0], "hints", {}).get(name, ())  # type: ignore[no-any-return]
+
+    def compare_rates(self, groups: Sequence[Group]) -> None:
+        """Warn if the rates of different rules were different, and are now the same."""
+        numbers = (group for group in groups if not (group.get("lr_is_scale") or isinstance(group["lr"], Tensor)))
+        own = [(group["rule"], group["lr"]) for group in numbers]
+        rates = {lr for _, lr in own}
+        if len(dict(own)) < 2 or rates == {0}:  # those of warm-ups begin there
+            return
+        if self.rates_differ and len(rates) == 1:
+            warnings.warn(
+                f"{' and '.join(dict(own))} had different learning rates, and now have the same, {own[0][1]:g}: "
+                "schedules that multiply the rate of each group keep them apart, those that write one for all do not",
+                HintWarning,
+                stacklevel=8,
+            )
+        self.rates_differ = len(rates) > 1
+
+    def report(self, groups: Sequence[Group]) -> None:
+        """Warn, once, of overrides and of entries that match no parameter, and of what was assumed."""
         if not self.are_reported:
             self.are_reported = True
             for what, unused in zip(("overrides", "entries of the mixture"), self.find_unused(groups), strict=True):
                 if unused:
                     message = f"{what} that match no parameter: {', '.join(map(repr, unused))}"
                     warnings.warn(message, UnusedOverrideWarning, stacklevel=7)
+            stepped = ((name, groups[index]) for name, p, index in homes_in(groups) if p.requires_grad)
+            for hint in list_hints((name, self.hints_about(name, group)) for name, group in stepped):
+                warnings.warn(hint, HintWarning, stacklevel=7)
 
 
 #: In the place of an option that a group does not have: it is at its default, which None is not.

@@ -26,6 +26,7 @@ from thalweg.storage import (
     RECORD,
     SPIKES,
     arithmetic,
+    check_shapes,
     coded_keys,
     converted,
     describe_state,
@@ -101,13 +102,9 @@ def expected_entries(setting: Setting, p: Tensor, name: str) -> dict[str, Tensor
 
 def check_state(name: str, p: Tensor, setting: Setting, state: Mapping[str, Tensor]) -> None:
     """Refuse options that need other state than the parameter has."""
-    found = shapes_of({key: entry for key, entry in state.items() if key != "step"})
-    wanted = shapes_of(expected_entries(setting, p, name))
-    if state and found != wanted:
-        raise StateError(
-            f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {found}; "
-            "restore the options that the state was made with, or drop it with clear_state()"
-        )
+    if state:
+        found = shapes_of({key: entry for key, entry in state.items() if key != "step"})
+        check_shapes(name, found, shapes_of(expected_entries(setting, p, name)))
     for key, entry in state.items():
         places = zip(entry.shape, entry.stride(), strict=True)
         if entry.numel() and any(size > 1 and stride == 0 for size, stride in places):

@@ -175,5 +175,5 @@ class Constancy:
                     f"schedule_free takes the place of a schedule, and lr went from {first} to {bucket.lr}: all steps "
                     "weigh in its average as if lr were constant; leave it constant (lr_scheduler_type='constant' in "
                     "TrainingArguments), and use schedule_free_warmup for a warm-up",
-                    stacklevel=7,
+                    stacklevel=6,
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -29,6 +29,10 @@ from thalweg.torch.sharding.shards import local, local_state, part_of
 from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.gradients import gradient_of
 
+T = TypeVar("T")
+#: Of parameter groups, by index.
+OfGroups: TypeAlias = Sequence[T] | Mapping[int, T]
+
 
 class Sorter:
     """Sorts the parameters of one optimizer, and remembers how each of them is treated."""
@@ -42,20 +46,18 @@ class Sorter:
 
     def forget(self) -> None:
         """Look at everything anew: parameters or their state were exchanged."""
-        self.treatments: dict[int, tuple[Any, Any, Hashable, str]] = {}
-        self.parts: dict[int, tuple[Any, Part]] = {}
+        self.treatments: dict[Tensor, tuple[Any, Any, Hashable, str]] = {}
+        self.parts: dict[Tensor, tuple[Any, Part]] = {}
 
     def sort(
         self,
         optimizer: StatefulOptimizer,
         places: Mapping[Tensor, tuple[str, int]],
-        settings: Sequence[Settings],
-        *,
-        compiling: bool,
+        settings: OfGroups[Settings],
     ) -> list[Bucket]:
         """Parameters that can be stepped together, checked, with their state made where there is none.
 
-        places: the name and group of those to be stepped. settings: of each group.
+        places: the name and group of those to be stepped. settings: of their groups, by index.
         """
         optimizer._convert_counts(places)
         named = [(name, p, index) for p, (name, index) in places.items() if p.grad is not None]
@@ -70,7 +72,7 @@ class Sorter:
             if launched and state["step"].device != p.device:
                 state["step"] = state["step"].to(p.device)
             step = state["step"]
-            t = None if compiling or launched or not step.is_cpu else int(step.item()) + 1
+            t = None if launched or not step.is_cpu else int(step.item()) + 1
             g, part = gradients[p], self.part_of(name, p)
             capturable = optimizer.param_groups[index]["capturable"]
             if self.reason_undivided(p, setting, capturable=capturable) == "":
@@ -97,8 +99,7 @@ class Sorter:
                 parts[name] if sharded else None,
                 unserved=unserved,
                 counted=t is not None,
-                # a compiler fuses what it can see, and it sees through single tensors
-                alone=compiling or len(own) == 1,
+                alone=len(own) == 1,
             )
             lr, factor = optimizer._rate(optimizer.param_groups[index])
             buckets.append(
@@ -145,22 +146,22 @@ class Sorter:
         """The kind of a parameter, and why fused code cannot step it ("" if it can)."""
         held = local(p)
         memory = held.data_ptr(), held.shape, held.stride(), form_of(state)
-        known = self.treatments.get(id(p))
+        known = self.treatments.get(p)
         if known is None or known[0] != setting.kind or known[1] != memory:
             divided = any(part.groups) or part.replicas
             reason = (
                 reason_against(setting, held, local_state(state), part if divided else None) if self.may_fuse else ""
             )
             alike = kind(setting.rule, setting.handling, tuple(p.shape))
-            self.treatments[id(p)] = known = setting.kind, memory, alike, reason
+            self.treatments[p] = known = setting.kind, memory, alike, reason
         return known[2:]
 
     def part_of(self, name: str, p: Tensor) -> Part:
         """What this rank holds of a parameter."""
-        known = self.parts.get(id(p))
+        known = self.parts.get(p)
         layout = (p.shape, getattr(p, "placements", None), getattr(p, "device_mesh", None))
         if known is None or known[0] != layout:
-            self.parts[id(p)] = known = layout, part_of(name, p)
+            self.parts[p] = known = layout, part_of(name, p)
         return known[1]
 
 

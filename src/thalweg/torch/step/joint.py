@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError
-from thalweg.rules.spikes import Judgement, judge
+from thalweg.rules.spikes import Judgement, judge, warn_if_clipped
 from thalweg.settings import Handling
 from thalweg.spaces import torch as single
 from thalweg.spaces.torch_sums import squares_of_each
@@ -20,6 +20,7 @@ from thalweg.torch.engines.native import sums_of_squares
 from thalweg.torch.engines.protocol import Bucket, Decision
 from thalweg.torch.engines.squares import Squares, squares_by_kernels
 from thalweg.torch.sharding.collectives import summed
+from thalweg.torch.step.remembered import MOST_REMEMBERED
 from thalweg.torch.step.runs import Runs
 
 
@@ -75,6 +76,8 @@ class JointDecision(Decision):
         self.scale: Tensor | None = None
         self.allowed: Tensor | None = None
         self.finite: Tensor | None = None
+        #: Of each gradient: the number of the skipped step in which it was last not finite, from 1; 0: in none.
+        self.guilty: Tensor | None = None
         self.judgement: Judgement | None = None
 
     def ask(self, handling: Handling, unscale: Tensor | None, allowed: Tensor | None, device: torch.device) -> None:
@@ -86,6 +89,8 @@ class JointDecision(Decision):
         self.allowed = place_for(self.allowed, torch.bool, device) if may_skip or allowed is not None else None
         if may_skip and self.joint.skips is None:
             self.joint.skips = torch.zeros((), dtype=torch.int64, device=device)
+        if handling.on_nonfinite == "skip" and self.guilty is None:
+            self.guilty = torch.zeros(len(self.names), dtype=torch.int64, device=device)
 
     def key(self) -> Hashable:
         """What the launches of :meth:`take` depend on."""
@@ -109,6 +114,11 @@ class JointDecision(Decision):
             assert self.joint.skips is not None
             assert self.allowed is not None
             self.joint.skips.add_((~self.allowed).to(self.joint.skips.device))
+        if self.handling.on_nonfinite == "skip":
+            assert self.finite is not None
+            assert self.joint.skips is not None
+            assert self.guilty is not None
+            self.guilty.copy_(torch.where(self.finite, self.guilty, self.joint.skips.to(self.guilty.device)))
 
 
 def place_for(place: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -129,9 +139,11 @@ class JointGradient:
         self.skips: Tensor | None = None
         #: What is kept of former norms, as all parameters have it in their state.
         self.norms: Tensor | None = None
-        #: That of the last step, and one that is still to be remembered.
-        self.latest: JointDecision | None = None
+        #: Those of the last steps with different gradients; and one that is still to be remembered.
+        self.decisions: list[JointDecision] = []
         self.pending: JointDecision | None = None
+        #: How many norms were judged, and whether users were told that they are clipped.
+        self.judged, self.is_told = 0, False
         #: What measured gradients on GPUs before their steps.
         self.measured: dict[Hashable, Squares] = {}
 
@@ -146,7 +158,6 @@ class JointGradient:
         self,
         buckets: list[Bucket],
         runs: Runs,
-        handling: Handling,
         *,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
@@ -157,26 +168,28 @@ class JointGradient:
 
         grad_scale, found_inf: what a GradScaler leaves to the step. native: sum by native code.
         """
+        if not buckets:
+            return buckets
+        handling = buckets[0].setting.handling  # what concerns the whole step is the same in all
         scale = None if grad_scale is None else grad_scale.double().reciprocal().reshape(())
         allowed = None if found_inf is None else (found_inf == 0).reshape(())
-        if buckets and (handling.needs_norm or handling.may_skip):
+        if handling.needs_norm or handling.may_skip:
             device = buckets[0].params[0].device
+            decision = runs.decision
+            if decision is None:
+                decision = runs.decision = JointDecision(self, names_in(buckets))
+            self.decisions = [*(former for former in self.decisions if former is not decision), decision]
+            del self.decisions[:-MOST_REMEMBERED]
+            decision.ask(handling, scale, allowed, device)
             if runs.measures_gradients and handling.on_nonfinite != "raise":
-                decision = runs.decision
-                if decision is None:
-                    decision = runs.decision = JointDecision(self, names_in(buckets))
-                decision.ask(handling, scale, allowed, device)
-                self.latest = decision
                 news = dict(grad_scale=decision.scale, allowed=decision.allowed, decision=decision)
                 return [bucket.renewed(**news) for bucket in buckets]
-            decision = JointDecision(self, names_in(buckets))
             squares = squares_of(buckets, self.measured if native else None)
             every = torch.cat([each.to(squares[0].device, torch.float64) for each in squares])
             if handling.on_nonfinite == "raise":
                 check_all_finite(decision.names, torch.isfinite(every), in_order)
-            decision.ask(handling, scale, allowed, every.device)
             decision.take(every)
-            self.latest = self.pending = decision
+            self.pending = decision
             scale, allowed = decision.scale, decision.allowed
         if scale is None and allowed is None:
             return buckets
@@ -199,18 +212,30 @@ class JointGradient:
             self.pending.commit()
         self.pending = None
 
+    def tell_of_clipping(self, *, waits: bool = False) -> None:
+        """Warn, once, where the norms of a window show that gradients are clipped before.
+
+        waits: whether to read them now, from a GPU too; else where a window ends, if they are on the host.
+        """
+        if self.norms is None or self.is_told:
+            return
+        self.judged += not waits
+        if waits or (self.norms.is_cpu and self.judged % (len(self.norms) - 1) == 0):
+            self.is_told = warn_if_clipped(self.norms.tolist(), stacklevel=3 if waits else 6)
+
     @property
     def figures(self) -> dict[str, Any]:
         """For users to look at."""
-        judgement = None if self.latest is None else self.latest.judgement
+        judgement = self.decisions[-1].judgement if self.decisions else None
         return {} if judgement is None else judgement.figures
 
     def nonfinite(self) -> list[str]:
-        """The parameters whose gradients were not finite, under ``on_nonfinite="skip"``."""
-        latest = self.latest
-        if latest is None or latest.finite is None or latest.handling.on_nonfinite != "skip":
-            return []
-        return [name for name, fine in zip(latest.names, latest.finite.tolist(), strict=True) if not fine]
+        """The parameters whose gradients were not finite when a step was skipped last for that."""
+        known = [(each.names, each.guilty.tolist()) for each in self.decisions if each.guilty is not None]
+        last = max((number for _, numbers in known for number in numbers), default=0)
+        return [
+            name for names, numbers in known for name, number in zip(names, numbers, strict=True) if number == last > 0
+        ]
 
 
 def names_in(buckets: Sequence[Bucket]) -> list[str]:
@@ -245,4 +270,15 @@ def squares_in(grads: Sequence[Tensor], kind: torch.dtype) -> Tensor:
 def check_all_finite(names: Sequence[str], finite: Tensor, in_order: Callable[[Iterable[str]], list[str]]) -> None:
     guilty = in_order(name for name, fine in zip(names, finite.tolist(), strict=True) if not fine)
     if guilty:
-        raise NonFiniteError(f"the gradient is not finite, or too large to be squared: {', '.join(map(repr, guilty))}")
+        raise nonfinite_error("the gradient is not finite, or too large to be squared", guilty, len(names))
+
+
+def nonfinite_error(what: str, guilty: Sequence[str], total: int) -> NonFiniteError:
+    """what is wrong with these parameters, of so many."""
+    message = f"{what}: {', '.join(map(repr, guilty))}"
+    if len(guilty) == total > 1:
+        message += (
+            ". All of them are: torch.nn.utils.clip_grad_norm_ makes every gradient NaN where one is; clip by "
+            "max_grad_norm of the optimizer instead, and this error names that one"
+        )
+    return NonFiniteError(message)

@@ -18,6 +18,7 @@ from thalweg.kernels.cpu.tables import Counts
 from thalweg.settings import Settings
 from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.protocol import Bucket
+from thalweg.torch.step.buckets import OfGroups
 from thalweg.torch.step.look import Given, look_at
 from thalweg.torch.step.runs import Runs
 
@@ -40,11 +41,11 @@ class RememberedStep:
         given: Given,
         places: Mapping[Tensor, tuple[str, int]],
         states: Mapping[Tensor, Any],
-        settings: Sequence[Settings],
+        settings: OfGroups[Settings],
     ) -> None:
         """given: parameters, in lists as groups have them. places: the name and group of those to be stepped.
 
-        settings: of every group.
+        settings: of their groups, by index.
         """
         # without gradients: they must not be kept alive after the step
         self.buckets = [replace(bucket, grads=()) for bucket in buckets]
@@ -76,11 +77,11 @@ class RememberedStep:
         self,
         given: Given,
         states: Mapping[Tensor, Any],
-        options: Callable[[], tuple[Sequence[Settings], Sequence[tuple[Any, float]]]],
+        options: Callable[[], tuple[OfGroups[Settings], OfGroups[tuple[Any, float]]]],
     ) -> list[Bucket] | None:
         """The buckets of this step with the gradients, rates and numbers of now; None if the step no longer holds.
 
-        options: tells the settings and the rates of all groups, once these are known to have the same parameters.
+        options: tells the settings and the rates of groups, by index, once these are known to have the same parameters.
 
         It holds as long as
 
@@ -121,9 +122,9 @@ class RememberedStep:
             buckets.append(bucket.renewed(grads=grads[own], addresses=place, lr=lr, lr_scale=scale, t=t))
         return buckets
 
-    def follow(self, settings: Sequence[Settings]) -> bool:
+    def follow(self, settings: OfGroups[Settings]) -> bool:
         """Take over options that differ in numbers alone; False if they differ in more."""
-        if all(map(operator.is_, settings, self.settings)):
+        if all(settings[bucket.group] is self.settings[bucket.group] for bucket in self.buckets):
             self.settings = settings
             return True
         followed = []

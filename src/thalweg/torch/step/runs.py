@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from thalweg.torch.engines.protocol import Bucket, CheckState, Engine, EngineKind, Run, Statistics
 from thalweg.torch.sharding.collectives import Computation, in_lockstep
 
@@ -19,19 +17,14 @@ class Runs:
         engines: Mapping[EngineKind, Engine],
         buckets: Sequence[Bucket],
         check_state: CheckState,
-        *,
-        compiling: bool = False,
     ) -> None:
-        """compiling: torch.compile is to see the arithmetic of lists, and nothing else."""
         #: Each run, with the places of its buckets.
         self.runs: list[tuple[Run, list[int]]] = []
         for kind, engine in engines.items():
             own = [i for i, bucket in enumerate(buckets) if bucket.engine == kind]
             if own:
                 run = engine.lay_out([buckets[i] for i in own], check_state)
-                self.runs.append((Uncompiled(run) if compiling and kind != "lists" else run, own))
-        disable: Any = torch.compiler.disable
-        self.run_computations = disable(in_lockstep) if compiling else in_lockstep
+                self.runs.append((run, own))
         #: Whether all gradients are measured when it is time to write, and what they then decide.
         self.measures_gradients = len(self.runs) == 1 and self.runs[0][0].measures_gradients
         self.decision: Any = None
@@ -59,7 +52,7 @@ class Runs:
             for run in prepared:
                 computations += run.measure(on_nonfinite)
             if computations:
-                self.run_computations(computations)
+                in_lockstep(computations)
             nonfinite = [name for run in prepared for name in run.nonfinite()] if looks else []
             commit(nonfinite)
             taken = True
@@ -69,14 +62,3 @@ class Runs:
             for run in prepared:
                 run.release(taken=taken)
         return statistics
-
-
-class Uncompiled:
-    """A run that torch.compile does not look into."""
-
-    measures_gradients = False
-
-    def __init__(self, run: Run) -> None:
-        self.prepare, self.measure, self.nonfinite, self.write, self.release = map(
-            torch.compiler.disable, (run.prepare, run.measure, run.nonfinite, run.write, run.release)
-        )
