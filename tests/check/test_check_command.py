@@ -132,6 +132,15 @@ def call_pytest(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "code"), [(["check", "torch.optim.AdamW"], 1), (["--help"], 0)])
+def test_without_pytest_the_other_verbs_are_there(arguments: list[str], code: int) -> None:
+    script = f"import sys; sys.modules['pytest'] = None; from thalweg.cli import run; sys.exit(run({arguments!r}))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    assert ended.stderr == ('thalweg: pytest is not installed: pip install "thalweg[check]"\n' if code else "")
+
+
+@pytest.mark.slow
 def test_pytest_runs_checks_by_its_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     record = tmp_path / "found.xml"
@@ -140,5 +149,5 @@ def test_pytest_runs_checks_by_its_plugin(tmp_path: Path, monkeypatch: pytest.Mo
     assert code == 1
     assert "1 failed, 2 passed, 1 skipped" in printed
     assert "A state dict can be loaded again after the optimizer that took it has stepped" in record.read_text()
-    code, printed = call_pytest("--optimizer", "torch.optim.AdamV")
-    assert (code, "module 'torch.optim' has no 'AdamV'" in printed) == (4, True)
+    code, printed = call_pytest("--optimizer", "AdamW")
+    assert (code, "ERROR: 'AdamW' is no optimizer: write module:Class" in printed) == (4, True)

@@ -24,11 +24,11 @@ from thalweg.errors import CommandError
 from thalweg.rules import RULES
 
 pytestmark = pytest.mark.slow
-#: Every rule, mixtures, and a rule of one's own.
 OTHERS = ["mixed:adamw_and_adafactor", "mixed:muon_and_adamw", "own_rules:Layerwise"]
+#: Every rule, mixtures, and a rule of one's own.
+OURS = [*(f"thalweg.torch.{rule}" for rule in RULES), *OTHERS]
 #: How many collectives a step of shards takes, where these are not two.
 COLLECTIVES = {"thalweg.torch.LAMB": 1, "thalweg.torch.SOAP": 3}
-OURS = [*(f"thalweg.torch.{rule}" for rule in RULES), *OTHERS]
 GROUPS = "replicas,shards,messages,checkpoints"
 #: Other numbers of ranks: one rule where programs of the tests compile soon, else all.
 MORE = [("thalweg.torch.LAMB", 4)] if "THALWEG_TESTS_SOON" in os.environ else list(product(OURS, (3, 4)))
@@ -52,13 +52,11 @@ def test_every_check_has_a_faulty_optimizer() -> None:
 
 @pytest.mark.parametrize("name", RANK_FAULTS)
 def test_a_check_catches_its_fault(name: str, two: Ranks) -> None:
-    # two ranks have no shards with replicas of each
-    report = (
-        check(RANK_FAULTS[name], ranks=4, only=name)
-        if name == "replicated-shards"
-        else run(RANK_FAULTS[name], name, two)
-    )
-    (verdict,) = report.failed
+    fault = RANK_FAULTS[name]
+    if name == "replicated-shards":  # two ranks have no shards with replicas of each
+        (verdict,) = check(fault, ranks=4, only=name).failed
+    else:
+        (verdict,) = run(fault, name, two).failed
     assert verdict.seen
 
 
