@@ -25,9 +25,10 @@ with extra("check"):
 
 #: The modules with the checks of a framework, and of those that several processes run together, in their order.
 MODULES = {
-    "torch": "contract numbers state memory dtypes layouts bad_input non_finite companions devices",
-    "optax": "transformations",
-    "ranks": "replicas shards messages checkpoints",
+    "torch": ("contract", "numbers", "state", "memory", "dtypes", "layouts")
+    + ("bad_input", "non_finite", "companions", "devices"),
+    "optax": ("transformations",),
+    "ranks": ("replicas", "shards", "messages", "checkpoints"),
 }
 PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
 #: Seconds that other ranks may take to answer after the first one has.
@@ -61,7 +62,7 @@ class Verdict(NamedTuple):
 def checks_of(kind: str) -> list[Check]:
     """The checks of torch, optax or ranks; their modules are imported."""
     checks = []
-    for module in MODULES[kind].split():
+    for module in MODULES[kind]:
         for name, run in vars(importlib.import_module(f"thalweg.check.{module}")).items():
             if name.startswith("test_"):
                 name, group = (each.replace("_", "-") for each in (name[5:], getattr(run, "group", module)))
@@ -165,7 +166,7 @@ def run(check: Check, subject: Subject) -> Verdict:
 
 def make_world(size: int) -> Ranks:
     """Processes that run checks together; they start with the first check."""
-    return Ranks(size, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"].split()])
+    return Ranks(size, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"]])
 
 
 def reply(asked: tuple[Check, bytes]) -> Verdict:
