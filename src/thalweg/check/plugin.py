@@ -25,8 +25,18 @@ with extra("check"):
 
 #: The modules with the checks of a framework, and of those that several processes run together, in their order.
 MODULES = {
-    "torch": ("contract", "numbers", "state", "memory", "dtypes", "layouts")
-    + ("bad_input", "non_finite", "companions", "devices"),
+    "torch": (
+        "contract",
+        "numbers",
+        "state",
+        "memory",
+        "dtypes",
+        "layouts",
+        "bad_input",
+        "non_finite",
+        "companions",
+        "devices",
+    ),
     "optax": ("transformations",),
     "ranks": ("replicas", "shards", "messages", "checkpoints"),
 }
