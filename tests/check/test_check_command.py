@@ -1,9 +1,10 @@
-"""``thalweg check``: its table and file, exit codes, mistakes told in one sentence; and checks as tests."""
+"""``thalweg check``: its table, exit codes, mistakes told in one sentence; and the plugin of pytest."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,15 @@ pytest.importorskip("rich")
 from check_faulty import Adam
 from own_rules import Signed
 
-from thalweg.check import check, parametrize
+from thalweg.check import check
 from thalweg.cli import run
 
 FEW = ["--only", "zero-grad,loading-twice,odd"]
 
 
-def test_what_failed_is_shown_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    record = tmp_path / "found.json"
+def test_what_failed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--options", '{"lr": 0.1}', "--against", "check_faulty:Adam(betas=(0.8, 0.9)),thalweg.torch.LAMB"]
-    assert run(["check", "check_faulty:Adam", *options, *FEW, "--json", str(record)]) == 1
+    assert run(["check", "check_faulty:Adam", *options, *FEW]) == 1
     printed, progress = capsys.readouterr()
     assert not progress
     (all_groups,) = (line.split() for line in printed.splitlines() if line.startswith("all"))
@@ -34,11 +34,42 @@ def test_what_failed_is_shown_and_written(capsys: pytest.CaptureFixture[str], tm
     assert "failed: check_faulty:Adam(betas=(0.8, 0.9)), loading-twice\n  must hold: " in printed
     assert "  seen: the state dict that was loaded, two steps later: " in printed
     assert "check_faulty:Adam, not offered: odd (not declared)" in printed
-    reports = json.loads(record.read_text())
-    assert [report["options"] for report in reports] == [{"lr": 0.1}, {"betas": [0.8, 0.9]}, {}]
-    outcomes = [{verdict["check"]: verdict["outcome"] for verdict in report["verdicts"]} for report in reports]
-    passes, fails = ({"zero-grad": "passed", "odd": "not offered", "loading-twice": x} for x in ("passed", "failed"))
-    assert outcomes == [fails, fails, passes]
+
+
+def test_nothing_of_the_users_own_tests_is_met_and_no_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "conftest.py").write_text("raise RuntimeError('a conftest')")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (tmp_path / "test_mine.py").write_text("def test_mine():\n    raise RuntimeError('a test')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
+    monkeypatch.setenv("PYTEST_PLUGINS", "no_such_plugin")
+    before = sorted(tmp_path.iterdir()), sys.path.copy(), dict(os.environ)
+    assert run(["check", "check_faulty:Adam", "--only", "zero-grad"]) == 0
+    assert (sorted(tmp_path.iterdir()), sys.path, dict(os.environ)) == before
+    printed, aside = capsys.readouterr()
+    assert not aside
+    assert [line.split() for line in printed.splitlines()[2:]] == [
+        ["contract", "1", "of", "1"],
+        ["all", "1", "of", "1"],
+    ]
+
+
+def test_ctrl_c_stops_all() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        check(Stopped, only="contract")
+
+
+class Stopped(Adam):
+    """Its user stops the program at its third step."""
+
+    steps = 0
+
+    def before(self, params: list[Any]) -> None:
+        Stopped.steps += 1
+        if Stopped.steps == 3:
+            raise KeyboardInterrupt
 
 
 def test_exit_code_0_where_nothing_failed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,14 +123,31 @@ def test_the_surroundings_are_kept() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@parametrize("thalweg.torch.LAMB", only="bad-input", lr=0.1)
-def test_one_test_a_check(check: Callable[[], Any]) -> None:
-    check()
+def call_pytest(*arguments: str) -> tuple[int, str]:
+    """The exit code and the output of pytest with the plugin, as a user calls it."""
+    command = [sys.executable, "-m", "pytest", "-p", "thalweg.check.plugin", "-p", "no:cacheprovider", *arguments]
+    surroundings = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings)
+    return done.returncode, done.stdout + done.stderr
 
 
-def test_a_test_fails_as_its_check_does() -> None:
-    cases = {case.id: case.values[0] for case in parametrize(Adam, only="loading-twice,odd").args[1]}
-    with pytest.raises(pytest.fail.Exception, match="two steps later"):
-        cases["loading-twice"]()
-    with pytest.raises(pytest.skip.Exception, match="not declared"):
-        cases["odd"]()
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "code"), [(["check", "torch.optim.AdamW"], 1), (["--help"], 0)])
+def test_without_pytest_the_other_verbs_are_there(arguments: list[str], code: int) -> None:
+    script = f"import sys; sys.modules['pytest'] = None; from thalweg.cli import run; sys.exit(run({arguments!r}))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    assert ended.stderr == ('thalweg: pytest is not installed: pip install "thalweg[check]"\n' if code else "")
+
+
+@pytest.mark.slow
+def test_pytest_runs_checks_by_its_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = tmp_path / "found.xml"
+    few = ["-k", "zero_grad or loading_twice or odd", "--junit-xml", str(record)]
+    code, printed = call_pytest("--optimizer", "check_faulty:Adam", "--options", '{"lr": 0.1}', *few)
+    assert code == 1
+    assert "1 failed, 2 passed, 1 skipped" in printed
+    assert "A state dict can be loaded again after the optimizer that took it has stepped" in record.read_text()
+    code, printed = call_pytest("--optimizer", "AdamW")
+    assert (code, "ERROR: 'AdamW' is no optimizer: write module:Class" in printed) == (4, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
@@ -11,15 +10,13 @@ pytest.importorskip("torch")
 
 import torch
 from check_faulty import FAULTS
+from offered import ON_GPU, assert_keeps
 
-from thalweg.check import Verdict, check
+from thalweg.check import check
+from thalweg.check.plugin import checks_of
 from thalweg.check.problem import assert_same
-from thalweg.check.registry import Failed, checks_of
-from thalweg.check.run import run_check
-from thalweg.check.subject import Subject, subject_of
 
-CHECKS = checks_of("torch")
-FACTS = {"odd": True, "temporaries": 16.0}
+CHECKS = [each.name for each in checks_of("torch")]
 #: What torch.optim.AdamW does otherwise than these checks ask for.
 NOT_ADAMW = {
     "loading-twice": "the tensors of a state dict that it loads become its own",
@@ -30,49 +27,34 @@ NOT_ADAMW = {
 OTHERS = {"momentum-out-of-range": ("SGD", {}), "scale-invariant": ("Lion", {"scale_invariant": True})}
 
 
-@functools.cache
-def good(name: str) -> Subject:
-    return subject_of(name, facts=FACTS)
-
-
-def verdict(name: str, subject: Subject) -> Verdict:
-    return run_check(CHECKS[name], subject)
-
-
 def test_every_check_has_a_faulty_optimizer() -> None:
     assert set(FAULTS) == set(CHECKS)
 
 
-def each_check() -> list[Any]:
-    marks = {"compiles": pytest.mark.nightly}
-    gpu = {name: pytest.mark.gpu for name, each in CHECKS.items() if each.group == "devices"}
-    return [pytest.param(name, marks={**marks, **gpu}.get(name, ())) for name in CHECKS]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", each_check())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.gpu if name in ON_GPU else ()) for name in CHECKS]
+)
 def test_a_check_catches_its_fault(name: str) -> None:
-    found = verdict(name, subject_of(FAULTS[name]))
-    assert found.outcome == "failed", found.seen
-    assert found.seen
+    (verdict,) = check(FAULTS[name], only=name).verdicts
+    assert verdict.outcome == "failed"
+    assert verdict.seen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", each_check())
-def test_a_check_passes_good_ones(name: str) -> None:
-    if name in OTHERS:
-        rule, facts = OTHERS[name]
-        assert verdict(name, subject_of(f"thalweg.torch.{rule}", facts=facts)).outcome == "passed"
-        return
-    theirs = verdict(name, good("torch.optim.AdamW"))
-    assert theirs.outcome == ("failed" if name in NOT_ADAMW else "passed"), theirs.seen
-    if name in NOT_ADAMW:
-        assert verdict(name, good("thalweg.torch.LAMB")).outcome == "passed"
+def test_checks_pass_a_good_optimizer() -> None:
+    report = check("torch.optim.AdamW", facts={"odd": True, "temporaries": 16.0})
+    assert {each.check for each in report.failed} == set(NOT_ADAMW)
+    left_out = set(OTHERS) | (set() if torch.cuda.is_available() else ON_GPU)
+    assert {each.check for each in report.verdicts if each.outcome == "not offered"} == left_out
+    assert_keeps(check("thalweg.torch.LAMB", only=",".join(NOT_ADAMW)), ())
+    for name, (rule, facts) in OTHERS.items():
+        assert_keeps(check(f"thalweg.torch.{rule}", only=name, facts=facts), ())
 
 
 @pytest.mark.parametrize("rule", ["Kron", "Muon"])
 def test_products_of_matrices_are_not_lowered_by_autocast(rule: str) -> None:
-    assert not (found := check(f"thalweg.torch.{rule}", only="autocast-ignored").failed), found
+    assert_keeps(check(f"thalweg.torch.{rule}", only="autocast-ignored"), ())
 
 
 class Opaque:
@@ -117,5 +99,5 @@ class TestSame:
 
     @pytest.mark.parametrize(("found", "wanted", "message"), OTHER)
     def test_other(self, found: Any, wanted: Any, message: str, within: Any) -> None:
-        with pytest.raises(Failed, match=f"^here.*{message}"):
+        with pytest.raises(pytest.fail.Exception, match=f"^here.*{message}"):
             assert_same(within(found), within(wanted), "here")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -10,61 +10,30 @@ import pytest
 pytest.importorskip("torch")
 
 import mixed
-from lanes import one_in
-from offered import BY_NONE, NOT_OFFERED, ON_GPU, require_offers, run_offered
+import torch
+from offered import BY_NONE, NOT_OFFERED, ON_GPU, assert_keeps
 from own_rules import Layerwise
 
 import thalweg.torch
-from thalweg.check import parametrize
-from thalweg.check.registry import checks_of
+from thalweg.check import check
 from thalweg.rules import RULES
 
 OURS = {rule: getattr(thalweg.torch, rule) for rule in RULES}
 OTHERS = {each.__name__: each for each in (mixed.adamw_and_adafactor, mixed.muon_and_adamw, Layerwise)}
-#: Groups of checks that `make test-fast` has too, of one rule. All others are in `make test`, for every rule.
-FAST = {each.name for each in checks_of("torch").values() if each.group in ("contract", "numbers", "state")}
-#: Checks of many steps: of the rules whose steps take longest they are left to the night.
-LONG, SLOWEST = ("schedulers", "descends"), ("Kron", "SOAP")
 #: Without momentum SGD has no state.
 NEEDED: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9}, "Layerwise": {"lr": 0.01}}
 
 
-def checks_for(name: str, optimizer: Any, **options: Any) -> list[Any]:
-    """The checks of one optimizer as parameters."""
-    (_, checks) = parametrize(optimizer, **NEEDED.get(name, {}), **options).args
-    words = "-".join([name, *options.values()])
-    found = []
-    for each in require_offers(checks, BY_NONE | ON_GPU | NOT_OFFERED[name]):
-        marks = [] if name == "LAMB" and not options and each.id in FAST else [pytest.mark.slow]
-        is_long = each.id == "compiles" or (name in SLOWEST and each.id in LONG)
-        marks += [pytest.mark.nightly] if is_long else []
-        found.append(pytest.param(*each.values, id=f"{words}-{each.id}", marks=marks))
-    return found
+@pytest.mark.parametrize(
+    "name", ["LAMB", *(pytest.param(name, marks=pytest.mark.slow) for name in OURS | OTHERS if name != "LAMB")]
+)
+def test_ours_keep_what_users_rely_on(name: str) -> None:
+    left_out = BY_NONE | NOT_OFFERED[name] | (set() if torch.cuda.is_available() else ON_GPU)
+    assert_keeps(check((OURS | OTHERS)[name], **NEEDED.get(name, {})), left_out)
 
 
-def with_every_optimizer() -> list[Any]:
-    return [each for name, optimizer in (OURS | OTHERS).items() for each in checks_for(name, optimizer)]
-
-
-def with_other_engines() -> list[Any]:
-    """Every fourth check once by each engine, for one rule after the other."""
-    found = []
-    for place, (name, optimizer) in enumerate(OURS.items()):
-        for engine, first in (("reference", place), ("foreach", place + 1)):
-            found += one_in(4 * len(OURS), checks_for(name, optimizer, engine=engine), first=first)
-    return found
-
-
-@pytest.mark.parametrize("check", [*with_every_optimizer(), *with_other_engines()])
-def test_ours_keep_what_users_rely_on(check: Callable[[], Any]) -> None:
-    check()
-
-
-def test_what_is_not_offered_any_more_is_red() -> None:
-    with pytest.raises(pytest.fail.Exception, match="scalars is not offered any more: only matrices"):
-        run_offered("scalars", lambda: pytest.skip("only matrices are taken"), {"odd"})
-    with pytest.raises(pytest.skip.Exception, match="not declared"):
-        run_offered("odd", lambda: pytest.skip("not declared"), {"odd"})
-    with pytest.raises(pytest.fail.Exception, match="odd is offered, and listed"):
-        run_offered("odd", lambda: None, {"odd"})
-    run_offered("scalars", lambda: None, {"odd"})
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "engine"), list(zip(OURS, cycle(("reference", "foreach")))))
+def test_other_engines_keep_what_depends_on_them(name: str, engine: str) -> None:
+    report = check(OURS[name], only="state,layouts", engine=engine, **NEEDED.get(name, {}))
+    assert_keeps(report, NOT_OFFERED[name] & {each.check for each in report.verdicts})

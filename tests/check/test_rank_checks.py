@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,80 +13,84 @@ pytest.importorskip("torch")
 
 import torch
 from check_faulty_ranks import RANK_FAULTS, StepsWhereThereAreRows
-from lanes import by_turns, one_in
-from offered import NOT_OFFERED_BY_RANKS
+from offered import NOT_OFFERED_BY_RANKS, assert_keeps
 
-from thalweg.check import check
-from thalweg.check.registry import checks_of
-from thalweg.check.world import World
+from thalweg.check import Report, check
+from thalweg.check.plugin import checks_of, choose_checks, make_world
+from thalweg.check.ranks import Ranks
+from thalweg.check.run import run_checks
+from thalweg.check.subject import subject_of
 from thalweg.errors import CommandError
 from thalweg.rules import RULES
 
 pytestmark = pytest.mark.slow
-CHECKS = checks_of("ranks")
-#: Every rule, a mixture, and a rule of one's own.
-OURS = [*(f"thalweg.torch.{rule}" for rule in RULES), "mixed:adamw_and_adafactor", "own_rules:Layerwise"]
-
-
-#: Checks whose faults two ranks show; those of all others are shown by four, in the night.
-BY_TWO = ("replicas-stay-together", "uneven-shards", "files-at-the-same-size")
+OTHERS = ["mixed:adamw_and_adafactor", "mixed:muon_and_adamw", "own_rules:Layerwise"]
+#: Every rule, mixtures, and a rule of one's own.
+OURS = [*(f"thalweg.torch.{rule}" for rule in RULES), *OTHERS]
+#: How many collectives a step of shards takes, where these are not two.
+COLLECTIVES = {"thalweg.torch.LAMB": 1, "thalweg.torch.SOAP": 3}
+GROUPS = "replicas,shards,messages,checkpoints"
+#: Other numbers of ranks: one rule where programs of the tests compile soon, else all.
+MORE = [("thalweg.torch.LAMB", 4)] if "THALWEG_TESTS_SOON" in os.environ else list(product(OURS, (3, 4)))
 
 
 @pytest.fixture(scope="module")
-def worlds() -> Iterator[dict[int, World]]:
-    """Worlds by their number of ranks, which start when they are first asked."""
-    with World(2) as two, World(4) as four:
-        yield {2: two, 4: four}
+def two() -> Iterator[Ranks]:
+    world = make_world(2)
+    yield world
+    world.end()
 
 
-@pytest.fixture
-def world(worlds: dict[int, World]) -> World:
-    return worlds[2]
+def run(optimizer: Any, only: str, world: Ranks, facts: Any = None, **options: Any) -> Report:
+    """As `check` does, with ranks that serve one optimizer after the other."""
+    return run_checks(subject_of(optimizer, options, facts), choose_checks("torch", only, world.size), world)
 
 
 def test_every_check_has_a_faulty_optimizer() -> None:
-    assert set(RANK_FAULTS) == set(CHECKS)
+    assert set(RANK_FAULTS) == {each.name for each in checks_of("ranks")}
 
 
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [(name, 2) if name in BY_TWO else pytest.param(name, 4, marks=pytest.mark.nightly) for name in CHECKS],
-)
-def test_a_check_catches_its_fault(name: str, size: int, worlds: dict[int, World]) -> None:
-    found = worlds[size].verdict(CHECKS[name], RANK_FAULTS[name], {}, None)
-    assert found.outcome == "failed", found.seen
-    assert found.seen
+@pytest.mark.parametrize("name", RANK_FAULTS)
+def test_a_check_catches_its_fault(name: str, two: Ranks) -> None:
+    fault = RANK_FAULTS[name]
+    if name == "replicated-shards":  # two ranks have no shards with replicas of each
+        (verdict,) = check(fault, ranks=4, only=name).failed
+    else:
+        (verdict,) = run(fault, name, two).failed
+    assert verdict.seen
 
 
-@by_turns("name")
-@pytest.mark.parametrize("name", CHECKS)
-@pytest.mark.parametrize("ours", one_in(3, OURS))
-def test_ours_keep_what_users_rely_on(name: str, ours: str, world: World) -> None:
-    facts = {"collectives": 1 if ours == "thalweg.torch.LAMB" else 2} if name == "collectives" else {}
-    found = world.verdict(CHECKS[name], ours, {"lr": 0.01}, facts)
-    is_left_out = name in NOT_OFFERED_BY_RANKS.get(ours, ())
-    assert found.outcome == ("not offered" if is_left_out else "passed"), found.seen
+@pytest.mark.parametrize("ours", OURS)
+def test_ours_keep_what_users_rely_on(ours: str, two: Ranks) -> None:
+    report = run(ours, GROUPS, two, lr=0.01)
+    assert_keeps(report, {"collectives", *NOT_OFFERED_BY_RANKS.get(ours, ())})
+    facts = {"collectives": COLLECTIVES.get(ours, 2)}
+    assert_keeps(run(ours, "collectives", two, facts, lr=0.01), ())
 
 
-def test_what_other_processes_cannot_have_is_told(world: World) -> None:
-    with pytest.raises(CommandError, match="say where it is, as module:Class"):
-        world.verdict(CHECKS["fsdp2"], lambda params: None, {}, None)
+@pytest.mark.parametrize(("ours", "ranks"), MORE)
+def test_ours_keep_it_over_more_ranks(ours: str, ranks: int) -> None:
+    report = check(ours, ranks=ranks, only=GROUPS, lr=0.01)
+    assert not report.failed, report.failed
 
 
 def test_what_other_processes_cannot_have_is_told_before_anything_is_checked() -> None:
     """After a minute of checks their verdicts would be lost with the error."""
-    verdicts: list[Any] = []
+    closures: list[Any] = []
 
-    def local(params: Any, lr: float = 0.01) -> Any:
-        return torch.optim.SGD(params, lr=lr)
+    class Local(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            closures.append(closure)
+            return super().step(closure)
 
+    both = "closure-loss,fsdp2"
     with pytest.raises(CommandError, match=r"cannot be sent to other processes, .*say where it is, as module:Class"):
-        check(local, ranks=2, only="closure-loss,fsdp2", on_verdict=verdicts.append)
-    assert not verdicts
+        check(Local, ranks=2, only=both, lr=0.01)
+    assert not any(closures)
     with pytest.raises(CommandError, match="give options that can be pickled"):
-        check(torch.optim.SGD, ranks=2, only="closure-loss,fsdp2", on_verdict=verdicts.append, lr=LocalRate(0.1))
-    assert not verdicts
-    assert not check(local, only="closure-loss").failed
+        check(torch.optim.SGD, ranks=2, only=both, lr=LocalRate(0.1))
+    assert not check(Local, only="closure-loss", lr=0.01).failed
+    assert any(closures)
 
 
 class LocalRate(float):
@@ -95,16 +100,7 @@ class LocalRate(float):
         raise TypeError("local")
 
 
-@pytest.mark.nightly
-def test_ranks_that_disagree_are_replaced(world: World) -> None:
-    found = world.verdict(CHECKS["empty-shards"], StepsWhereThereAreRows, {}, None)
-    assert found.outcome == "failed"
-    assert "rank" in found.seen
-    assert world.verdict(CHECKS["empty-shards"], "thalweg.torch.LAMB", {}, None).outcome == "passed"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("ours", "size"), list(zip(OURS, itertools.cycle([4, 3]), strict=False)))
-def test_other_numbers_of_ranks(ours: str, size: int) -> None:
-    found = check(ours, ranks=size, only="replicas,shards,messages,checkpoints", lr=0.01)
-    assert not found.failed, found.failed
+def test_ranks_that_disagree_are_replaced(two: Ranks) -> None:
+    (verdict,) = run(StepsWhereThereAreRows, "empty-shards", two).failed
+    assert "rank" in verdict.seen
+    assert_keeps(run("thalweg.torch.LAMB", "empty-shards", two, lr=0.01), ())

@@ -93,7 +93,7 @@ FAULTS: dict[str, Any] = {
     "resumes-to-the-bit": elsewhere,
     "bfloat16-moves": made(lambda m, every, params: m.astype(jnp.float32)),
     "scalars-and-empty": made(lambda m, every, params: m / m.std()),
-    "params-asked-for": made(lambda m, every, params: m + 0 * params["a"].sum()),
+    "params-asked-for": made(lambda m, every, params: m + 0 * jax.tree.leaves(params)[0].sum()),
     "misspelt-option": lambda learning_rate=0.1, **options: made()(learning_rate),
     "nan-stays-local": joined,
     "schedules": lambda learning_rate=0.1: misread(lambda _: False, learning_rate),

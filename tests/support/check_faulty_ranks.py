@@ -29,13 +29,14 @@ def local(tensor: Any) -> Any:
 class KeepsItsRank(Adam):
     def one(self, group, p, g, s):
         super().one(group, p, g, s)
-        s["rank"] = torch.tensor(dist.get_rank())
+        s["rank"] = torch.tensor(dist.get_rank() if dist.is_initialized() else 0)
 
 
 class SumsOverRanks(Adam):
     def direction(self, group, p, g, s):
         g = g.clone()
-        dist.all_reduce(g)
+        if dist.is_initialized():
+            dist.all_reduce(g)
         return g
 
 
@@ -120,7 +121,7 @@ class LocalState(Adam):
 class SendsMoreAndMore(Adam):
     def one(self, group, p, g, s):
         super().one(group, p, g, s)
-        for _ in range(int(s["t"])):
+        for _ in range(int(s["t"]) if dist.is_initialized() else 0):
             dist.all_reduce(torch.zeros(1))
 
 

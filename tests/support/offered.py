@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import partial
-from typing import Any
+from collections.abc import Collection
 
-import pytest
+from thalweg.check import Report
 
 #: What is offered where there is a GPU.
 ON_GPU = {"gpu-steps-as-cpu", "state-moves-to-another-device", "cuda-graphs"}
@@ -36,21 +34,8 @@ NOT_OFFERED_BY_OPTAX: dict[str, set[str]] = {"muon": {"scalars-and-empty"}}
 NOT_OFFERED_BY_RANKS: dict[str, set[str]] = {"thalweg.torch.SGD": {"spread-from-one-process"}}
 
 
-def require_offers(params: list[Any], not_offered: Collection[str]) -> list[Any]:
-    """The parameters that `thalweg.check.parametrize` makes, each of which fails if it skips without being listed."""
-    made = []
-    for param in params:
-        run = partial(run_offered, param.id, param.values[0], not_offered)
-        made.append(pytest.param(run, id=param.id, marks=param.marks))
-    return made
-
-
-def run_offered(name: str, check: Callable[[], None], not_offered: Collection[str]) -> None:
-    try:
-        check()
-    except pytest.skip.Exception as skipped:
-        if name not in not_offered:
-            pytest.fail(f"{name} is not offered any more: {skipped}", pytrace=False)
-        raise
-    if name in not_offered and name not in ON_GPU:
-        pytest.fail(f"{name} is offered, and listed as what is not", pytrace=False)
+def assert_keeps(report: Report, not_offered: Collection[str]) -> None:
+    """Fail where a check does, and where others are not offered than these."""
+    assert not report.failed, report.failed
+    changed = {each.check for each in report.verdicts if each.outcome == "not offered"} ^ set(not_offered)
+    assert not changed, f"{', '.join(sorted(changed))}: not offered and not listed, or listed and offered"

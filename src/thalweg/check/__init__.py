@@ -1,11 +1,11 @@
 """The check: does an optimizer of any library keep what users rely on?
 
-``thalweg.check.check`` runs all checks and returns a report; ``thalweg check`` shows it; ``parametrize`` makes one
-test of pytest a check.
+``thalweg.check.check`` runs all checks and returns a report; ``thalweg check`` shows it.
 """
 
 from __future__ import annotations
 
-from thalweg.check.run import Report, Verdict, check, parametrize
+from thalweg.check.plugin import Verdict
+from thalweg.check.run import Report, check
 
-__all__ = ["Report", "Verdict", "check", "parametrize"]
+__all__ = ["Report", "Verdict", "check"]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
-from thalweg.check.registry import choose_checks
-from thalweg.check.run import NOT_OFFERED, PASSED, Report, Verdict, check
-from thalweg.check.subject import subject_of
-from thalweg.errors import CommandError
+from thalweg.check.plugin import NOT_OFFERED, PASSED, Verdict, choose_checks, make_world
+from thalweg.check.run import Report, run_checks
+from thalweg.check.subject import parse_json, subject_of
 from thalweg.show.console import aside, console, make_table
 from thalweg.show.extras import extra
 
@@ -35,9 +30,6 @@ with extra("cli"):
     help="Also check replicas, shards and their checkpoints, with this many processes (4 if no number is given).",
 )
 @click.option("--list", "listing", is_flag=True, help="List the checks for this optimizer and run none.")
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all verdicts to this file."
-)
 def command(
     optimizer: str,
     options: str | None,
@@ -46,7 +38,6 @@ def command(
     against: str | None,
     ranks: int | None,
     listing: bool,
-    json_file: Path | None,
 ) -> int:
     """Does an optimizer, yours or another library's, keep what users rely on? More than a hundred small checks.
 
@@ -63,39 +54,23 @@ def command(
 
     The exit code is 1 if a check failed.
     """
-    given, declared = parse_json(options, "--options"), parse_json(facts, "--facts")
-    checks = choose_checks(subject_of(optimizer, given, declared).kind, only, ranks or 0)
-    if listing:
-        for each in checks:
-            console().print(Text(f"{each.group}, {each.name}: {each.holds}"), soft_wrap=True)
-        return 0
     # at commas outside of brackets
     others = [reference.strip() for reference in re.split(r",(?![^(]*\))", against or "") if reference.strip()]
-    for reference in others:  # mistakes are told before any check runs
-        choose_checks(subject_of(reference).kind, only, ranks or 0)
-    with aside().status(Text(optimizer)) as line:
-
-        def show_progress(verdict: Verdict) -> None:
-            line.update(Text(f"{verdict.group}, {verdict.check}"))
-
-        reports = [check(optimizer, only=only, ranks=ranks or 0, facts=declared, on_verdict=show_progress, **given)]
-        for reference in others:
-            reports.append(check(reference, only=only, ranks=ranks or 0, on_verdict=show_progress))
-    show(reports)
-    if json_file is not None:
-        json_file.write_text(json.dumps([asdict(each) for each in reports], indent=1, default=str) + "\n", "utf-8")
-    return 1 if any(each.failed for each in reports) else 0
-
-
-def parse_json(text: str | None, option: str) -> dict[str, Any]:
-    """Read a JSON object, such as the value of --options."""
+    subjects = [subject_of(optimizer, parse_json(options, "--options"), parse_json(facts, "--facts"))]
+    subjects += map(subject_of, others)
+    chosen = [choose_checks(subject.kind, only, ranks or 0) for subject in subjects]
+    if listing:
+        for check in chosen[0]:
+            console().print(Text(f"{check.group}, {check.name}: {check.holds}"), soft_wrap=True)
+        return 0
+    world = make_world(ranks or 0)
     try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{option} {text!r:.200} is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise CommandError(f'{option} must be a JSON object such as {{"lr": 0.1}}, got {text!r}')
-    return found
+        with aside().status(Text(", ".join(subject.name for subject in subjects))):
+            reports = [run_checks(*each, world) for each in zip(subjects, chosen, strict=True)]
+    finally:
+        world.end()
+    show(reports)
+    return 1 if any(each.failed for each in reports) else 0
 
 
 def show(reports: Sequence[Report]) -> None:

@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.nn import Parameter
 from torch.optim import optimizer as hooks
@@ -25,38 +26,33 @@ from thalweg.check.problem import (
     train,
     values,
 )
-from thalweg.check.registry import Failed, holds
 
 
-@holds("contract")
-def is_an_optimizer(s: TorchSubject) -> None:
+def test_is_an_optimizer(s: TorchSubject) -> None:
     """It derives from torch.optim.Optimizer, which trainers, schedulers and profilers test for."""
     if not isinstance(made := s.make(s.weights()), torch.optim.Optimizer):
-        raise Failed(f"it is a {type(made).__name__}")
+        pytest.fail(f"it is a {type(made).__name__}")
 
 
-@holds("contract")
-def step_moves_parameters(s: TorchSubject) -> None:
+def test_step_moves_parameters(s: TorchSubject) -> None:
     """A step moves every parameter that has a gradient."""
     assert_moved(s.run_steps(steps=3), s.weights(), "after three steps")
 
 
-@holds("contract")
-def closure_loss(s: TorchSubject) -> None:
+def test_closure_loss(s: TorchSubject) -> None:
     """step(closure) evaluates the closure and returns its loss; without one the step is the same and returns None."""
     params, optimizer = s.make_fresh()
     give(params, 0)
     found = optimizer.step(lambda: torch.tensor(7.0))
     if found is None or float(found) != 7.0:
-        raise Failed(f"the loss was 7 and step returned {found}")
+        pytest.fail(f"the loss was 7 and step returned {found}")
     assert_usual(s, params, 1, "after step(closure)")
     give(params, 1)
     if (found := optimizer.step()) is not None:
-        raise Failed(f"without a closure step returned {found}")
+        pytest.fail(f"without a closure step returned {found}")
 
 
-@holds("contract")
-def closure_with_gradients(s: TorchSubject) -> None:
+def test_closure_with_gradients(s: TorchSubject) -> None:
     """A closure can call backward(), also where step is called under no_grad()."""
     params = s.weights()
     optimizer, seen = s.make(params), []
@@ -73,12 +69,11 @@ def closure_with_gradients(s: TorchSubject) -> None:
         for _ in range(2):  # the first may do no more than to prepare, as that of SOAP
             optimizer.step(closure)
     if seen != [True] * len(seen) or not seen:
-        raise Failed("gradients are off within the closure" if seen else "the closure was not called")
+        pytest.fail("gradients are off within the closure" if seen else "the closure was not called")
     assert_moved(params, s.weights(), "after step(closure)")
 
 
-@holds("contract")
-def groups_have_their_own_lr(s: TorchSubject) -> None:
+def test_groups_have_their_own_lr(s: TorchSubject) -> None:
     """Each group's lr holds for its parameters alone: layers are trained at different rates."""
     params = s.weights()
     optimizer = s.make([{"params": params[:1]}, {"params": params[1:]}])
@@ -90,8 +85,7 @@ def groups_have_their_own_lr(s: TorchSubject) -> None:
     assert_changed(fast[:1], plain[:1], "lr of the first group times 8")
 
 
-@holds("contract")
-def lr_is_read_in_each_step(s: TorchSubject) -> None:
+def test_lr_is_read_in_each_step(s: TorchSubject) -> None:
     """A change of group["lr"] between steps holds from the next step on: schedulers do just that."""
     params, optimizer = s.begin()
     for group in optimizer.param_groups:
@@ -100,8 +94,7 @@ def lr_is_read_in_each_step(s: TorchSubject) -> None:
     assert_changed(changed, s.run_steps(steps=4), "lr times 8 after three steps")
 
 
-@holds("contract")
-def options_are_read_in_each_step(s: TorchSubject) -> None:
+def test_options_are_read_in_each_step(s: TorchSubject) -> None:
     """A change of an option of a group, such as weight_decay, holds from the next step on."""
     params, optimizer = s.make_fresh()
     require_option(optimizer, "weight_decay")
@@ -112,20 +105,18 @@ def options_are_read_in_each_step(s: TorchSubject) -> None:
     assert_changed(changed, s.run_steps(steps=2), "weight_decay 0.5 after a step")
 
 
-@holds("contract")
-def defaults_fill_groups(s: TorchSubject) -> None:
+def test_defaults_fill_groups(s: TorchSubject) -> None:
     """Every group has every option: schedulers and loggers read them there."""
     params = s.weights()
     optimizer = s.make([{"params": params[:1]}, {"params": params[1:], "lr": 0.5}])
     for place, group in enumerate(optimizer.param_groups):
         if missing := [key for key in optimizer.defaults if key not in group]:
-            raise Failed(f"group {place} lacks {', '.join(missing)}")
+            pytest.fail(f"group {place} lacks {', '.join(missing)}")
     if float(optimizer.param_groups[1]["lr"]) != 0.5:
-        raise Failed(f"a group with lr 0.5 has lr {optimizer.param_groups[1]['lr']}")
+        pytest.fail(f"a group with lr 0.5 has lr {optimizer.param_groups[1]['lr']}")
 
 
-@holds("contract")
-def options_stay_as_given(s: TorchSubject) -> None:
+def test_options_stay_as_given(s: TorchSubject) -> None:
     """A step does not overwrite options of groups, which belong to the user and to schedulers."""
     params, optimizer = s.make_fresh()
     keys = [key for key in optimizer.defaults if key != "step"]
@@ -134,22 +125,20 @@ def options_stay_as_given(s: TorchSubject) -> None:
     for key in keys:
         is_plain = isinstance(before[key], (bool, int, float, str, tuple))
         if is_plain and optimizer.param_groups[0][key] != before[key]:
-            raise Failed(f"{key} was {before[key]} and is {optimizer.param_groups[0][key]} after three steps")
+            pytest.fail(f"{key} was {before[key]} and is {optimizer.param_groups[0][key]} after three steps")
 
 
-@holds("contract")
-def foreign_keys(s: TorchSubject) -> None:
+def test_foreign_keys(s: TorchSubject) -> None:
     """Keys that others put into groups, such as initial_lr, are kept and change nothing."""
     params = s.weights()
     optimizer = s.make([{"params": params, "foreign_key": "kept"}])
     optimizer.param_groups[0]["initial_lr"] = 123.0
     assert_usual(s, train(optimizer, params, 3), 3, "with foreign keys in the group")
     if optimizer.param_groups[0].get("foreign_key") != "kept":
-        raise Failed("the foreign key is gone")
+        pytest.fail("the foreign key is gone")
 
 
-@holds("contract")
-def added_group_is_stepped(s: TorchSubject) -> None:
+def test_added_group_is_stepped(s: TorchSubject) -> None:
     """Parameters of add_param_group are stepped from then on: layers are unfrozen in the middle of a run."""
     params = s.weights()
     optimizer = s.make(params[:1])
@@ -159,8 +148,7 @@ def added_group_is_stepped(s: TorchSubject) -> None:
     assert_moved(params, s.weights(), "after add_param_group")
 
 
-@holds("contract")
-def names_are_kept(s: TorchSubject) -> None:
+def test_names_are_kept(s: TorchSubject) -> None:
     """named_parameters() can be given, and names are saved with the groups: checkpoints go by them."""
     params = s.weights()
     optimizer = s.make([(f"layer.{place}", p) for place, p in enumerate(params)])
@@ -168,20 +156,18 @@ def names_are_kept(s: TorchSubject) -> None:
     for group, saved in zip(optimizer.param_groups, optimizer.state_dict()["param_groups"], strict=True):
         found |= dict(zip(saved.get("param_names") or (), map(id, group["params"]), strict=False))
     if found != {f"layer.{place}": id(p) for place, p in enumerate(params)}:
-        raise Failed(f"param_names of the state dict are {', '.join(found) or 'missing'}, or in another order")
+        pytest.fail(f"param_names of the state dict are {', '.join(found) or 'missing'}, or in another order")
     # Not to the bit: noise of an optimizer's own may follow names.
     assert_usual(s, train(optimizer, params, 2), 2, "with names", 1e-4)
 
 
-@holds("contract")
-def parameters_from_an_iterator(s: TorchSubject) -> None:
+def test_parameters_from_an_iterator(s: TorchSubject) -> None:
     """model.parameters() is an iterator that can be read once; all of it is stepped."""
     params = s.weights()
     assert_usual(s, train(s.make(iter(params)), params, 1), 1, "from an iterator")
 
 
-@holds("contract")
-def groups_from_iterators(s: TorchSubject) -> None:
+def test_groups_from_iterators(s: TorchSubject) -> None:
     """Parameters may come as a tuple, or as groups that are iterators themselves, with names or without."""
     ways: dict[str, Callable[[list[Parameter]], Any]] = {
         "a tuple": tuple,
@@ -196,30 +182,27 @@ def groups_from_iterators(s: TorchSubject) -> None:
     assert_usual(s, train(optimizer, params, 2), 2, "from a group with names", 1e-4)
 
 
-@holds("contract")
-def prints_nothing(s: TorchSubject) -> None:
+def test_prints_nothing(s: TorchSubject) -> None:
     """Nothing is printed: what a program prints is its own."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         s.begin()
     if printed.getvalue():
-        raise Failed(f"printed was {printed.getvalue().splitlines()[0][:80]!r}")
+        pytest.fail(f"printed was {printed.getvalue().splitlines()[0][:80]!r}")
 
 
-@holds("contract")
-def zero_grad(s: TorchSubject) -> None:
+def test_zero_grad(s: TorchSubject) -> None:
     """zero_grad() drops gradients, and zero_grad(set_to_none=False) makes them zero."""
     params, optimizer = s.begin(steps=1)
     give(params, 1)
     optimizer.zero_grad(set_to_none=False)
     if any(p.grad is None or p.grad.any() for p in params):
-        raise Failed("set_to_none=False leaves a gradient that is not zero")
+        pytest.fail("set_to_none=False leaves a gradient that is not zero")
     optimizer.zero_grad()
     if any(p.grad is not None for p in params):
-        raise Failed("a gradient is still there")
+        pytest.fail("a gradient is still there")
 
 
-@holds("contract")
-def gradients_untouched(s: TorchSubject) -> None:
+def test_gradients_untouched(s: TorchSubject) -> None:
     """Gradients are read, never written: logging and accumulation read them after the step."""
     params, optimizer = s.make_fresh()
     for t in range(3):
@@ -227,12 +210,11 @@ def gradients_untouched(s: TorchSubject) -> None:
         before = values([p.grad for p in params if p.grad is not None])
         optimizer.step()
         if any(p.grad is None for p in params):
-            raise Failed("a gradient is gone after the step")
+            pytest.fail("a gradient is gone after the step")
         assert_same([p.grad for p in params if p.grad is not None], before, f"gradients after step {t + 1}")
 
 
-@holds("contract")
-def no_gradient_no_step(s: TorchSubject) -> None:
+def test_no_gradient_no_step(s: TorchSubject) -> None:
     """A parameter without a gradient stays as it is: it took no part in the loss."""
     params, optimizer = s.make_fresh()
     for t in range(3):
@@ -243,8 +225,7 @@ def no_gradient_no_step(s: TorchSubject) -> None:
     assert_moved(params[1:], s.weights()[1:], "beside one without a gradient")
 
 
-@holds("contract")
-def step_hooks(s: TorchSubject) -> None:
+def test_step_hooks(s: TorchSubject) -> None:
     """Hooks before and after a step, its own and those of all optimizers, are each called once until removed."""
     params = s.weights()
     optimizer, calls = s.make(params), []
@@ -261,19 +242,17 @@ def step_hooks(s: TorchSubject) -> None:
             handle.remove()
     train(optimizer, params, 1, first=2)
     if calls != ["before all", "before", "after", "after all"] * 2:
-        raise Failed(f"in two steps, and one after their removal, hooks were called: {', '.join(calls) or 'never'}")
+        pytest.fail(f"in two steps, and one after their removal, hooks were called: {', '.join(calls) or 'never'}")
 
 
-@holds("contract")
-def pickling(s: TorchSubject) -> None:
+def test_pickling(s: TorchSubject) -> None:
     """A pickle of parameters and optimizer continues as they do: whole trainers are pickled."""
     params, optimizer = s.begin()
     others, other = pickle.loads(pickle.dumps((params, optimizer)))
     assert_same(train(other, others, 2, first=3), train(optimizer, params, 2, first=3), "two steps after unpickling")
 
 
-@holds("contract")
-def deep_copies(s: TorchSubject) -> None:
+def test_deep_copies(s: TorchSubject) -> None:
     """A deep copy continues as the original does, and neither changes the other."""
     params, optimizer = s.begin()
     before = values(params)
@@ -283,8 +262,7 @@ def deep_copies(s: TorchSubject) -> None:
     assert_same(train(optimizer, params, 2, first=3), copied, "the original beside its copy")
 
 
-@holds("contract")
-def instances_are_apart(s: TorchSubject) -> None:
+def test_instances_are_apart(s: TorchSubject) -> None:
     """Two optimizers share nothing: GANs, ensembles and tests have several in one process."""
     params, others = s.weights(), s.weights()
     optimizer, other = s.make(params), s.make(others, lr=0.5)
@@ -294,16 +272,14 @@ def instances_are_apart(s: TorchSubject) -> None:
     assert_usual(s, params, 3, "beside another instance")
 
 
-@holds("contract")
-def state_by_parameter(s: TorchSubject) -> None:
+def test_state_by_parameter(s: TorchSubject) -> None:
     """State is kept under parameters: distributed checkpoints take nothing else."""
     params, optimizer = s.begin()
     if strangers := [key for key in optimizer.state if not any(key is p for p in params)]:
-        raise Failed(f"state has an entry for {strangers[0]!r}"[:120])
+        pytest.fail(f"state has an entry for {strangers[0]!r}"[:120])
 
 
-@holds("contract")
-def autograd_sees_the_write(s: TorchSubject) -> None:
+def test_autograd_sees_the_write(s: TorchSubject) -> None:
     """A step counts as a write: backward() through values from before it raises instead of using the new ones."""
     params, optimizer = s.make_fresh()
     give(params, 0)
@@ -312,19 +288,17 @@ def autograd_sees_the_write(s: TorchSubject) -> None:
     assert_refused(loss.backward, "backward() through a parameter that a step has written since", (RuntimeError,))
 
 
-@holds("contract")
-def parameters_stay_leaves(s: TorchSubject) -> None:
+def test_parameters_stay_leaves(s: TorchSubject) -> None:
     """Parameters require gradients and have no history after a step, and neither has the state."""
     params, optimizer = s.begin()
     if any(not p.is_leaf or not p.requires_grad for p in params):
-        raise Failed("a parameter is no leaf any more, or requires no gradient")
+        pytest.fail("a parameter is no leaf any more, or requires no gradient")
     for leaf in (each for state in optimizer.state.values() for each in state.values()):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            raise Failed("a tensor of the state requires gradients")
+            pytest.fail("a tensor of the state requires gradients")
 
 
-@holds("contract")
-def replaced_data(s: TorchSubject) -> None:
+def test_replaced_data(s: TorchSubject) -> None:
     """After p.data = other, as module.to() does, the step writes what the module now has."""
     params, optimizer = s.begin()
     for p in params:
@@ -332,8 +306,7 @@ def replaced_data(s: TorchSubject) -> None:
     assert_usual(s, train(optimizer, params, 1, first=3), 4, "after p.data was replaced")
 
 
-@holds("contract")
-def replaced_parameters(s: TorchSubject) -> None:
+def test_replaced_parameters(s: TorchSubject) -> None:
     """Groups are the truth about what is stepped: FSDP and quantization put other parameters there."""
     params, optimizer = s.make_fresh()
     others = [Parameter(p.detach().clone()) for p in params]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch.nn import Parameter
 
@@ -18,7 +19,6 @@ from thalweg.check.problem import (
     unless_refused,
     values,
 )
-from thalweg.check.registry import Failed, NotOffered, holds
 
 GRADIENTS = 3
 #: How far a way may be from that on the CPU, as a share of it: GPUs may multiply matrices of float32 on tensor cores,
@@ -29,7 +29,7 @@ TENSOR_CORES = 5e-3
 def on_gpu(tensors: Any) -> list[Parameter]:
     """Copies of parameters on the GPU; not offered where there is none."""
     if not torch.cuda.is_available():
-        raise NotOffered("there is no GPU here")
+        pytest.skip("there is no GPU here")
     return [Parameter(p.detach().to("cuda")) for p in tensors]
 
 
@@ -38,15 +38,13 @@ def train_there(optimizer: Any, params: list[Parameter], steps: int, first: int 
     return [p.cpu() for p in train(optimizer, params, steps, first)]
 
 
-@holds("devices")
-def gpu_steps_as_cpu(s: TorchSubject) -> None:
+def test_gpu_steps_as_cpu(s: TorchSubject) -> None:
     """Steps on a GPU go the way of those on the CPU."""
     params = on_gpu(s.weights())
     assert_usual(s, train_there(s.make(params), params, 4), 4, "on the GPU and on the CPU", TENSOR_CORES)
 
 
-@holds("devices")
-def state_moves_to_another_device(s: TorchSubject) -> None:
+def test_state_moves_to_another_device(s: TorchSubject) -> None:
     """A run begun on the CPU continues on a GPU, with its state there: models are moved between stages."""
     params, optimizer = s.begin()
     others = on_gpu(params)
@@ -54,13 +52,12 @@ def state_moves_to_another_device(s: TorchSubject) -> None:
     other.load_state_dict(copy_state(optimizer))
     for path, leaf in leaves(other.state_dict()["state"]):
         if isinstance(leaf, torch.Tensor) and leaf.numel() > 1 and not leaf.is_cuda:
-            raise Failed(f"{path} is on {leaf.device} after loading for parameters on the GPU")
+            pytest.fail(f"{path} is on {leaf.device} after loading for parameters on the GPU")
     found = train_there(other, others, 3, first=3)
     assert_usual(s, found, 6, "continued on the GPU and on the CPU", TENSOR_CORES)
 
 
-@holds("devices")
-def cuda_graphs(s: TorchSubject) -> None:
+def test_cuda_graphs(s: TorchSubject) -> None:
     """A step that is captured in a CUDA graph, with capturable=True where there is such an option, replays the same."""
     params, others = on_gpu(s.weights()), on_gpu(s.weights())
     more = {"capturable": True} if "capturable" in s.make(params).param_groups[0] else {}
@@ -76,7 +73,7 @@ def cuda_graphs(s: TorchSubject) -> None:
     with unless_refused("capturing steps"), torch.cuda.graph(graph):
         captured.step()
     if not all(map(torch.equal, values(params), before)):
-        raise Failed("capturing a step changed parameters")
+        pytest.fail("capturing a step changed parameters")
     given = [p.grad for p in params if p.grad is not None]  # from which the graph reads
     for t in range(GRADIENTS, 6):
         give(params, t)

@@ -6,11 +6,11 @@ import gc
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg.check.problem import TorchSubject, give, leaves, tensors_of, train
-from thalweg.check.registry import Failed, holds
 
 
 class Allocations(TorchDispatchMode):
@@ -47,19 +47,17 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [leaf for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-@holds("memory")
-def state_does_not_grow(s: TorchSubject) -> None:
+def test_state_does_not_grow(s: TorchSubject) -> None:
     """State takes as many bytes after twelve steps as after three."""
     params, optimizer = s.begin()
     before = sum(leaf.nbytes for leaf in tensors_of(optimizer).values())
     train(optimizer, params, 9, first=3)
     after = sum(leaf.nbytes for leaf in tensors_of(optimizer).values())
     if after > before:
-        raise Failed(f"the state had {before} bytes and has {after}")
+        pytest.fail(f"the state had {before} bytes and has {after}")
 
 
-@holds("memory")
-def gradients_are_released(s: TorchSubject) -> None:
+def test_gradients_are_released(s: TorchSubject) -> None:
     """After zero_grad() nothing holds the gradients: they are as large as the model."""
     params, optimizer = s.make_fresh()
     for t in range(2):
@@ -73,23 +71,22 @@ def gradients_are_released(s: TorchSubject) -> None:
     for each in storages:
         torch.UntypedStorage._free_weak_ref(each)
     if any(each() is not None for each in held) or not all(expired):
-        raise Failed("a gradient is alive after zero_grad()")
+        pytest.fail("a gradient is alive after zero_grad()")
 
 
-@holds("memory")
-def everything_is_released(s: TorchSubject) -> None:
+def test_everything_is_released(s: TorchSubject) -> None:
     """When an optimizer is dropped, so are its parameters: sweeps make hundreds in one process."""
     params, optimizer = s.begin()
     held = [weakref.ref(each) for each in params]
     del params, optimizer
     gc.collect()
     if any(each() is not None for each in held):
-        raise Failed("a parameter is alive after its optimizer was dropped")
+        pytest.fail("a parameter is alive after its optimizer was dropped")
 
 
-@holds("memory", needs="temporaries")
-def temporaries(s: TorchSubject) -> None:
+def test_temporaries(s: TorchSubject) -> None:
     """Declared: a step needs no more memory for its time than this multiple of the parameters."""
+    s.require("temporaries")
     shapes = [(64, 64)] * 4
     params, optimizer = s.make_fresh(shapes=shapes)
     train(optimizer, params, 2)
@@ -99,4 +96,4 @@ def temporaries(s: TorchSubject) -> None:
         optimizer.step()
     share = seen.most / sum(p.nbytes for p in params)
     if share > (s.facts.temporaries or 0.0):
-        raise Failed(f"{share:.1f} times the parameters' bytes at once, above {s.facts.temporaries}")
+        pytest.fail(f"{share:.1f} times the parameters' bytes at once, above {s.facts.temporaries}")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from thalweg.check.registry import Failed, NotOffered
 from thalweg.check.subject import Subject
 from thalweg.show.modules import describe_error
 
@@ -131,23 +131,23 @@ def assert_same(found: Any, wanted: Any, where: str, path: str = "") -> None:
     at = f"{where}: {path}" if path else where
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):
         if found.keys() != wanted.keys():
-            raise Failed(f"{at}: {', '.join(sorted(map(str, found.keys() ^ wanted.keys()))[:3])} is on one side only")
+            pytest.fail(f"{at}: {', '.join(sorted(map(str, found.keys() ^ wanted.keys()))[:3])} is on one side only")
         for key in found:
             assert_same(found[key], wanted[key], where, f"{path}.{key}" if path else str(key))
     elif isinstance(found, (list, tuple)) and isinstance(wanted, (list, tuple)):
         if len(found) != len(wanted):
-            raise Failed(f"{at} has {len(found)} parts, not {len(wanted)}")
+            pytest.fail(f"{at} has {len(found)} parts, not {len(wanted)}")
         for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
             assert_same(one, other, where, f"{path}.{place}" if path else str(place))
     elif isinstance(found, Tensor) and isinstance(wanted, Tensor):
         if found.dtype != wanted.dtype or found.shape != wanted.shape:
-            raise Failed(f"{at} is {describe(found)}, not {describe(wanted)}")
+            pytest.fail(f"{at} is {describe(found)}, not {describe(wanted)}")
         if not torch.equal(found.nan_to_num(), wanted.nan_to_num()) or not torch.equal(found.isnan(), wanted.isnan()):
-            raise Failed(f"{at} differs by up to {(found.double() - wanted.double()).abs().max().item():.3g}")
+            pytest.fail(f"{at} differs by up to {(found.double() - wanted.double()).abs().max().item():.3g}")
     elif type(found) is not type(wanted):
-        raise Failed(f"{at} is {describe(found)}, not {describe(wanted)}")
+        pytest.fail(f"{at} is {describe(found)}, not {describe(wanted)}")
     elif has_equality(found) and found != wanted and not (found != found and wanted != wanted):  # NaN is not itself
-        raise Failed(f"{at} is {found!r}, not {wanted!r}")
+        pytest.fail(f"{at} is {found!r}, not {wanted!r}")
 
 
 def has_equality(value: Any) -> bool:
@@ -164,7 +164,7 @@ def assert_close(
         apart = (one.double() - other.double()).norm().item()
         rounding = torch.finfo(torch.float32).eps * other.double().norm().item()
         if not apart <= rtol * way + rounding:
-            raise Failed(f"{where}: tensor {place} is {apart:.3g} apart after a way of {way:.3g}")
+            pytest.fail(f"{where}: tensor {place} is {apart:.3g} apart after a way of {way:.3g}")
 
 
 def assert_usual(
@@ -185,7 +185,7 @@ def assert_usual(
 
 def assert_changed(found: Sequence[Tensor], usual: Sequence[Tensor], what: str) -> None:
     if all(map(torch.equal, found, usual)):
-        raise Failed(f"{what} changes nothing")
+        pytest.fail(f"{what} changes nothing")
 
 
 def step_unless_refused(optimizer: Any) -> bool:
@@ -194,7 +194,7 @@ def step_unless_refused(optimizer: Any) -> bool:
         optimizer.step()
     except Exception as error:
         if not str(error).strip():
-            raise Failed(f"{type(error).__name__} without a word") from None
+            pytest.fail(f"{type(error).__name__} without a word")
         return False
     return True
 
@@ -208,13 +208,13 @@ def describe(value: Any) -> str:
 def assert_finite(params: Sequence[Tensor], where: str) -> None:
     for place, p in enumerate(params):
         if not p.isfinite().all():
-            raise Failed(f"{where}: parameter {place} has {int((~p.isfinite()).sum())} values that are not finite")
+            pytest.fail(f"{where}: parameter {place} has {int((~p.isfinite()).sum())} values that are not finite")
 
 
 def assert_moved(params: Sequence[Tensor], start: Sequence[Tensor], where: str) -> None:
     for place, (p, begin) in enumerate(zip(params, start, strict=True)):
         if p.numel() and torch.equal(p, begin):
-            raise Failed(f"{where}: parameter {place} {tuple(p.shape)} did not move")
+            pytest.fail(f"{where}: parameter {place} {tuple(p.shape)} did not move")
 
 
 def assert_refused(action: Callable[[], Any], what: str, kinds: tuple[type[BaseException], ...] = (Exception,)) -> None:
@@ -223,11 +223,11 @@ def assert_refused(action: Callable[[], Any], what: str, kinds: tuple[type[BaseE
         action()
     except kinds as error:
         if not str(error).strip():
-            raise Failed(f"{what}: {type(error).__name__} without a word") from None
+            pytest.fail(f"{what}: {type(error).__name__} without a word")
         return
     except Exception as error:
-        raise Failed(f"{what}: {type(error).__name__}, which is no {' or '.join(k.__name__ for k in kinds)}") from None
-    raise Failed(f"{what}: no error")
+        pytest.fail(f"{what}: {type(error).__name__}, which is no {' or '.join(k.__name__ for k in kinds)}")
+    pytest.fail(f"{what}: no error")
 
 
 @contextmanager
@@ -235,12 +235,10 @@ def unless_refused(what: str) -> Iterator[None]:
     """Errors within mean that it is not offered."""
     try:
         yield
-    except Failed:
-        raise
     except Exception as error:
-        raise NotOffered(f"{what}: {describe_error(error)}") from error
+        pytest.skip(f"{what}: {describe_error(error)}")
 
 
 def require_option(optimizer: Any, option: str) -> None:
     if option not in optimizer.param_groups[0]:
-        raise NotOffered(f"there is no {option}")
+        pytest.skip(f"there is no {option}")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn import Parameter
 
+from thalweg.check.models import assert_trains_as_one_process, model_for
 from thalweg.check.problem import (
     TorchSubject,
     assert_close,
@@ -20,7 +24,6 @@ from thalweg.check.problem import (
     step_unless_refused,
     weights,
 )
-from thalweg.check.registry import Failed, holds
 from thalweg.check.sharded import (
     MATRICES,
     assert_equals_one_process,
@@ -28,8 +31,8 @@ from thalweg.check.sharded import (
     give_shards,
     grid,
     halves,
-    holds_for_shards,
     line,
+    require_rows,
     split,
     spread,
     tolerance_for,
@@ -41,88 +44,114 @@ from thalweg.check.sharded import (
 UNEVEN = [(13, 4), (11, 3)]
 
 
-@holds("shards")
-def shards_of_rows(s: TorchSubject) -> None:
+def in_parallel(model: nn.Module, columns: DeviceMesh) -> nn.Module:
+    plan: dict[str, ParallelStyle] = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(model, columns, plan)
+
+
+def test_fsdp2(s: TorchSubject) -> None:
+    """A model under fully_shard trains as in one process."""
+    model = model_for(s)
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=line())
+    assert_trains_as_one_process(s, model, "under FSDP2")
+
+
+def test_tensor_parallel(s: TorchSubject) -> None:
+    """A model whose layers are sharded by columns and by rows, as tensor parallelism does, trains as in one process."""
+    require_rows(s)
+    assert_trains_as_one_process(s, in_parallel(model_for(s), line()), "under tensor parallelism")
+
+
+def test_fsdp2_and_tensor_parallel(s: TorchSubject) -> None:
+    """A model under both, on a mesh of two dimensions, trains as in one process."""
+    require_rows(s)
+    model = in_parallel(model_for(s), grid()["columns"])
+    fully_shard(model, mesh=grid()["rows"])
+    assert_trains_as_one_process(s, model, "under FSDP2 and tensor parallelism")
+
+
+def test_shards_of_rows(s: TorchSubject) -> None:
     """Parameters sharded by rows, as FSDP2 does, step as in one process: norms and factors are of whole tensors."""
     assert_equals_one_process(s, by_rows)
 
 
-@holds_for_shards("shards")
-def shards_with_different_seeds(s: TorchSubject) -> None:
+def test_shards_with_different_seeds(s: TorchSubject) -> None:
     """Shards step as in one process whatever the global seed of each rank is: trainers set it by rank."""
+    require_rows(s)
     params, optimizer = spread(s, shapes=MATRICES)
     torch.manual_seed(1 + dist.get_rank())
     found = train_shards(optimizer, params, 5)
     assert_usual(s, found, 5, "with a seed by rank and in one process", tolerance_for(s), shapes=MATRICES)
 
 
-@holds_for_shards("shards")
-def shards_of_columns(s: TorchSubject) -> None:
+def test_shards_of_columns(s: TorchSubject) -> None:
     """Matrices sharded by columns, as tensor parallelism does, step as in one process."""
+    require_rows(s)
     assert_equals_one_process(s, lambda p, _: split(p, line(), Shard(1)), MATRICES)
 
 
-@holds_for_shards("shards")
-def uneven_shards(s: TorchSubject) -> None:
+def test_uneven_shards(s: TorchSubject) -> None:
     """Rows that the ranks cannot share evenly step as in one process."""
+    require_rows(s)
     assert_equals_one_process(s, by_rows, UNEVEN)
 
 
-@holds_for_shards("shards")
-def empty_shards(s: TorchSubject) -> None:
+def test_empty_shards(s: TorchSubject) -> None:
     """Fewer rows than ranks, so that some ranks have none, step as in one process, and no rank waits for another."""
+    require_rows(s)
     assert_equals_one_process(s, by_rows, [(1, 6), (6, 4)])
 
 
-@holds_for_shards("shards")
-def replicated_dtensors(s: TorchSubject) -> None:
+def test_replicated_dtensors(s: TorchSubject) -> None:
     """DTensors that every rank has as a whole step as in one process: nothing is summed twice."""
+    require_rows(s)
     assert_equals_one_process(s, lambda p, _: split(p, line(), Replicate()), where="replicated")
 
 
-@holds_for_shards("shards")
-def replicated_shards(s: TorchSubject) -> None:
+def test_replicated_shards(s: TorchSubject) -> None:
     """Shards with replicas of each, as hybrid FSDP has them, step as in one process."""
+    require_rows(s)
     assert_equals_one_process(s, lambda p, _: split(p, grid(), Replicate(), Shard(0)), where="sharded and replicated")
 
 
-@holds_for_shards("shards")
-def shards_of_rows_and_columns(s: TorchSubject) -> None:
+def test_shards_of_rows_and_columns(s: TorchSubject) -> None:
     """Matrices sharded both ways, on a mesh of two dimensions, step as in one process."""
+    require_rows(s)
     assert_equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(1)), MATRICES)
 
 
-@holds_for_shards("shards")
-def shards_of_shards(s: TorchSubject) -> None:
+def test_shards_of_shards(s: TorchSubject) -> None:
     """Rows sharded over both dimensions of a mesh step as in one process."""
+    require_rows(s)
     assert_equals_one_process(s, lambda p, _: split(p, grid(), Shard(0), Shard(0)), [*MATRICES, *UNEVEN])
 
 
-@holds_for_shards("shards")
-def stages(s: TorchSubject) -> None:
+def test_stages(s: TorchSubject) -> None:
     """Ranks with different parameters, as stages of a pipeline have, step each as in one process."""
+    require_rows(s)
     own = int(dist.get_rank() >= dist.get_world_size() // 2)
     shapes = [MATRICES, [(6, 4)]][own]  # one stage has more of them: what is sent must not depend on it
     mesh = halves()[own]
     assert_equals_one_process(s, lambda p, _: split(p, mesh, Shard(0)), shapes, "in stages")
 
 
-@holds_for_shards("shards")
-def plain_tensors_among_shards(s: TorchSubject) -> None:
+def test_plain_tensors_among_shards(s: TorchSubject) -> None:
     """Plain tensors beside sharded ones step as in one process: some layers are left whole."""
+    require_rows(s)
     assert_equals_one_process(s, lambda p, place: by_rows(p) if place else p, MATRICES)
 
 
-@holds_for_shards("shards")
-def different_placements(s: TorchSubject) -> None:
+def test_different_placements(s: TorchSubject) -> None:
     """Parameters by rows, by columns and replicated step together as in one process."""
+    require_rows(s)
     ways = [Shard(0), Shard(1), Replicate()]
     assert_equals_one_process(s, lambda p, place: split(p, line(), ways[place % 3]), MATRICES)
 
 
-@holds_for_shards("shards")
-def shards_without_gradients(s: TorchSubject) -> None:
+def test_shards_without_gradients(s: TorchSubject) -> None:
     """A sharded parameter without a gradient stays as it is, and the others step as without it."""
+    require_rows(s)
     params, optimizer = spread(s, shapes=MATRICES)
     found = train_shards(optimizer, params, 3, without=[0])
     assert_same(found[:1], weights(MATRICES)[:1], "a parameter without a gradient")
@@ -137,9 +166,9 @@ def compare_runs(s: TorchSubject, run: Callable[[list[Parameter]], list[Tensor]]
     return sharded
 
 
-@holds_for_shards("shards")
-def groups_of_shards(s: TorchSubject) -> None:
+def test_groups_of_shards(s: TorchSubject) -> None:
     """Each group's lr holds for its shards alone, as in one process."""
+    require_rows(s)
 
     def train_groups(params: list[Parameter]) -> list[Tensor]:
         optimizer = s.make([{"params": params[:1]}, {"params": params[1:]}])
@@ -152,9 +181,9 @@ def groups_of_shards(s: TorchSubject) -> None:
         assert_close(found[1:], plain[1:], start[1:], "sharded, the lr of another group was changed", rtol)
 
 
-@holds_for_shards("shards")
-def added_group_of_shards(s: TorchSubject) -> None:
+def test_added_group_of_shards(s: TorchSubject) -> None:
     """Shards that add_param_group brings are stepped as in one process from then on."""
+    require_rows(s)
 
     def add_group(params: list[Parameter]) -> list[Tensor]:
         optimizer = s.make(params[:1])
@@ -165,18 +194,19 @@ def added_group_of_shards(s: TorchSubject) -> None:
     assert_moved(compare_runs(s, add_group, "after add_param_group"), weights(MATRICES), "after add_param_group")
 
 
-@holds_for_shards("shards", needs="lr_zero_is_no_step")
-def lr_zero_for_shards(s: TorchSubject) -> None:
+def test_lr_zero_for_shards(s: TorchSubject) -> None:
     """A learning rate of 0 moves no shard: loading sharded state takes such a step."""
+    s.require("lr_zero_is_no_step")
+    require_rows(s)
     params, optimizer = spread(s)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     assert_same(train_shards(optimizer, params, 2), s.weights(), "after two steps with lr 0")
 
 
-@holds_for_shards("shards")
-def gradients_of_shards_untouched(s: TorchSubject) -> None:
+def test_gradients_of_shards_untouched(s: TorchSubject) -> None:
     """Sharded gradients are read, never written."""
+    require_rows(s)
     params, optimizer = spread(s)
     for t in range(2):
         give_shards(params, t)
@@ -184,13 +214,14 @@ def gradients_of_shards_untouched(s: TorchSubject) -> None:
         optimizer.step()
         after = [p.grad for p in params if p.grad is not None]
         if len(after) < len(params):
-            raise Failed("a gradient is gone after the step")
+            pytest.fail("a gradient is gone after the step")
         assert_same(whole_of(after), before, f"gradients after step {t + 1}")
 
 
-@holds_for_shards("shards", without="couples_parameters")
-def nan_in_one_shard(s: TorchSubject) -> None:
+def test_nan_in_one_shard(s: TorchSubject) -> None:
     """NaN in the shard of one rank does not reach other parameters, and all ranks go on alike."""
+    s.require_not("couples_parameters")
+    require_rows(s)
     params, optimizer = spread(s, shapes=MATRICES)
     give_shards(params, 0)
     gradient = params[0].grad
@@ -204,49 +235,23 @@ def nan_in_one_shard(s: TorchSubject) -> None:
     assert_close(found[1:], s.run_steps(MATRICES)[1:], start[1:], "others, beside a shard with NaN", tolerance_for(s))
 
 
-@holds_for_shards("shards")
-def shards_stay_in_place(s: TorchSubject) -> None:
+def test_shards_stay_in_place(s: TorchSubject) -> None:
     """Sharded parameters keep their placements and their memory: FSDP2 gathers them from there."""
+    require_rows(s)
     params, optimizer = spread(s, shapes=MATRICES)
     before = [(p.placements, p.to_local().data_ptr()) for p in params if isinstance(p, DTensor)]
     train_shards(optimizer, params, 2)
     if [(p.placements, p.to_local().data_ptr()) for p in params if isinstance(p, DTensor)] != before:
-        raise Failed("a parameter is placed otherwise or lies elsewhere after a step")
+        pytest.fail("a parameter is placed otherwise or lies elsewhere after a step")
 
 
-@holds_for_shards("shards")
-def state_is_sharded(s: TorchSubject) -> None:
+def test_state_is_sharded(s: TorchSubject) -> None:
     """State as large as its parameter is sharded as it is: no rank has memory for that of the whole model."""
+    require_rows(s)
     params, optimizer = spread(s, shapes=MATRICES)
     train_shards(optimizer, params, 2)
     for place, p in enumerate(params):
         for key, leaf in optimizer.state[p].items():
             local = leaf.to_local() if isinstance(leaf, DTensor) else leaf
             if isinstance(leaf, Tensor) and local.numel() == leaf.numel() >= p.numel():
-                raise Failed(f"{key} of parameter {place} has {local.numel()} elements on each rank")
-
-
-@holds_for_shards("messages")
-def messages_do_not_grow(s: TorchSubject) -> None:
-    """A step sends no more messages later in a run than in its beginning."""
-    params, optimizer = spread(s, shapes=MATRICES)
-    numbers = []
-    for t in range(12):
-        give_shards(params, t)
-        with CommDebugMode() as seen:
-            optimizer.step()
-        numbers.append(seen.get_total_counts())
-    if max(numbers[6:]) > max(numbers[:6]):
-        raise Failed(f"up to {max(numbers[:6])} collectives in a step at first, then {max(numbers[6:])}")
-
-
-@holds_for_shards("messages", needs="collectives")
-def collectives(s: TorchSubject) -> None:
-    """Declared: a step of many shards takes at most so many collectives, however many parameters there are."""
-    params, optimizer = spread(s, shapes=[(8, 4)] * 8)
-    train_shards(optimizer, params, 2)
-    give_shards(params, 2)
-    with CommDebugMode() as seen:
-        optimizer.step()
-    if seen.get_total_counts() > (s.facts.collectives or 0):
-        raise Failed(f"{seen.get_total_counts()} collectives for 8 parameters, above {s.facts.collectives}")
+                pytest.fail(f"{key} of parameter {place} has {local.numel()} elements on each rank")

@@ -11,15 +11,21 @@ import logging
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from thalweg.errors import CommandError
 from thalweg.rules import Rule
+from thalweg.show.extras import extra
 from thalweg.show.modules import describe_error, import_attribute
+
+with extra("check"):
+    import pytest
 
 #: Where an author declares facts: an attribute of the class or function.
 DECLARED = "check_facts"
+#: Facts that some checks cannot do with, and what is said of an optimizer that has them.
+EXCLUDED = {"couples_parameters": "steps depend on other parameters", "needs_matrices": "only matrices are taken"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +48,13 @@ class Facts:
     collectives: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
     """An optimizer that is checked: checks make as many instances of it as they need."""
 
     name: str
+    #: What its user gave: the class or function, or where it is.
+    given: Any
     factory: Callable[..., Any]
     options: Mapping[str, Any]
     facts: Facts
@@ -57,6 +65,21 @@ class Subject:
         """An instance with the subject's options, and others beside them or instead."""
         return self.factory(*params, **{**self.options, **more})
 
+    def require(self, fact: str) -> None:
+        """Skip the check unless this fact is declared."""
+        declared = getattr(self.facts, fact)
+        if declared is None or declared is False:
+            pytest.skip("declared otherwise" if fact == "lr_zero_is_no_step" else "not declared")
+
+    def require_not(self, fact: str) -> None:
+        """Skip the check where this fact, one of ``EXCLUDED``, is declared."""
+        if getattr(self.facts, fact):
+            pytest.skip(EXCLUDED[fact])
+
+    def __reduce__(self) -> Any:
+        """Sent to other processes as it was given: a class that is made of a rule has no place to be imported from."""
+        return untried_subject, (self.given, dict(self.options), asdict(self.facts))
+
 
 def subject_of(given: Any, options: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None) -> Subject:
     """A subject from ``package.Class``, ``module:Class``, ``package.Class(lr=0.1)``, or from the class itself.
@@ -66,33 +89,27 @@ def subject_of(given: Any, options: Mapping[str, Any] | None = None, facts: Mapp
     subject = untried_subject(given, options, facts)
     with keep_surroundings(subject.kind):
         try:
-            construct(subject)
+            step_once(subject, (4, 3))
         except Exception as error:
             said = f"{json.dumps(dict(subject.options), default=str)}: {describe_error(error)}"
             raise CommandError(f"{subject.name} cannot be tried with the options {said}") from error
         try:
-            step_vector(subject)
+            step_once(subject, (4,))
         except Exception:
             return replace(subject, facts=replace(subject.facts, needs_matrices=True))
     return subject
 
 
-def construct(subject: Any) -> None:
-    """Construct the optimizer; one for torch steps a matrix too."""
+def step_once(subject: Any, shape: tuple[int, ...]) -> None:
+    """Construct the optimizer, and step a parameter of this shape."""
     if subject.kind == "torch":
-        subject.run_steps([(4, 3)])
-    elif not (hasattr(made := subject.make(), "init") and hasattr(made, "update")):
-        raise TypeError(f"it takes no params and makes no gradient transformation, but {type(made).__name__}")
-
-
-def step_vector(subject: Any) -> None:
-    """Step a parameter of one dimension."""
-    if subject.kind == "torch":
-        subject.run_steps([(4,)])
+        subject.run_steps([shape])
         return
     import jax.numpy as jnp
 
-    made, tree = subject.make(), {"vector": jnp.ones(4)}
+    made, tree = subject.make(), {"weight": jnp.ones(shape)}
+    if not (hasattr(made, "init") and hasattr(made, "update")):
+        raise TypeError(f"it takes no params and makes no gradient transformation, but {type(made).__name__}")
     made.update(tree, made.init(tree), tree)
 
 
@@ -111,17 +128,29 @@ def untried_subject(given: Any, options: Mapping[str, Any] | None, facts: Mappin
     if not callable(factory):
         raise CommandError(f"{name}: this is neither a class nor a function")
     declared = {**getattr(factory, DECLARED, {}), **(facts or {})}
-    known = [field.name for field in fields(Facts)]
-    if unknown := sorted(set(declared) - set(known)):
-        raise CommandError(f"{name}: unknown facts {', '.join(unknown)}; there are {', '.join(known)}")
-    all_options = {**written, **(options or {})}
-    # classes of optimizers, and functions that take parameters first, are for torch; others make transformations
+    names = [field.name for field in fields(Facts)]
+    if unknown := sorted(set(declared) - set(names)):
+        raise CommandError(f"{name}: unknown facts {', '.join(unknown)}; there are {', '.join(names)}")
     is_class = inspect.isclass(factory)
-    if not is_class and next(iter(inspect.signature(factory).parameters), "") not in ("params", "parameters"):
-        return Subject(name=name, factory=factory, options=all_options, facts=Facts(**declared), kind="optax")
+    # classes of optimizers, and functions that take parameters first, are for torch; others make transformations
+    for_torch = is_class or next(iter(inspect.signature(factory).parameters), "") in ("params", "parameters")
+    options, known = {**written, **(options or {})}, Facts(**declared)
+    if not for_torch:
+        return Subject(name=name, given=given, factory=factory, options=options, facts=known, kind="optax")
     from thalweg.check.problem import TorchSubject
 
-    return TorchSubject(name=name, factory=factory, options=all_options, facts=Facts(**declared), kind="torch")
+    return TorchSubject(name=name, given=given, factory=factory, options=options, facts=known, kind="torch")
+
+
+def parse_json(text: str | None, option: str) -> dict[str, Any]:
+    """Read a JSON object, such as the value of --options."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{option} {text!r:.200} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise CommandError(f'{option} must be a JSON object such as {{"lr": 0.1}}, got {text!r}')
+    return found
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
@@ -149,6 +178,16 @@ def resolve(reference: str) -> Any:
         raise CommandError(f"{reference!r} is no optimizer: write module:Class, such as torch.optim:AdamW")
     module, _, attribute = reference.partition(":") if ":" in reference else reference.rpartition(".")
     return import_attribute(f"{module}:{attribute}", "optimizer", "torch.optim:Adam", callable)[0]
+
+
+def group(name: str) -> Callable[[Any], Any]:
+    """Put a check into a group that is not its module."""
+
+    def put(check: Any) -> Any:
+        check.group = name
+        return check
+
+    return put
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
-from thalweg.check.registry import Failed, NotOffered, holds
-from thalweg.check.subject import Subject
+from thalweg.check.subject import Subject, group
 
 SHAPES = {"a": (6, 4), "b": {"c": (6, 4), "d": (5, 3)}}
 
@@ -44,29 +44,29 @@ def update_once(made: Any, grads: Any, params: Any) -> Any:
 
 def assert_finite(updates: Any) -> None:
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(updates)):
-        raise Failed("an update is not finite")
+        pytest.fail("an update is not finite")
 
 
 def rate_of(s: Subject) -> float:
     """Its learning rate; not offered where it is not given as a number."""
     rate = s.options.get("learning_rate")
     if not isinstance(rate, float):
-        raise NotOffered("learning_rate is not given as a number")
+        pytest.skip("learning_rate is not given as a number")
     return rate
 
 
 def assert_same(one: Any, other: Any, where: str, rtol: float = 0.0) -> None:
     """Fail unless two trees are equal, or the same up to a share of their size."""
     if str(jax.tree.structure(one)) != str(jax.tree.structure(other)):
-        raise Failed(f"{where}: the structure is another one")
+        pytest.fail(f"{where}: the structure is another one")
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True):
         if jnp.shape(x) != jnp.shape(y) or jnp.result_type(x) != jnp.result_type(y):
             sides = (f"{jnp.result_type(side)} {jnp.shape(side)}" for side in (x, y))
-            raise Failed(f"{where}: {jax.tree_util.keystr(path)} is {' and not '.join(sides)}")
+            pytest.fail(f"{where}: {jax.tree_util.keystr(path)} is {' and not '.join(sides)}")
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         apart = np.abs(x - y).max(initial=0.0)
         if not apart <= rtol * np.abs(y).max(initial=0.0):
-            raise Failed(f"{where}: {jax.tree_util.keystr(path)} differs by up to {apart:.3g}")
+            pytest.fail(f"{where}: {jax.tree_util.keystr(path)} differs by up to {apart:.3g}")
 
 
 def form(state: Any) -> tuple[str, list[tuple[Any, Any]]]:
@@ -75,31 +75,31 @@ def form(state: Any) -> tuple[str, list[tuple[Any, Any]]]:
     return str(jax.tree.structure(state)), [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
 
 
-@holds("contract")
-def step_moves_parameters(s: Subject) -> None:
+@group("contract")
+def test_step_moves_parameters(s: Subject) -> None:
     """Every parameter moves within three steps."""
     params, _ = train(s.make(), tree(0), 3)
     if not all(jax.tree.leaves(jax.tree.map(lambda p, q: bool((p != q).any()), params, tree(0)))):
-        raise Failed("a parameter did not move")
+        pytest.fail("a parameter did not move")
 
 
-@holds("contract")
-def trees_are_kept(s: Subject) -> None:
+@group("contract")
+def test_trees_are_kept(s: Subject) -> None:
     """Updates have the structure, shapes and dtypes of the parameters."""
     params = tree(0)
     if form(update_once(s.make(), tree(1), params)) != form(params):
-        raise Failed("updates differ from parameters in structure, shape or dtype")
+        pytest.fail("updates differ from parameters in structure, shape or dtype")
 
 
-@holds("contract")
-def empty_trees(s: Subject) -> None:
+@group("contract")
+def test_empty_trees(s: Subject) -> None:
     """A tree without leaves can be initialised and updated: frozen parts of models are such."""
     if jax.tree.leaves(update_once(s.make(), {}, {})):
-        raise Failed("updates of an empty tree have leaves")
+        pytest.fail("updates of an empty tree have leaves")
 
 
-@holds("contract")
-def inputs_untouched(s: Subject) -> None:
+@group("contract")
+def test_inputs_untouched(s: Subject) -> None:
     """Parameters, gradients and state that were given are as before: the functions are pure."""
     made, params, grads = s.make(), tree(0), tree(1)
     state = made.init(params)
@@ -108,38 +108,38 @@ def inputs_untouched(s: Subject) -> None:
     assert_same((params, grads, state), before, "what was given to update")
 
 
-@holds("contract")
-def extra_arguments(s: Subject) -> None:
+@group("contract")
+def test_extra_arguments(s: Subject) -> None:
     """Wrapped by with_extra_args_support, it takes arguments that are meant for others in its chain."""
     made, params = optax.with_extra_args_support(s.make()), tree(0)
     made.update(tree(1), made.init(params), params, value=1.0)
 
 
-@holds("contract")
-def state_keeps_its_form(s: Subject) -> None:
+@group("contract")
+def test_state_keeps_its_form(s: Subject) -> None:
     """State has the same structure, shapes and dtypes after a step: lax.scan and jit need that."""
     made, params = s.make(), tree(0)
     before = made.init(params)
     _, after = made.update(tree(1), before, params)
     if form(before) != form(after):
-        raise Failed("the structure, a shape or a dtype of the state changes with a step")
+        pytest.fail("the structure, a shape or a dtype of the state changes with a step")
 
 
-@holds("numbers")
-def deterministic(s: Subject) -> None:
+@group("numbers")
+def test_deterministic(s: Subject) -> None:
     """The same run gives the same bits."""
     assert_same(train(s.make(), tree(0), 4)[0], train(s.make(), tree(0), 4)[0], "the same run again")
 
 
-@holds("numbers")
-def jit_agrees(s: Subject) -> None:
+@group("numbers")
+def test_jit_agrees(s: Subject) -> None:
     """Under jit the steps are the same, up to rounding."""
     made = s.make()
     assert_same(train(made, tree(0), 3, update=jax.jit(made.update))[0], train(made, tree(0), 3)[0], "under jit", 1e-5)
 
 
-@holds("numbers")
-def compiled_once(s: Subject) -> None:
+@group("numbers")
+def test_compiled_once(s: Subject) -> None:
     """A second step under jit compiles nothing again."""
     made, traced = s.make(), []
 
@@ -149,11 +149,11 @@ def compiled_once(s: Subject) -> None:
 
     train(made, tree(0), 4, update=jax.jit(update))
     if len(traced) > 1:
-        raise Failed(f"update was traced {len(traced)} times in four steps")
+        pytest.fail(f"update was traced {len(traced)} times in four steps")
 
 
-@holds("numbers")
-def scan_agrees(s: Subject) -> None:
+@group("numbers")
+def test_scan_agrees(s: Subject) -> None:
     """Within lax.scan, as whole epochs are compiled, the steps are the same."""
     made, params = s.make(), tree(0)
     grads = jax.tree.map(lambda *each: jnp.stack(each), *[tree(t) for t in (1, 2, 3)])
@@ -166,8 +166,8 @@ def scan_agrees(s: Subject) -> None:
     assert_same(found, train(made, params, 3)[0], "within scan", 1e-5)
 
 
-@holds("numbers")
-def vmap_agrees(s: Subject) -> None:
+@group("numbers")
+def test_vmap_agrees(s: Subject) -> None:
     """Under vmap, as ensembles are trained, every member steps as by itself."""
     made = s.make()
     params, grads = (jax.tree.map(lambda a, b: jnp.stack([a, b]), tree(t), tree(t + 5)) for t in (0, 1))
@@ -176,15 +176,16 @@ def vmap_agrees(s: Subject) -> None:
     assert_same(jax.tree.map(lambda leaf: leaf[0], updates), alone, "the first of two", 1e-4)
 
 
-@holds("numbers", without="couples_parameters")
-def independent_of_other_parameters(s: Subject) -> None:
+@group("numbers")
+def test_independent_of_other_parameters(s: Subject) -> None:
     """A parameter's steps do not depend on which others are in the tree."""
+    s.require_not("couples_parameters")
     alone = update_once(s.make(), {"a": tree(1)["a"]}, {"a": tree(0)["a"]})
     assert_same(alone["a"], update_once(s.make(), tree(1), tree(0))["a"], "by itself", 1e-5)
 
 
-@holds("numbers")
-def descends(s: Subject) -> None:
+@group("numbers")
+def test_descends(s: Subject) -> None:
     """The sum of squares is smaller after fifty steps down it."""
     made, params = s.make(), tree(0)
     update, state = jax.jit(made.update), made.init(params)
@@ -193,17 +194,17 @@ def descends(s: Subject) -> None:
         updates, state = update(params, state, params)
         params = optax.apply_updates(params, updates)
     if not optax.global_norm(params) < before:
-        raise Failed(f"the norm went from {float(before):.3g} to {float(optax.global_norm(params)):.3g}")
+        pytest.fail(f"the norm went from {float(before):.3g} to {float(optax.global_norm(params)):.3g}")
 
 
-@holds("numbers")
-def zero_gradients(s: Subject) -> None:
+@group("numbers")
+def test_zero_gradients(s: Subject) -> None:
     """Gradients of zero give finite updates."""
     assert_finite(update_once(s.make(), jax.tree.map(jnp.zeros_like, tree(0)), tree(0)))
 
 
-@holds("state")
-def resumes_to_the_bit(s: Subject) -> None:
+@group("state")
+def test_resumes_to_the_bit(s: Subject) -> None:
     """State that went through leaves and a pickle continues the run to the bit."""
     made = s.make()
     params, state = train(made, tree(0), 3)
@@ -212,8 +213,8 @@ def resumes_to_the_bit(s: Subject) -> None:
     assert_same(train(made, params, 2, again, 4)[0], train(made, params, 2, state, 4)[0], "after resuming")
 
 
-@holds("dtypes")
-def bfloat16_moves(s: Subject) -> None:
+@group("dtypes")
+def test_bfloat16_moves(s: Subject) -> None:
     """Parameters in bfloat16 get updates in bfloat16 that are finite and not zero."""
     made, params = s.make(), jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree(0))
     grads = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree(1))
@@ -221,42 +222,44 @@ def bfloat16_moves(s: Subject) -> None:
     updates, _ = made.update(grads, state, params)  # in a first step some only look, as SOAP does
     for leaf in jax.tree.leaves(updates):
         if leaf.dtype != jnp.bfloat16 or not bool(jnp.isfinite(leaf).all()) or not bool(leaf.any()):
-            raise Failed(f"an update is {leaf.dtype}, zero or not finite")
+            pytest.fail(f"an update is {leaf.dtype}, zero or not finite")
 
 
-@holds("layouts", without="needs_matrices")
-def scalars_and_empty(s: Subject) -> None:
+@group("layouts")
+def test_scalars_and_empty(s: Subject) -> None:
     """Parameters without dimensions, and without elements, are updated."""
+    s.require_not("needs_matrices")
     params = {"scalar": jnp.float32(0.5), "empty": jnp.zeros((0, 4)), "row": jnp.ones((1, 3))}
     assert_finite(update_once(s.make(), jax.tree.map(jnp.ones_like, params), params))
 
 
-@holds("bad input")
-def params_asked_for(s: Subject) -> None:
+@group("bad-input")
+def test_params_asked_for(s: Subject) -> None:
     """Where update needs parameters, it says so when they are missing."""
     made = s.make()
     try:
         updates, _ = made.update(tree(1), made.init(tree(0)))
     except Exception as error:
         if "param" not in str(error).lower():
-            raise Failed(f"{type(error).__name__} without a word about params") from None
+            pytest.fail(f"{type(error).__name__} without a word about params")
         return
     assert_same(updates, update_once(made, tree(1), tree(0)), "without params")
 
 
-@holds("bad input")
-def misspelt_option(s: Subject) -> None:
+@group("bad-input")
+def test_misspelt_option(s: Subject) -> None:
     """An option that does not exist is refused."""
     try:
         s.make(weight_decya=0.1)
     except (TypeError, ValueError):
         return
-    raise Failed("weight_decya=0.1: no error")
+    pytest.fail("weight_decya=0.1: no error")
 
 
-@holds("non-finite", without="couples_parameters")
-def nan_stays_local(s: Subject) -> None:
+@group("non-finite")
+def test_nan_stays_local(s: Subject) -> None:
     """NaN in one gradient does not reach other parameters, unless the whole step is refused or skipped."""
+    s.require_not("couples_parameters")
     made, params, grads = s.make(), tree(0), tree(1)
     plain = update_once(made, grads, params)
     grads["a"] = grads["a"].at[0, 0].set(jnp.nan)
@@ -265,16 +268,16 @@ def nan_stays_local(s: Subject) -> None:
         assert_same(updates["b"], plain["b"], "beside a gradient with NaN", 1e-5)
 
 
-@holds("companions")
-def schedules(s: Subject) -> None:
+@group("companions")
+def test_schedules(s: Subject) -> None:
     """learning_rate may be a schedule: a constant one steps as the number does."""
     rate = rate_of(s)
     found, _ = train(s.make(learning_rate=lambda count: jnp.float32(rate)), tree(0), 3)
     assert_same(found, train(s.make(), tree(0), 3)[0], "with a schedule", 1e-5)
 
 
-@holds("companions")
-def injected_hyperparameters(s: Subject) -> None:
+@group("companions")
+def test_injected_hyperparameters(s: Subject) -> None:
     """optax.inject_hyperparams makes its learning rate a part of the state that can be set."""
     rate_of(s)
     others = [name for name in inspect.signature(s.factory).parameters if name != "learning_rate"]
@@ -282,16 +285,17 @@ def injected_hyperparameters(s: Subject) -> None:
     assert_same(train(made, tree(0), 3)[0], train(s.make(), tree(0), 3)[0], "with injected hyperparameters", 1e-4)
 
 
-@holds("companions", without="couples_parameters")
-def masked(s: Subject) -> None:
+@group("companions")
+def test_masked(s: Subject) -> None:
     """optax.masked leaves the others out and changes nothing for those it takes."""
+    s.require_not("couples_parameters")
     updates = update_once(optax.masked(s.make(), {"a": True, "b": False}), tree(1), tree(0))
     assert_same(updates["a"], update_once(s.make(), tree(1), tree(0))["a"], "under a mask", 1e-5)
     assert_same(updates["b"], tree(1)["b"], "what is masked")
 
 
-@holds("companions")
-def multi_steps(s: Subject) -> None:
+@group("companions")
+def test_multi_steps(s: Subject) -> None:
     """optax.MultiSteps adds up two gradients and steps with their mean."""
     made, params = optax.MultiSteps(s.make(), 2), tree(0)
     state = made.init(params)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
@@ -21,15 +22,14 @@ from torch.distributed.tensor import Shard
 from torch.nn import Parameter
 
 from thalweg.check.problem import Shapes, TorchSubject, assert_usual, module_of, tensors_of, train
-from thalweg.check.registry import Failed, NotOffered
 from thalweg.check.sharded import (
     MATRICES,
     Place,
     by_rows,
     grid,
     halves,
-    holds_for_shards,
     line,
+    require_rows,
     split,
     spread,
     tolerance_for,
@@ -65,7 +65,7 @@ def together(action: Callable[[], Any] | None) -> Any:
         found = action() if action else None
     except CheckpointException as error:
         wrong = describe_error(next(iter(error.failures.values()))[0])
-    except Failed as what:
+    except pytest.fail.Exception as what:
         wrong = str(what)
     except Exception as error:
         wrong = describe_error(error)
@@ -73,7 +73,7 @@ def together(action: Callable[[], Any] | None) -> Any:
     dist.all_gather_object(every, (found if dist.get_rank() == 0 else None, wrong))
     for _, each in every:
         if each is not None:
-            raise Failed(each)
+            pytest.fail(each)
     return every[0][0]
 
 
@@ -118,39 +118,39 @@ def within(mesh: DeviceMesh) -> bool:
     return mesh.get_coordinate() is not None
 
 
-@holds_for_shards("checkpoints")
-def files_at_the_same_size(s: TorchSubject) -> None:
+def test_files_at_the_same_size(s: TorchSubject) -> None:
     """torch.distributed.checkpoint's files continue a sharded run by as many ranks."""
+    require_rows(s)
     through_files(s, line(), line(), s.shapes, "loading files")
 
 
-@holds_for_shards("checkpoints")
-def files_at_fewer_ranks(s: TorchSubject) -> None:
+def test_files_at_fewer_ranks(s: TorchSubject) -> None:
     """Files of all ranks continue the run by half of them."""
+    require_rows(s)
     through_files(s, line(), halves()[0], s.shapes, "loading files by half of the ranks")
 
 
-@holds_for_shards("checkpoints")
-def files_at_more_ranks(s: TorchSubject) -> None:
+def test_files_at_more_ranks(s: TorchSubject) -> None:
     """Files of half of the ranks continue the run by all."""
+    require_rows(s)
     through_files(s, halves()[0], line(), s.shapes, "loading files of half of the ranks")
 
 
-@holds_for_shards("checkpoints")
-def files_on_another_mesh(s: TorchSubject) -> None:
+def test_files_on_another_mesh(s: TorchSubject) -> None:
     """Files of parameters sharded by rows continue the run by rows and columns."""
+    require_rows(s)
     through_files(s, line(), grid(), MATRICES, "loading files onto a mesh of two dimensions", Shard(0), Shard(1))
 
 
-@holds_for_shards("checkpoints")
-def files_of_uneven_shards(s: TorchSubject) -> None:
+def test_files_of_uneven_shards(s: TorchSubject) -> None:
     """Files of uneven and empty shards continue the run by half of the ranks."""
+    require_rows(s)
     through_files(s, line(), halves()[0], [(5, 4), (1, 6)], "loading files of uneven shards")
 
 
-@holds_for_shards("checkpoints")
-def gathered_by_one_process(s: TorchSubject) -> None:
+def test_gathered_by_one_process(s: TorchSubject) -> None:
     """A whole state, gathered from all ranks, continues the run in one process as if it had never been sharded."""
+    require_rows(s)
     params, optimizer, reached = begin_shards(s)
     saved = get_optimizer_state_dict(module_of(params), optimizer, options=StateDictOptions(full_state_dict=True))
     others, other = place_again(s, reached, lambda p, _: p.clone())
@@ -158,14 +158,14 @@ def gathered_by_one_process(s: TorchSubject) -> None:
     continues(s, others, other, s.shapes, "loading in one process")
 
 
-@holds_for_shards("checkpoints")
-def spread_from_one_process(s: TorchSubject) -> None:
+def test_spread_from_one_process(s: TorchSubject) -> None:
     """The state of one process, which the first rank has, continues the run by shards of all ranks."""
+    require_rows(s)
     whole = s.weights()
     single = s.make(whole)
     reached = train(single, whole, 3)
     if all(leaf.dim() == 0 for leaf in tensors_of(single).values()):
-        raise NotOffered("no tensor of the state has a shape")
+        pytest.skip("no tensor of the state has a shape")
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(whole), single))
     others, other = place_again(s, reached, by_rows)
     how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -173,18 +173,18 @@ def spread_from_one_process(s: TorchSubject) -> None:
     continues(s, others, other, s.shapes, "loading the state of one process")
 
 
-@holds_for_shards("checkpoints")
-def state_dict_of_each_rank(s: TorchSubject) -> None:
+def test_state_dict_of_each_rank(s: TorchSubject) -> None:
     """state_dict() and load_state_dict() of every rank continue a sharded run."""
+    require_rows(s)
     _, optimizer, reached = begin_shards(s)
     others, other = place_again(s, reached, by_rows)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     continues(s, others, other, s.shapes, "load_state_dict on every rank")
 
 
-@holds_for_shards("checkpoints")
-def flattened_state(s: TorchSubject) -> None:
+def test_flattened_state(s: TorchSubject) -> None:
     """A state with one key an entry, as other parallel programs exchange it, continues a sharded run."""
+    require_rows(s)
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
     params, optimizer, reached = begin_shards(s)
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer, options=flat))
@@ -193,13 +193,13 @@ def flattened_state(s: TorchSubject) -> None:
     continues(s, others, other, s.shapes, "loading a flattened state")
 
 
-@holds_for_shards("checkpoints")
-def options_of_sharded_groups_come_back(s: TorchSubject) -> None:
+def test_options_of_sharded_groups_come_back(s: TorchSubject) -> None:
     """Options of groups come back with the state of a sharded run: schedules continue where they were."""
+    require_rows(s)
     params, optimizer, reached = begin_shards(s)
     optimizer.param_groups[0]["lr"] = 0.123
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer))
     others, other = place_again(s, reached, by_rows)
     set_optimizer_state_dict(module_of(others), other, saved)
     if float(other.param_groups[0]["lr"]) != 0.123:
-        raise Failed(f"lr 0.123 came back as {other.param_groups[0]['lr']}")
+        pytest.fail(f"lr 0.123 came back as {other.param_groups[0]['lr']}")

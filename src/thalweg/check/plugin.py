@@ -1,0 +1,204 @@
+"""The checks as tests of pytest: ``pytest -p thalweg.check.plugin --optimizer torch.optim.AdamW``.
+
+A check is a function ``test_*`` of a module here. Its docstring says what must hold and why it matters; its group is
+its module, unless it names another.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from thalweg.check.ranks import Ranks, Silence
+from thalweg.check.subject import Subject, keep_surroundings, parse_json, subject_of
+from thalweg.errors import CommandError
+from thalweg.show.arguments import split_words, suggest
+from thalweg.show.extras import extra
+from thalweg.show.modules import describe_error
+
+with extra("check"):
+    import pytest
+
+#: The modules with the checks of a framework, and of those that several processes run together, in their order.
+MODULES = {
+    "torch": (
+        "contract",
+        "numbers",
+        "state",
+        "memory",
+        "dtypes",
+        "layouts",
+        "bad_input",
+        "non_finite",
+        "companions",
+        "devices",
+    ),
+    "optax": ("transformations",),
+    "ranks": ("replicas", "shards", "messages", "checkpoints"),
+}
+PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
+#: Seconds that other ranks may take to answer after the first one has.
+PATIENCE = 10.0
+
+
+class Check(NamedTuple):
+    """One thing that must hold."""
+
+    name: str
+    group: str
+    #: What must hold, and why users care.
+    holds: str
+    #: Takes the subject; fails or skips as a test of pytest does.
+    run: Callable[[Any], None]
+    over_ranks: bool
+
+
+class Verdict(NamedTuple):
+    """What a check says of an optimizer."""
+
+    check: str
+    group: str
+    holds: str
+    #: ``passed``, ``failed`` or ``not offered``.
+    outcome: str
+    #: What was seen where it failed, or why it is not offered.
+    seen: str = ""
+
+
+def checks_of(kind: str) -> list[Check]:
+    """The checks of torch, optax or ranks; their modules are imported."""
+    checks = []
+    for module in MODULES[kind]:
+        for name, run in vars(importlib.import_module(f"thalweg.check.{module}")).items():
+            if name.startswith("test_"):
+                name, group = (each.replace("_", "-") for each in (name[5:], getattr(run, "group", module)))
+                checks.append(Check(name, group, run.__doc__, run, kind == "ranks"))
+    return checks
+
+
+def choose_checks(kind: str, only: str | None, ranks: int) -> list[Check]:
+    """The checks to run, those over ranks last: all, or those that ``only`` names.
+
+    only: names of checks or groups, such as ``state,closure-loss``. ranks: how many processes there are, or 0.
+    """
+    checks = checks_of(kind) + (checks_of("ranks") if ranks and kind == "torch" else [])
+    if only is None:
+        return checks
+    asked = [word.lower().replace("_", "-").replace(" ", "-") for word in split_words(only, "--only")]
+    known = {name for check in checks for name in check[:2]}
+    for word in asked:
+        if word in known:
+            continue
+        if kind == "torch" and any(word in check[:2] for check in checks_of("ranks")):
+            raise CommandError(f"{word} is checked by several processes: add --ranks 4")
+        raise CommandError(f"there is no check or group {word!r}: {suggest(word, sorted(known))}")
+    return [check for check in checks if check.name in asked or check.group in asked]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options = parser.getgroup("thalweg check")
+    options.addoption("--optimizer", help="The optimizer to check, such as torch.optim.AdamW.")
+    options.addoption("--options", metavar="JSON", help="Its options, such as '{\"lr\": 0.1}'.")
+    options.addoption("--facts", metavar="JSON", help="What its author declares.")
+    options.addoption("--check-ranks", metavar="N", type=int, default=0, help="Also the checks over N processes.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    optimizer, ranks = config.getoption("optimizer"), config.getoption("check_ranks")
+    if optimizer is None:
+        return
+    try:
+        options, facts = (parse_json(config.getoption(name), f"--{name}") for name in ("options", "facts"))
+        subject = subject_of(optimizer, options, facts)
+        world = make_world(ranks)
+        config.add_cleanup(world.end)
+        config.pluginmanager.register(Tests(subject, choose_checks(subject.kind, None, ranks), world))
+    except CommandError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+class Tests:
+    """A plugin of pytest: its tests are these checks, of one optimizer."""
+
+    def __init__(self, subject: Subject, checks: Sequence[Check], world: Ranks) -> None:
+        """Raises a CommandError for an optimizer that cannot be sent to other processes, where checks need that."""
+        self.subject = subject
+        self.checks = {check.run: check for check in checks}
+        self.verdicts: list[Verdict] = []
+        self.world = world
+        if any(check.over_ranks for check in checks):
+            try:
+                self.sent = pickle.dumps(subject)
+            except Exception as error:
+                raise CommandError(
+                    f"{subject.given!r} cannot be sent to other processes, which ranks=... needs "
+                    f"({describe_error(error)}); say where it is, as module:Class, and give options that can be pickled"
+                ) from error
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.args = [f"{inspect.getfile(run)}::{run.__name__}" for run in self.checks]
+
+    @pytest.fixture
+    def s(self) -> Subject:
+        """The optimizer that is checked."""
+        return self.subject
+
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
+        """Run a check: a test fails with its docstring and what was seen."""
+        check = self.checks[pyfuncitem.obj]
+        verdict = run_over_ranks(self.world, check, self.sent) if check.over_ranks else run(check, self.subject)
+        self.verdicts.append(verdict)
+        if verdict.outcome == FAILED:
+            pytest.fail(f"{verdict.holds} Seen: {verdict.seen}", pytrace=False)
+        if verdict.outcome == NOT_OFFERED:
+            pytest.skip(verdict.seen)
+        return True
+
+
+def run(check: Check, subject: Subject) -> Verdict:
+    """What a check says. Whatever it raises is a part of that, and its surroundings are kept."""
+    outcome, seen = PASSED, ""
+    with keep_surroundings(subject.kind):
+        try:
+            check.run(subject)
+        except pytest.skip.Exception as why:
+            outcome, seen = NOT_OFFERED, str(why)
+        except pytest.fail.Exception as what:
+            outcome, seen = FAILED, str(what)
+        except (Exception, SystemExit) as error:
+            outcome, seen = FAILED, describe_error(error)
+    return Verdict(check.name, check.group, check.holds, outcome, seen)
+
+
+def make_world(size: int) -> Ranks:
+    """Processes that run checks together; they start with the first check."""
+    return Ranks(size, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"]])
+
+
+def reply(asked: tuple[Check, bytes]) -> Verdict:
+    """What a check says in a rank."""
+    check, sent = asked
+    return run(check, receive(sent))
+
+
+@functools.lru_cache(maxsize=1)
+def receive(sent: bytes) -> Subject:
+    """A subject in a rank: the same for check after check."""
+    return pickle.loads(sent)  # type: ignore[no-any-return]
+
+
+def run_over_ranks(world: Ranks, check: Check, sent: bytes) -> Verdict:
+    """What the ranks say: the first failure, or what all of them say. Ranks that disagree are replaced."""
+    answers = world.ask(pickle.dumps((check, sent)), patience=PATIENCE, hurries=lambda _: True)
+    verdicts: list[Verdict] = [answer for answer in answers if not isinstance(answer, Silence)]
+    silent = [str(rank) for rank, answer in enumerate(answers) if isinstance(answer, Silence)]
+    if silent or len({verdict.outcome for verdict in verdicts}) > 1:
+        world.end()
+    failures = [verdict for verdict in verdicts if verdict.outcome == FAILED]
+    if silent and not failures:
+        failures = [Verdict(check.name, check.group, check.holds, FAILED, f"no answer of rank {', '.join(silent)}")]
+    return (failures or verdicts)[0]
