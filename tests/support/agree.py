@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tolerances import TENSOR_CORES
 
 import thalweg.numpy
 from thalweg.codecs import CODECS, scale_key
 from thalweg.dtypes import DTYPES, NARROW
+from thalweg.errors import NonFiniteError
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.rules import RULES, Rule
 from thalweg.storage import RECORD
@@ -62,6 +64,8 @@ class Engine(NamedTuple):
     mixes_dtypes: bool = False
     #: The engine to ask for where it has to serve all, and may leave nothing to another.
     strictly: str = "fused"
+    #: Relative error of its products of matrices, where they have fewer digits than the arithmetic.
+    of_products: float = 0.0
 
 
 def dtype_of(name: str) -> Any:
@@ -96,13 +100,19 @@ def start_torch(rule: type[Rule], params: Arrays, *, engine: str, device: str = 
     import thalweg.torch
     from thalweg.torch.exchange import to_numpy, to_tensor
 
-    named = [(name, torch.nn.Parameter(to_tensor(p).to(device))) for name, p in params.items()]
+    def place(x: Any) -> Any:
+        """A tensor on the device, of which elements lie as those of the array do."""
+        values = to_tensor(np.ascontiguousarray(x)).reshape(x.shape)
+        strides = [stride // x.itemsize for stride in x.strides]
+        return torch.empty_strided(x.shape, strides, dtype=values.dtype, device=device).copy_(values)
+
+    named = [(name, torch.nn.Parameter(place(p))) for name, p in params.items()]
     optimizer = thalweg.torch.optimizer(rule)(named, **options, engine=engine)
     by_name = dict(named)
 
     def step(grads: Arrays) -> None:
         for name, p in named:
-            p.grad = to_tensor(grads[name]).to(device) if name in grads else None
+            p.grad = place(grads[name]) if name in grads else None
         optimizer.step()
 
     def read() -> Any:
@@ -162,6 +172,12 @@ def missing_gpu() -> str:
     return "" if torch.cuda.is_available() else "no GPU"
 
 
+def compiles_kernels() -> str:
+    from thalweg.kernels.triton.numbers import INTERPRETED
+
+    return "" if INTERPRETED.value else "kernels are compiled here, and not interpreted"
+
+
 @contextmanager
 def interpreted() -> Iterator[None]:
     """Within: Triton's kernels step tensors of CPUs, by its interpreter."""
@@ -180,9 +196,13 @@ ENGINES: dict[str, Engine] = {
     "torch reference": Engine(row(start_torch, engine="reference"), lambda: missing("torch"), strictly="reference"),
     "torch lists": Engine(row(start_torch, engine="foreach"), lambda: missing("torch"), strictly="foreach"),
     "torch native": Engine(row(start_torch, engine="auto"), lambda: missing("torch") or reason_missing() or ""),
-    "torch triton": Engine(row(start_torch, engine="auto"), lambda: missing("torch", "triton"), interpreted),
+    "torch triton": Engine(
+        row(start_torch, engine="auto"), lambda: missing("torch", "triton") or compiles_kernels(), interpreted
+    ),
     "torch cuda": Engine(
-        row(start_torch, engine="auto", device="cuda"), lambda: missing("torch", "triton") or missing_gpu()
+        row(start_torch, engine="auto", device="cuda"),
+        lambda: missing("torch", "triton") or missing_gpu(),
+        of_products=TENSOR_CORES["float32"],
     ),
     "optax xla": Engine(
         row(start_optax, engine="xla"), lambda: missing("jax", "optax"), mixes_dtypes=True, strictly="xla"
@@ -191,6 +211,11 @@ ENGINES: dict[str, Engine] = {
         row(start_optax, engine="auto"), lambda: missing("jax", "optax") or reason_missing() or "", strictly="native"
     ),
 }
+
+
+def engine_params(*names: str) -> list[Any]:
+    """Engines as parameters of a test; what needs a GPU is marked so."""
+    return [pytest.param(name, marks=pytest.mark.gpu if name == "torch cuda" else ()) for name in names or ENGINES]
 
 
 # ---- numbers
@@ -233,14 +258,16 @@ def agree(
     """Step parameters by an engine and by the reference, and compare after each step.
 
     drawn: a seed of the numbers. gradients: their dtype, or the gradients of each step. spoil: changes the first
-    parameters and the gradients before anything is stepped. moves: whether something must move. strict: whether the
-    engine has to serve all of it, and may leave nothing to another.
+    parameters and the gradients before anything is stepped: their numbers, how they lie in memory, which are there.
+    moves: whether something must move. strict: whether the engine has to serve all of it, and may leave nothing to
+    another. A step that one refuses because it is not finite the other has to refuse.
     """
     rule = RULES[rule] if isinstance(rule, str) else rule
     row = ENGINES[engine]
     if reason := row.reason():
         pytest.skip(reason)
-    units = units_of(rule, options, "float64" if dtype == "float64" else "float32")
+    precision = "float64" if dtype == "float64" else "float32"
+    units = max(units_of(rule, options, precision), rule.needs_whole * row.of_products / DTYPES[precision].rounding)
     params = draw(shapes, dtype, drawn)
     if gradients is None or isinstance(gradients, str):
         gradients = draw_gradients(shapes, gradients or dtype, steps, drawn + 100, scale)
@@ -251,13 +278,22 @@ def agree(
     with row.within(), np.errstate(all="ignore"):
         run = row.start(rule, params, **options, **({"engine": row.strictly} if strict else {}))
         for step in grads:
-            run.step(step)
-            expected.step(step)
+            refused = refuses(expected, step)
+            assert refuses(run, step) == refused
             wanted, found = expected.read(), run.read()
             moved = moved or any(not np.array_equal(p, params[name], equal_nan=True) for name, p in wanted[0].items())
-            assert_alike(found, wanted, units)
+            assert_alike(found, (*wanted[:2], {} if refused else wanted[2]), units)
             run.write(wanted[0], wanted[1])
     assert moved or not moves, "nothing moved: comparing would prove nothing"
+
+
+def refuses(run: Run, grads: Arrays) -> bool:
+    """Whether a step is refused because it is not finite. Else it is taken."""
+    try:
+        run.step(grads)
+    except NonFiniteError:
+        return True
+    return False
 
 
 def units_of(rule: type[Rule], options: Mapping[str, Any], precision: str) -> float:
