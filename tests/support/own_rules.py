@@ -222,4 +222,23 @@ class Outer(Rule):
         return Update(m * (-lr * lr_scale), state, xp.isfinite(total), {"total": total})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Doubled(rules.Adafactor):
+    """Adafactor whose squares count twice."""
+
+    def whitened(self, xp: Any, g: Any, row_var: Any, col_var: Any, mean: Any) -> Any:
+        return super().whitened(xp, g, 2 * row_var, col_var, mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed(rules.LARS):
+    """LARS with an option more."""
+
+    push: Scalar = 0.5
+
+    def update(self, *args: Any, **given: Any) -> Update:
+        update = super().update(*args, **given)
+        return update._replace(delta=update.delta + self.push)
+
+
 every = pytest.mark.parametrize("rule", [Signed, Turned], ids=lambda rule: rule.__name__)
