@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agree import Arrays, agree, draw, dtype_of
-from own_rules import Centred, Layerwise, Margins, Outer, Remembering, Rounds, Signed, Trailing
+from own_rules import Centred, Doubled, Layerwise, Margins, Outer, Pushed, Remembering, Rounds, Signed, Trailing
 from spiked import KINDS
 
 from thalweg.rules import AdamW
@@ -43,6 +43,9 @@ FEW_CODED = {"matrix": (34, 128), "thin": (64, 96), "filter": (32, 16, 3, 3), "v
 #: One parameter: for torch, a gradient that is not finite is a reason to step none.
 MATRIX = {"matrix": (34, 20)}
 MATRICES = {"a": (34, 20), "b": (34, 20), "wide": (20, 34), "conv": (5, 4, 3, 2)}
+OF_KRON = {"bias": (5,), "a": (12, 9), "b": (12, 9), "conv": (4, 3, 2, 2)}
+#: Several of a shape for native code, some too large to be stacked with others.
+BATCHES = {**{f"m{i}": (6, 4) for i in range(4)}, "v0": (7,), "v1": (7,), "n0": (), "n1": (), "large": (150, 120)}
 IMAGES = {"conv": (8, 6, 3, 5), "other": (4, 3, 2, 2)}
 EDGE = {"edge": (4, 6), "inside": (4, 6)}
 WIDE = {"w": (20, 300)}
@@ -376,6 +379,8 @@ PINNED = [
         for rule, given in ((Signed, dict(weight_decay=0.1)), (Remembering, {}), (Margins, {}), (Rounds, {}))
         for row in pin("one's own", CPU, rule, {"w": (300, 70), "v": (128, 128)}, lr=0.1, **given)
     ),
+    *pin("a mutant", (*CPU, *GPU), Doubled, {"matrix": (12, 10)}, **FACTORED),
+    *pin("a mutant", (*CPU, *GPU), Pushed, {"matrix": (12, 10)}, **LARS),
     *(
         row
         for rule in (Layerwise, Remembering, Trailing, Outer)
@@ -392,6 +397,22 @@ PINNED = [
     *pin("stacks", GPU, "Muon", {"conv": (5, 4, 3, 2), "a": (3, 7, 5)}, **EXACT, stacked_axes=1, vectors="row"),
     *pin("in bfloat16", GPU, "Muon", MATRICES, lr=0.02, steps=2),
     *pin("gradients that come later", GPU, "Muon", MATRICES, **EXACT, steps=4, spoil=later),
+    # Kron
+    *pin("batches", CPU, "Kron", BATCHES, "float64", lr=0.02, steps=4),
+    *pin("not finite", NATIVE, "Kron", BATCHES, lr=0.02, **SKIPS, spoil=puts(np.nan, 0, "m2", step=1)),
+    *pin("decay", GPU, "Kron", OF_KRON, lr=0.05, damping_mode="expected", weight_decay=0.1, weight_decay_mode="update"),
+    *pin("now and then", GPU, "Kron", OF_KRON, lr=0.05, precond_update_probability=0.4),
+    *pin("not finite", GPU, "Kron", MATRIX, lr=0.05, **SKIPS, max_grad_norm=1.0, spoil=puts(np.nan, 7, step=1)),
+    *pin("blocks", GPU, "Kron", OF_KRON, lr=0.05, block_size=5, precond_update_probability=0.6, averaged=0.9),
+    *pin("blocks in parts", GPU, "Kron", OF_KRON, lr=0.05, damping_mode="expected", block_size=4, clip_mode="value"),
+    *pin("geometry eq", GPU, "Kron", OF_KRON, lr=0.05, geometry="eq", precond_update_probability=0.4),
+    *pin("quad", GPU, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, geometry="quad", max_skew=None, clip=0.3),
+    *pin("polyak", GPU, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, variant="polyak", weight_decay=0.1),
+    *pin("overrides", GPU, "Kron", OF_KRON, lr=0.05, overrides=[("b", dict(weight_decay=0.1))], maximize=True),
+    *pin("stacks", GPU, "Kron", {"s": (2, 12, 9)}, lr=0.05, stacked_axes=1),
+    *pin(
+        "gradients that come later", GPU, "Kron", {"a": (6, 5), "b": (7,), "c": (6, 5)}, lr=0.05, steps=4, spoil=later
+    ),
 ]
 
 

@@ -5,6 +5,7 @@ Its numbers are held in tests/engines, what users rely on in test_gpu_checks.py.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from on_device import DEVICE, FEW, agree, agree_in_products, gradients, make, pa
 
 import thalweg.torch
 from thalweg.errors import NonFiniteError
+from thalweg.kernels import triton as kernels
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 
@@ -61,6 +63,27 @@ def test_what_a_grad_scaler_leaves_with_the_optimizer(rule: str, found: float) -
         assert all(float(optimizer.state[p]["step"]) == 0 for _, p in named)
     else:
         agree(optimizer, named, reference, theirs)
+
+
+def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.torch.engines import choice
+
+    monkeypatch.setattr(kernels, "reason_missing", lambda: "Triton is not installed")
+    choice.reason_missing.cache_clear()
+    kernels.warn_once.cache_clear()
+    named = parameters()
+    try:
+        optimizer = make("LAMB", named, "auto")
+        with pytest.warns(thalweg.errors.FallbackWarning, match="fused GPU kernels are not available") as caught:
+            train(optimizer, named, gradients(1))
+        assert len(caught) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(optimizer, named, gradients(1))
+        assert optimizer.engine == "foreach"
+    finally:
+        choice.reason_missing.cache_clear()
+        kernels.warn_once.cache_clear()
 
 
 @every_rule
