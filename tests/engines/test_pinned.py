@@ -402,7 +402,6 @@ PINNED = [
     *pin("not finite", NATIVE, "Kron", BATCHES, lr=0.02, **SKIPS, spoil=puts(np.nan, 0, "m2", step=1)),
     *pin("decay", GPU, "Kron", OF_KRON, lr=0.05, damping_mode="expected", weight_decay=0.1, weight_decay_mode="update"),
     *pin("now and then", GPU, "Kron", OF_KRON, lr=0.05, precond_update_probability=0.4),
-    *pin("not finite", GPU, "Kron", MATRIX, lr=0.05, **SKIPS, max_grad_norm=1.0, spoil=puts(np.nan, 7, step=1)),
     *pin("blocks", GPU, "Kron", OF_KRON, lr=0.05, block_size=5, precond_update_probability=0.6, averaged=0.9),
     *pin("blocks in parts", GPU, "Kron", OF_KRON, lr=0.05, damping_mode="expected", block_size=4, clip_mode="value"),
     *pin("geometry eq", GPU, "Kron", OF_KRON, lr=0.05, geometry="eq", precond_update_probability=0.4),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from cases import FUSED_RULES
-from lanes import with_nightly
 from on_device import DEVICE
 
 from thalweg.check import parametrize
@@ -17,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(DEVICE != "cpu", reason="the check steps tensors of the CPU, where kernels are interpreted"),
 ]
 
-#: Those that concern tables of addresses and numbers, which `make test` has.
+#: Those that concern tables of addresses and numbers, by turns of rules.
 OF_TABLES = {
     "views-stay-inside": "LAMB",
     "channels-last": "LARS",
@@ -36,16 +35,15 @@ OF_TABLES = {
 }
 
 
-def every_check() -> list[Any]:
-    found = []
-    for rule in FUSED_RULES:
-        for each in parametrize(f"thalweg.torch.{rule}").args[1]:
-            param = pytest.param(*each.values, id=f"{rule}-{each.id}")
-            found.append(param if OF_TABLES.get(each.id) == rule else with_nightly(param))
-    return found
+def checks() -> list[Any]:
+    return [
+        pytest.param(*check.values, id=f"{rule}-{check.id}")
+        for rule in FUSED_RULES
+        for check in parametrize(f"thalweg.torch.{rule}").args[1]
+        if OF_TABLES.get(check.id) == rule
+    ]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("check", every_check())
+@pytest.mark.parametrize("check", checks())
 def test_kernels_keep_what_users_rely_on(check: Callable[[], Any]) -> None:
     check()
