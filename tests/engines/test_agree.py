@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("hypothesis")
 import strategies
-from agree import ENGINES, agree
+from agree import ENGINES, agree, engine_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +36,7 @@ def with_examples(engine: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", engine_params())
 @every_rule
 def test_an_engine_steps_as_the_reference(engine: str, rule: type[Rule]) -> None:
     """Whatever the options, shapes and dtypes."""
@@ -54,7 +54,7 @@ def test_an_engine_steps_as_the_reference(engine: str, rule: type[Rule]) -> None
     try_examples()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", engine_params())
 @every_rule
 def test_an_engine_serves_every_rule_itself(engine: str, rule: type[Rule]) -> None:
     """With what the rule has by default, and nothing is left to another engine."""

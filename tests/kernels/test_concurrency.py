@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agree import draw, draw_gradients
 from raw_arrays import bits, copies
-from side_by_side import draw, draw_gradients, made, needs_core
+from side_by_side import made, needs_core
 
 from thalweg.kernels.threads import set_num_threads
 

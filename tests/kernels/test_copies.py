@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns
+from agree import draw, draw_gradients
 from raw_arrays import bits, copies
-from side_by_side import draw, draw_gradients, every_rule, made, needs_core
+from side_by_side import every_rule, made, needs_core
 
 from thalweg.numpy import Optimizer
 
@@ -37,7 +37,6 @@ def restored(optimizer: Optimizer) -> Optimizer:
     return other
 
 
-@by_turns("copier")
 @every_rule
 @pytest.mark.parametrize("copier", COPIERS.values(), ids=COPIERS)
 def test_a_copy_goes_on_by_itself_on_the_same_arrays(rule: str, copier: Any) -> None:
@@ -58,7 +57,6 @@ def test_a_copy_goes_on_by_itself_on_the_same_arrays(rule: str, copier: Any) -> 
     assert bits(original.state) == before
 
 
-@by_turns("engine")
 @every_rule
 @pytest.mark.parametrize("engine", ["reference", "fused"])
 def test_a_copy_holds_state_and_no_parameters_or_gradients(rule: str, engine: str) -> None:
@@ -68,7 +66,6 @@ def test_a_copy_holds_state_and_no_parameters_or_gradients(rule: str, engine: st
     assert state < len(pickle.dumps(optimizer)) < state + 50_000
 
 
-@by_turns("engine")
 @every_rule
 @pytest.mark.parametrize("engine", ["reference", "fused"])
 def test_gradients_are_let_go_after_a_step(rule: str, engine: str) -> None:

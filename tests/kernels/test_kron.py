@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import KRON
-from lanes import by_turns, one_in
-from raw_arrays import bits, copies
-from side_by_side import draw, draw_gradients, needs_core
-from tolerances import NATIVE_NORMALS, SPACE
+from agree import draw, draw_gradients
+from raw_arrays import bits
+from side_by_side import needs_core
+from tolerances import NATIVE_NORMALS
 
 from thalweg.kernels.cpu.library import levels, load, reason_missing
 from thalweg.kernels.cpu.noise import fill_normal
@@ -49,7 +48,6 @@ def filled(size: int, dtype: str, threads: int = 1, **key: Any) -> Any:
     return out
 
 
-@by_turns()
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("size", [1, 17, 1000, 16_385, 100_003])
 def test_the_noise_is_that_of_the_rules(dtype: str, size: int) -> None:
@@ -83,31 +81,6 @@ def test_the_noise_beyond_positions_of_32_bits() -> None:
         assert len(set(whole)) == 2000
 
 
-@pytest.mark.slow
-@by_turns()
-@pytest.mark.parametrize("options", one_in(3, [pytest.param(own, id=name) for name, own in KRON.options.items()]))
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_it_equals_the_reference(options: dict, dtype: str) -> None:
-    params, grads = draw(SHAPES, dtype), draw_gradients(SHAPES, dtype, 4)
-    both = [Kron(lr=KRON.lr, engine=engine, **options) for engine in ("fused", "reference")]
-    found, expected = copies(params), copies(params)
-    for step in grads:
-        both[0].step(found, step)
-        both[1].step(expected, step)
-    assert both[0].engine == "fused"
-    for name in SHAPES:
-        first, second = ({"p": p[name], **o.state[name]} for o, p in zip(both, (found, expected), strict=True))
-        assert list(first) == list(second)
-        for key, entry in second.items():
-            assert first[key].dtype == entry.dtype, (name, key)
-            assert first[key].shape == entry.shape, (name, key)
-            size = max(1.0, np.abs(entry).max(initial=0))
-            assert np.abs(first[key] - entry).max(initial=0) <= SPACE[dtype] * size, (name, key)
-        assert list(both[0].stats()[name]) == list(both[1].stats()[name])
-        for key, value in both[1].stats()[name].items():
-            assert np.shape(both[0].stats()[name][key]) == np.shape(value), (name, key)
-
-
 def test_parameters_of_one_batch_do_not_share_their_state() -> None:
     params, grads = draw(SHAPES, "float64"), draw_gradients(SHAPES, "float64", 3)
     optimizer = Kron(lr=0.02, engine="fused")
@@ -117,17 +90,3 @@ def test_parameters_of_one_batch_do_not_share_their_state() -> None:
     for i, first in enumerate(entries):
         for second in entries[:i]:
             assert not np.shares_memory(first, second)
-
-
-@pytest.mark.parametrize("policy", ["propagate", "skip"])
-def test_one_that_is_not_finite_leaves_the_others_alone(policy: str) -> None:
-    params, grads = draw(SHAPES, "float64"), draw_gradients(SHAPES, "float64", 3)
-    grads[1]["m2"][0, 0] = np.nan
-    results = []
-    for engine in ("fused", "reference"):
-        optimizer, arrays = Kron(lr=0.02, engine=engine, on_nonfinite=policy), copies(params)
-        for step in grads:
-            optimizer.step(arrays, step)
-        results.append(arrays)
-    for name in SHAPES:
-        assert np.allclose(results[0][name], results[1][name], rtol=SPACE["float64"], equal_nan=True), name

@@ -115,10 +115,7 @@ class TestNoLibrary:
             IN_NUMPY,
             pytest.param(
                 IN_TORCH,
-                marks=[
-                    pytest.mark.nightly,
-                    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
-                ],
+                marks=pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
             ),
         ],
         ids=["numpy", "torch"],

@@ -1,4 +1,4 @@
-"""Native code is made from rules: mutants change it, own rules are compiled and kept, and nothing half-made is used."""
+"""Native code is made from rules: own rules are compiled and kept, and nothing half-made is used."""
 
 from __future__ import annotations
 
@@ -15,107 +15,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns, one_in
-from own_rules import Remembering, Signed
+from own_rules import Margins, Rounds, Signed
 
 from thalweg import rules
-from thalweg.arrays import Scalar, Squares
+from thalweg.arrays import Squares
 from thalweg.errors import FallbackWarning, RuleError
 from thalweg.kernels.cpu import compiled as compilation
 from thalweg.kernels.cpu import compiler, shipped, structs
 from thalweg.kernels.cpu.compiled import CODES, emit_kind, kind_of, reason_uncompiled, warn_slow
 from thalweg.kernels.cpu.library import load, reason_missing
-from thalweg.kernels.cpu.reasons import reason_unserved
-from thalweg.kernels.cpu.tables import END, MEASURE, Operand, Options, Tables
 from thalweg.rules import Rule, Update
 from thalweg.rules.entries import Moment, Square
-from thalweg.settings import Handling
-from thalweg.spaces import numpy as xp
 
 pytestmark = [
     pytest.mark.slow,  # C++ is compiled
     pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here"),
 ]
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler here")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Margins(Rule):
-    """Keeps sums of rows and columns in another way than Adafactor: no roots of means, and a momentum beside them."""
-
-    decay: Scalar = 0.9
-
-    def entries(self, shape: Any) -> Any:
-        return {"rows": Square(over=(1,)), "columns": Square(over=(0,)), "exp_avg": Moment()}
-
-    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
-        across, down = xp.sums(Squares(g, (1,)), Squares(g, (0,)))
-        rows, columns = self.decay * s["rows"] + across, self.decay * s["columns"] + down
-        # a function of the emitted code has this name too
-        larger = xp.maximum(g / (1.0 + rows) - g * xp.maximum(columns, 0.5), -8.0)
-        (size,) = xp.sums(Squares(larger, (0, 1)))
-        m = self.decay * s["exp_avg"] + larger / (1.0 + xp.sqrt(size))
-        return Update(
-            -lr * lr_scale * m, {"rows": rows, "columns": columns, "exp_avg": m}, xp.isfinite(size), {"s": size}
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rounds(Rule):
-    """Two rounds of sums. The first pass keeps more than the second, whose sum is of what the last one needs."""
-
-    def entries(self, shape: Any) -> Any:
-        return {"exp_avg": Moment(), "exp_avg_slow": Moment()}
-
-    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
-        m, own = 0.9 * s["exp_avg"] + 0.1 * g, self.own_axes(xp.shape(p))
-        ahead, aside = m + 0.1 * p, m - 0.5 * g
-        first, second = xp.sums(Squares(ahead, own), Squares(aside, own))
-        mixed = ahead / (1.0 + xp.sqrt(first)) + aside / (1.0 + xp.sqrt(second))
-        slow = 0.99 * s["exp_avg_slow"] + 0.01 * mixed
-        u = slow + mixed
-        (size,) = xp.sums(Squares(u, own))
-        step = u * (-lr * lr_scale / (1.0 + xp.sqrt(size)))
-        return Update(step, {"exp_avg": m, "exp_avg_slow": slow}, xp.isfinite(size), {"s": size})
-
-
-def both(rule: Rule, shape: Any, dtype: str, steps: int = 3) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parameter and its state after some steps, by native code and by the rule itself in float64."""
-    random = np.random.default_rng(0)
-    entries = rule.entries(shape)
-    sizes = {key: tuple(1 if axis in e.over else n for axis, n in enumerate(shape)) for key, e in entries.items()}  # type: ignore[attr-defined]
-    p = random.standard_normal(shape)
-    native = {"p": p.astype(dtype), **{key: np.zeros(size, dtype) for key, size in sizes.items()}}
-    exact = {key: array.astype("float64") for key, array in native.items()}
-    for t in range(1, steps + 1):
-        g = random.standard_normal(shape).astype(dtype)
-        state = tuple(native[key].ctypes.data for key in entries)
-        operand = Operand("w", shape, native["p"].ctypes.data, g.ctypes.data, state, (dtype,) * (2 + len(entries)), 0)
-        options = [Options(rule, Handling(), t, 0.1, 1.0)]
-        tables = Tables([operand], options)
-        tables.fill(options, 2)
-        tables.run(MEASURE, END)
-        own = {key: exact[key] for key in entries}
-        update = rule.update(xp, g.astype("float64"), own, exact["p"], t=t, lr=0.1)
-        exact = {"p": exact["p"] + update.delta, **update.state}
-    return native, exact
-
-
-def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
-    for key, value in expected.items():
-        np.testing.assert_allclose(found[key], value, rtol=tolerance, atol=tolerance, err_msg=key)
-
-
-@needs_compiler
-@by_turns()
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
-@pytest.mark.parametrize("shape", [(300, 70), (128, 128)])
-@pytest.mark.parametrize(
-    "rule", [Signed(weight_decay=0.1), Margins(), Rounds(), Remembering()], ids=lambda rule: type(rule).__name__
-)
-def test_a_rule_of_ones_own_steps_natively(rule: Rule, shape: Any, dtype: str, tolerance: float) -> None:
-    assert reason_unserved(rule, Handling(), shape) is None
-    agree(*both(rule, shape, dtype), tolerance)
 
 
 def test_what_is_kept_in_several_passes() -> None:
@@ -125,59 +41,20 @@ def test_what_is_kept_in_several_passes() -> None:
     assert len(made.short.operands) < len(made.passes[-1].operands)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Doubled(rules.Adafactor):
-    """Adafactor whose squares count twice."""
-
-    def whitened(self, xp: Any, g: Any, row_var: Any, col_var: Any, mean: Any) -> Any:
-        return super().whitened(xp, g, 2 * row_var, col_var, mean)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pushed(rules.LARS):
-    """LARS with an option more."""
-
-    push: Scalar = 0.5
-
-    def update(self, *args: Any, **given: Any) -> Update:
-        update = super().update(*args, **given)
-        return update._replace(delta=update.delta + self.push)
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    ("mutant", "origin"),
-    one_in(
-        2,
-        [
-            (Doubled(min_dim_size_to_factor=2), rules.Adafactor(min_dim_size_to_factor=2)),
-            (Pushed(), rules.LARS()),
-        ],
-    ),
-    ids=lambda rule: type(rule).__name__,
-)
-def test_a_mutant_of_a_rule_changes_its_native_code(mutant: Rule, origin: Rule) -> None:
-    found, expected = both(mutant, (60, 50), "float64")
-    agree(found, expected, 1e-11)
-    unchanged, _ = both(origin, (60, 50), "float64")
-    assert np.abs(found["p"] - unchanged["p"]).max() > 1e-6
-
-
 def test_numbers_of_a_rule_need_no_other_code() -> None:
     one, other = rules.LAMB(eps=1e-3, betas=(0.5, 0.6), weight_decay=0.1), rules.LAMB(weight_decay=0.7)
     assert emit_kind(kind_of(one, (3,))) is emit_kind(kind_of(other, (3,)))
 
 
-@pytest.mark.parametrize("seed", one_in(3, range(3)))
 @pytest.mark.parametrize(
-    "rule", one_in(3, [rule for rule in rules.RULES.values() if not rule.needs_whole]), ids=lambda r: r.__name__
+    "rule", [rule for rule in rules.RULES.values() if not rule.needs_whole], ids=lambda r: r.__name__
 )
-def test_the_package_has_the_code_of_every_option_of_its_rules(rule: type[Rule], seed: int) -> None:
+def test_the_package_has_the_code_of_every_option_of_its_rules(rule: type[Rule]) -> None:
     """Whatever options are chosen together, nothing has to be compiled."""
     every = shipped.choices(rule)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     tried = 0
-    for _ in range(20):
+    for _ in range(8):
         chosen = shipped.make_rule(rule, {name: values[random.integers(len(values))] for name, values in every.items()})
         if chosen is None:
             continue
@@ -191,7 +68,7 @@ def test_the_package_has_the_code_of_every_option_of_its_rules(rule: type[Rule],
             kind = kind_of(chosen, (2, *shape), has_lr=has_lr, exact=exact, guarded=guarded)
             for each in emit_kind(kind).functions:
                 assert load().thalweg_find(each.name.encode()) >= 0, f"{chosen}, {shape}: {each.source}"
-    assert tried > 5
+    assert tried > 2
 
 
 @pytest.fixture
@@ -261,7 +138,6 @@ class TestWhatIsKept:
             assert reason_uncompiled(Signed(), (3,)) != ""
         assert self.files(tmp_path) == []
 
-    @pytest.mark.nightly
     @needs_compiler
     def test_many_processes_may_begin_at_once(self, tmp_path: Path) -> None:
         script = (

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns
+from agree import draw, draw_gradients
 from raw_arrays import Arrays, bits, copies
-from side_by_side import DTYPES, draw, draw_gradients, every_dtype, every_rule, kind, made, needs_core
+from side_by_side import DTYPES, every_dtype, every_rule, kind, made, needs_core
 
 from thalweg.kernels.cpu.library import levels, load, reason_missing
 from thalweg.kernels.threads import set_num_threads
@@ -60,7 +60,6 @@ def trained(rule: str, params: Arrays, grads: list[Arrays], **options: Any) -> A
     return {name: (bits(arrays[name]), bits(optimizer.state[name]), bits(optimizer.stats()[name])) for name in arrays}
 
 
-@by_turns("mode")
 @every_rule
 @every_dtype
 @pytest.mark.parametrize("mode", MODES)
@@ -107,7 +106,6 @@ def test_special_numbers_for_vectors_of_any_width(rule: str) -> None:
     assert all(result == results[i % count] for i, result in enumerate(results))
 
 
-@by_turns("mode")
 @every_rule
 @pytest.mark.parametrize("mode", ["propagate", "skip", "narrow state"])
 def test_one_by_one_or_the_whole_model_in_any_order(rule: str, mode: str) -> None:

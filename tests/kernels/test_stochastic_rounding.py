@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns
 from raw_arrays import bits
-from side_by_side import NARROW, agree, alike, draw, draw_gradients, every_rule, kind, made, needs_core, widened
+from side_by_side import NARROW, alike, kind, made, needs_core, widened
 
 from thalweg.boundary import ROUNDING_STREAM, rounded_stochastically
 from thalweg.kernels.cpu.library import levels, load, reason_missing
@@ -92,7 +91,6 @@ def test_slices_of_a_stack_go_on_with_the_positions_of_the_whole(dtype: str, axe
     assert bits(found) == bits(unstacked)
 
 
-@by_turns()
 @sixteen_bits
 @pytest.mark.parametrize("position", [0, 1, 2**31, 2**32 - 1000, 2**32 - 1, 2**32, 2**33 + 12345, 7 * 2**32 - 3])
 def test_positions_beyond_32_bits(dtype: str, position: int) -> None:
@@ -115,15 +113,3 @@ def test_positions_beyond_32_bits(dtype: str, position: int) -> None:
         draw = chance(there, x, seed=seed, tensor=tensor_id("w"), t=t, stream=ROUNDING_STREAM)
         expected = rounded_stochastically(reference, np.float32(0) - x, dtype, draw).astype(kind(dtype))
     alike(weights, expected)
-
-
-@by_turns()
-@every_rule
-@sixteen_bits
-@pytest.mark.parametrize("axes", [0, 1])
-def test_each_rule_rounds_by_the_positions_of_its_elements(rule: str, dtype: str, axes: int) -> None:
-    """Few elements may differ: with chances of other positions, more than one in ten would."""
-    shapes = {"matrix": (4, 70, 33), "wide": (2, 3, 2100), "conv": (5, 16, 17, 3)}
-    options: dict[str, Any] = dict(min_dim_size_to_factor=2) if rule == "Adafactor" else {}
-    params, grads = draw(shapes, dtype), draw_gradients(shapes, "float32", 3)
-    agree(rule, params, grads, rounding="stochastic", stacked_axes=axes, **options, lockstep=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_arrays import FRONT_END
-from side_by_side import Both, copies, draw, draw_gradients, needs_core
+from agree import draw, draw_gradients
+from raw_arrays import FRONT_END, copies
+from side_by_side import Both, needs_core
 
 pytestmark = needs_core
 
@@ -70,5 +71,5 @@ def test_steps_are_those_of_the_reference(rule: str, history: str, whole: bool) 
                 for name, g in given.items():
                     optimizer.update(name, arrays[place][name], g)
         for name in names:
-            Both(*optimizers, *({name: own[name]} for own in arrays), start).agree()
+            Both(*optimizers, *({name: own[name]} for own in arrays)).agree()
     assert "fused" in optimizers[0].engine

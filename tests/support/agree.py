@@ -20,6 +20,7 @@ import pytest
 import thalweg.numpy
 from thalweg.codecs import CODECS, scale_key
 from thalweg.dtypes import DTYPES, NARROW
+from thalweg.errors import NonFiniteError
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.rules import RULES, Rule
 from thalweg.storage import RECORD
@@ -99,13 +100,19 @@ def start_torch(rule: type[Rule], params: Arrays, *, engine: str, device: str = 
     import thalweg.torch
     from thalweg.torch.exchange import to_numpy, to_tensor
 
-    named = [(name, torch.nn.Parameter(to_tensor(p).to(device))) for name, p in params.items()]
+    def place(x: Any) -> Any:
+        """A tensor on the device, of which elements lie as those of the array do."""
+        values = to_tensor(np.ascontiguousarray(x)).reshape(x.shape)
+        strides = [stride // x.itemsize for stride in x.strides]
+        return torch.empty_strided(x.shape, strides, dtype=values.dtype, device=device).copy_(values)
+
+    named = [(name, torch.nn.Parameter(place(p))) for name, p in params.items()]
     optimizer = thalweg.torch.optimizer(rule)(named, **options, engine=engine)
     by_name = dict(named)
 
     def step(grads: Arrays) -> None:
         for name, p in named:
-            p.grad = to_tensor(grads[name]).to(device) if name in grads else None
+            p.grad = place(grads[name]) if name in grads else None
         optimizer.step()
 
     def read() -> Any:
@@ -165,6 +172,12 @@ def missing_gpu() -> str:
     return "" if torch.cuda.is_available() else "no GPU"
 
 
+def compiles_kernels() -> str:
+    from thalweg.kernels.triton.numbers import INTERPRETED
+
+    return "" if INTERPRETED.value else "kernels are compiled here, and not interpreted"
+
+
 @contextmanager
 def interpreted() -> Iterator[None]:
     """Within: Triton's kernels step tensors of CPUs, by its interpreter."""
@@ -183,7 +196,9 @@ ENGINES: dict[str, Engine] = {
     "torch reference": Engine(row(start_torch, engine="reference"), lambda: missing("torch"), strictly="reference"),
     "torch lists": Engine(row(start_torch, engine="foreach"), lambda: missing("torch"), strictly="foreach"),
     "torch native": Engine(row(start_torch, engine="auto"), lambda: missing("torch") or reason_missing() or ""),
-    "torch triton": Engine(row(start_torch, engine="auto"), lambda: missing("torch", "triton"), interpreted),
+    "torch triton": Engine(
+        row(start_torch, engine="auto"), lambda: missing("torch", "triton") or compiles_kernels(), interpreted
+    ),
     "torch cuda": Engine(
         row(start_torch, engine="auto", device="cuda"),
         lambda: missing("torch", "triton") or missing_gpu(),
@@ -196,6 +211,11 @@ ENGINES: dict[str, Engine] = {
         row(start_optax, engine="auto"), lambda: missing("jax", "optax") or reason_missing() or "", strictly="native"
     ),
 }
+
+
+def engine_params() -> list[Any]:
+    """Engines as parameters of a test; what needs a GPU is marked so."""
+    return [pytest.param(name, marks=pytest.mark.gpu if name == "torch cuda" else ()) for name in ENGINES]
 
 
 # ---- numbers
@@ -238,8 +258,9 @@ def agree(
     """Step parameters by an engine and by the reference, and compare after each step.
 
     drawn: a seed of the numbers. gradients: their dtype, or the gradients of each step. spoil: changes the first
-    parameters and the gradients before anything is stepped. moves: whether something must move. strict: whether the
-    engine has to serve all of it, and may leave nothing to another.
+    parameters and the gradients before anything is stepped: their numbers, how they lie in memory, which are there.
+    moves: whether something must move. strict: whether the engine has to serve all of it, and may leave nothing to
+    another. A step that one refuses because it is not finite the other has to refuse.
     """
     rule = RULES[rule] if isinstance(rule, str) else rule
     row = ENGINES[engine]
@@ -259,13 +280,22 @@ def agree(
     with row.within(), np.errstate(all="ignore"):
         run = row.start(rule, params, **options, **({"engine": row.strictly} if strict else {}))
         for step in grads:
-            run.step(step)
-            expected.step(step)
+            refused = refuses(expected, step)
+            assert refuses(run, step) == refused
             wanted, found = expected.read(), run.read()
             moved = moved or any(not np.array_equal(p, params[name], equal_nan=True) for name, p in wanted[0].items())
-            assert_alike(found, wanted, units)
+            assert_alike(found, (*wanted[:2], {} if refused else wanted[2]), units)
             run.write(wanted[0], wanted[1])
     assert moved or not moves, "nothing moved: comparing would prove nothing"
+
+
+def refuses(run: Run, grads: Arrays) -> bool:
+    """Whether a step is refused because it is not finite. Else it is taken."""
+    try:
+        run.step(grads)
+    except NonFiniteError:
+        return True
+    return False
 
 
 def units_of(rule: type[Rule], options: Mapping[str, Any], precision: str) -> float:
@@ -310,7 +340,7 @@ def assert_close(what: str, found: Any, expected: Any, precision: str, units: fl
     assert np.array_equal(a[~finite], b[~finite], equal_nan=True), what
     size = np.abs(b[finite]).max(initial=0)
     bound = units * DTYPES["float32" if expected.dtype == "float32" else precision].rounding * size
-    error = np.abs(a - b)[finite]
+    error = np.abs(a[finite] - b[finite])
     if expected.dtype.name not in NARROW:
         assert error.max(initial=0) <= bound, (
             f"{what}: off by {error.max():.3g}, {error.max() / bound * units:.3g} units"

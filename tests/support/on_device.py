@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -51,45 +51,6 @@ def agree_in_products(fused: Any, ours: Named, reference: Any, theirs: Named) ->
         assert list(shown[name]) == list(expected[name])
         for key, value in shown[name].items():
             assert float(value) == pytest.approx(float(expected[name][key]), rel=tolerance), (name, key)
-
-
-def side_by_side(
-    rule: str,
-    steps: Sequence[dict[str, Any]],
-    dtype: str = "float32",
-    shapes: Mapping[str, Any] = SHAPES,
-    *,
-    moves: bool = True,
-    lockstep: bool = False,
-    prepare: Callable[[Any], Any] = lambda p: p,
-    **options: Any,
-) -> tuple[Any, Named]:
-    """Step the same model by both engines, and compare.
-
-    ``lockstep``: compare after each step, and go on from the same numbers, so that roundings do not add up.
-    """
-    ours, theirs = ([(name, prepare(p)) for name, p in parameters(dtype, shapes)] for _ in range(2))
-    fused, reference = make(rule, ours, "fused", **options), make(rule, theirs, "reference", **options)
-    before = [p.detach().clone() for _, p in ours]
-    for step in steps:
-        train(fused, ours, [step])
-        train(reference, theirs, [step])
-        if lockstep:
-            agree(fused, ours, reference, theirs)
-            copy_into(fused, ours, reference, theirs)
-    assert (fused.engine, reference.engine) == ("fused", "reference")
-    stood = all(torch.equal(p, start) for (_, p), start in zip(ours, before, strict=True))
-    assert not stood or not moves, "nothing moved: comparing would prove nothing"
-    agree(fused, ours, reference, theirs)
-    return fused, ours
-
-
-def copy_into(fused: Any, ours: Named, reference: Any, theirs: Named) -> None:
-    with torch.no_grad():
-        for (_, p), (_, q) in zip(ours, theirs, strict=True):
-            p.copy_(q)
-            for key, entry in reference.state[q].items():
-                fused.state[p][key].copy_(entry)
 
 
 def assert_near(what: str, found: Any, expected: Any, tolerance: float) -> None:

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from thalweg import Moment, Rule, Squares, Update, average, option, ratio_unless, sign
+from thalweg import Moment, Rule, Squares, Update, average, option, ratio_unless, rules, sign
+from thalweg.arrays import Scalar
 from thalweg.rules import Direction, Preparation, WholeRule
-from thalweg.rules.entries import Spread
+from thalweg.rules.entries import Entry, Spread, Square
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,113 @@ class InOnePart(Rule):
     def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, **rest: Any) -> Update:
         (square,) = xp.sums((g * g, None))
         return Update(g * -lr, {"momentum_buffer": g}, xp.isfinite(square), {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margins(Rule):
+    """Keeps sums of rows and columns in another way than Adafactor: no roots of means, and a momentum beside them."""
+
+    decay: Scalar = 0.9
+
+    def entries(self, shape: Any) -> Any:
+        return {"rows": Square(over=(1,)), "columns": Square(over=(0,)), "exp_avg": Moment()}
+
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
+        across, down = xp.sums(Squares(g, (1,)), Squares(g, (0,)))
+        rows, columns = self.decay * s["rows"] + across, self.decay * s["columns"] + down
+        # a function of the emitted code has this name too
+        larger = xp.maximum(g / (1.0 + rows) - g * xp.maximum(columns, 0.5), -8.0)
+        (size,) = xp.sums(Squares(larger, (0, 1)))
+        m = self.decay * s["exp_avg"] + larger / (1.0 + xp.sqrt(size))
+        return Update(
+            -lr * lr_scale * m, {"rows": rows, "columns": columns, "exp_avg": m}, xp.isfinite(size), {"s": size}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds(Rule):
+    """Two rounds of sums. The first pass keeps more than the second, whose sum is of what the last one needs."""
+
+    def entries(self, shape: Any) -> Any:
+        return {"exp_avg": Moment(), "exp_avg_slow": Moment()}
+
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
+        m, own = 0.9 * s["exp_avg"] + 0.1 * g, self.own_axes(xp.shape(p))
+        ahead, aside = m + 0.1 * p, m - 0.5 * g
+        first, second = xp.sums(Squares(ahead, own), Squares(aside, own))
+        mixed = ahead / (1.0 + xp.sqrt(first)) + aside / (1.0 + xp.sqrt(second))
+        slow = 0.99 * s["exp_avg_slow"] + 0.01 * mixed
+        u = slow + mixed
+        (size,) = xp.sums(Squares(u, own))
+        step = u * (-lr * lr_scale / (1.0 + xp.sqrt(size)))
+        return Update(step, {"exp_avg": m, "exp_avg_slow": slow}, xp.isfinite(size), {"s": size})
+
+
+class Trailing(rules.LAMB):
+    """LAMB that keeps the mean norm of its steps, each of which its last pass alone knows."""
+
+    def entries(self, shape: Any) -> dict[str, Entry]:
+        return {**super().entries(shape), "size": Spread(tuple(range(self.stacked_axes, len(shape))))}
+
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, **given: Any) -> Any:
+        update = super().update(xp, g, s, p, t=t, **given)
+        (squares,) = xp.sums(Squares(update.delta, self.own_axes(xp.shape(p))))
+        return update._replace(state={**update.state, "size": average(s["size"], xp.sqrt(squares), 1 / t)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer(Rule):
+    """Sums of absolute gradients by row and of squares by column, over the last two axes, and a mean of new rows.
+
+    Unlike Adafactor, it averages what it has just computed for rows, divides an element by a row, needs the sum of the
+    columns of a whole tensor, and decays rows by the largest of both.
+    """
+
+    beta: Scalar = 0.9
+    weight_decay: Scalar = 0.0
+
+    def kind(self, shape: Any) -> Any:
+        return len(shape)
+
+    def entries(self, shape: Any) -> dict[str, Entry]:
+        last = len(shape) - 1
+        if last - self.stacked_axes < 1:
+            return {"exp_avg": Moment()}
+        return {"by_row": Square(over=(last,)), "by_column": Square(over=(last - 1,)), "exp_avg": Moment()}
+
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
+        last, own = len(xp.shape(p)) - 1, self.own_axes(xp.shape(p))
+        (p_squares,) = xp.sums(Squares(p, own))
+        if "by_row" not in s:
+            m = average(s["exp_avg"], g, 1 - self.beta)
+            return Update(m * (-lr * lr_scale), {"exp_avg": m}, xp.isfinite(p_squares), {})
+        rows, columns = xp.sums((xp.abs(g), (last,)), Squares(g, (last - 1,)))
+        by_row = self.beta * s["by_row"] + rows
+        by_column = xp.maximum(self.beta * s["by_column"], columns)
+        mean, (total,) = xp.means((by_row, (last - 1,)))[0], xp.sums((by_column, own))
+        u = g / (1.0 + by_row) * (mean / (1.0 + by_column)) + self.weight_decay * p / (1.0 + p_squares)
+        m = average(s["exp_avg"], u, 1 - self.beta)
+        state = {"by_row": by_row, "by_column": by_column, "exp_avg": m}
+        return Update(m * (-lr * lr_scale), state, xp.isfinite(total), {"total": total})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubled(rules.Adafactor):
+    """Adafactor whose squares count twice."""
+
+    def whitened(self, xp: Any, g: Any, row_var: Any, col_var: Any, mean: Any) -> Any:
+        return super().whitened(xp, g, 2 * row_var, col_var, mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed(rules.LARS):
+    """LARS with an option more."""
+
+    push: Scalar = 0.5
+
+    def update(self, *args: Any, **given: Any) -> Update:
+        update = super().update(*args, **given)
+        return update._replace(delta=update.delta + self.push)
 
 
 every = pytest.mark.parametrize("rule", [Signed, Turned], ids=lambda rule: rule.__name__)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lanes import one_in
 
 SCRIPT = Path(__file__).parents[2] / "support" / "compile_launches.py"
 NARROW: dict[str, Any] = dict(
@@ -24,19 +23,16 @@ pytestmark = pytest.mark.nightly
 
 @pytest.mark.parametrize(
     ("rule", "options"),
-    one_in(
-        8,
-        [
-            ("LARS", dict(weight_decay=0.1, nesterov=True, **NARROW)),
-            ("LAMB", dict(weight_decay=0.1, trust_clip=[0.1, 2.0])),
-            ("LAMB", dict(dtype="float16", state_dtype="float16")),
-            ("Adafactor", dict(min_dim_size_to_factor=2, momentum=0.9, **NARROW)),
-            ("Adafactor", dict(min_dim_size_to_factor=2, eps_mode="clamp", eps=[1e-3, 1e-3])),
-            ("Kron", dict(precond_dtype="bfloat16", state_dtype="int8")),
-            ("LAMB", dict(**LEAN, dtype="bfloat16", on_nonfinite="skip")),
-            ("Adafactor", dict(**LEAN, min_dim_size_to_factor=2, momentum=0.9, dtype="float16")),
-        ],
-    ),
+    [
+        ("LARS", dict(weight_decay=0.1, nesterov=True, **NARROW)),
+        ("LAMB", dict(weight_decay=0.1, trust_clip=[0.1, 2.0])),
+        ("LAMB", dict(dtype="float16", state_dtype="float16")),
+        ("Adafactor", dict(min_dim_size_to_factor=2, momentum=0.9, **NARROW)),
+        ("Adafactor", dict(min_dim_size_to_factor=2, eps_mode="clamp", eps=[1e-3, 1e-3])),
+        ("Kron", dict(precond_dtype="bfloat16", state_dtype="int8")),
+        ("LAMB", dict(**LEAN, dtype="bfloat16", on_nonfinite="skip")),
+        ("Adafactor", dict(**LEAN, min_dim_size_to_factor=2, momentum=0.9, dtype="float16")),
+    ],
     ids=str,
 )
 def test_what_a_step_launches(rule: str, options: dict[str, Any]) -> None:
@@ -46,16 +42,12 @@ def test_what_a_step_launches(rule: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "state",
-    one_in(
-        4,
-        [
-            dict(state_dtype="float32"),
-            dict(state_dtype="bfloat16"),
-            dict(state_dtype="bfloat16", state_rounding="stochastic"),
-            dict(state_dtype="int8"),
-        ],
-        first=3,
-    ),
+    [
+        dict(state_dtype="float32"),
+        dict(state_dtype="bfloat16"),
+        dict(state_dtype="bfloat16", state_rounding="stochastic"),
+        dict(state_dtype="int8"),
+    ],
     ids=str,
 )
 def test_registers_are_left_for_enough_programs(state: dict[str, str]) -> None:

@@ -21,7 +21,6 @@ def mixture(named: Any, engine: str, **arguments: Any) -> Any:
     return Mixture(named, entries, engine=engine, **arguments)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("arguments", [{}, dict(max_grad_norm=1.0)], ids=str)
 def test_kernels_step_as_the_rules_do(arguments: dict[str, Any]) -> None:
     ours, theirs, steps = parameters(shapes=SHAPES), parameters(shapes=SHAPES), gradients(3, shapes=SHAPES)
@@ -36,7 +35,6 @@ def test_kernels_step_as_the_rules_do(arguments: dict[str, Any]) -> None:
     agree(fused, ours, reference, theirs)
 
 
-@pytest.mark.nightly
 def test_one_decision_about_what_is_not_finite() -> None:
     named, (first, second) = parameters(shapes=SHAPES), gradients(2, shapes=SHAPES)
     optimizer = mixture(named, "auto", on_nonfinite="skip")

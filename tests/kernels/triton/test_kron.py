@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import one_in
 from on_device import DEVICE, PRODUCTS, assert_near
 
 from thalweg.boundary import advance
@@ -123,80 +122,18 @@ def held(**options: Any) -> dict[str, Any]:
     return dict(handling=Handling(**options))
 
 
-#: (shape, options) of steps that are compared with the rule. `make test` has the first: blocks of dense factors.
+#: (shape, options) of steps that are compared with the rule. Options by themselves: tests/engines.
 ROWS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((8, 3), dict(block_size=2, clip=0.3)),
-    # every kind of shape
-    ((), dict(count=2)),
-    ((130,), dict(count=2)),
-    ((2500,), dict(count=2)),
-    ((1, 5), dict(count=2)),
     ((70, 40), dict(count=2)),
-    ((40, 70), dict(count=2)),
-    ((66, 66), dict(count=2)),
-    ((70, 64), dict(count=2)),
-    ((30, 150), dict(count=2, max_skew=None)),
-    ((70, 90), dict(count=2, max_size_dense=0)),
-    ((8, 4, 3, 3), dict(count=2)),
-    ((3, 40, 70), dict(count=2, stacked_axes=1)),
     ((2, 2, 40), dict(count=2, stacked_axes=2)),
-    # blocks
-    ((8, 8), dict(block_size=4)),
-    ((5, 8), dict(block_size=2, clip=0.3)),
-    ((3, 2), dict(block_size=1, max_skew=None, steps=1)),  # roundings of single numbers do not cancel
-    ((5, 4), dict(block_size=3, max_skew=None, geometry="quad")),
-    ((20, 18), dict(block_size=12, max_skew=None, momentum=0.0)),
-    ((6, 4), dict(block_size=2, max_size_dense=0)),
-    ((2, 8, 8), dict(block_size=4, stacked_axes=1, clip=0.3)),
-    ((8, 8), dict(block_size=4, clip=0.3, clip_mode="value", momentum=0.0)),
-    ((8, 8), dict(block_size=4, **held(precond_dtype="bfloat16"))),
-    ((8, 8), dict(block_size=4, dtype="bfloat16", **held(rounding="stochastic", seed=5))),
     ((8, 8), dict(block_size=4, misplaced=1)),
-    ((8, 192), dict(block_size=128, max_skew=None, **held(momentum_dtype="int8"))),
-    ((128, 80), dict(block_size=32)),
-    ((128, 128), dict(block_size=64, momentum=0.0)),
-    # factors of 16 bits, memory that is not aligned, gradients of any size
-    *(((70, 40), dict(options, **held(precond_dtype="bfloat16"))) for options in ({}, DENSE, dict(geometry="quad"))),
-    ((70, 64), dict(misplaced=1)),
-    *(((40, 24), dict(size=size)) for size in (1e-15, 1e15)),
-    # parameters of 16 bits
-    *(
-        (shape, dict(dtype=dtype, **held(rounding=rounding, momentum_dtype=dtype, seed=5)))
-        for shape in ((40, 24), (40,))
-        for dtype in ("bfloat16", "float16")
-        for rounding in ("nearest", "stochastic")
-    ),
-    # refreshes are counted as by the rule
-    *(
-        ((24,), dict(steps=7, precond_update_probability=probability, counts_on_device=on_device))
-        for probability in (0.4, 0.0, Annealed(0.8, 0.1, 0.3, 2))
-        for on_device in (False, True)
-    ),
-    # every option, of a vector and of a matrix
-    *(
-        (shape, options)
-        for shape in ((40,), (44, 36))
-        for options in (
-            dict(geometry="quad", max_skew=None),
-            dict(geometry="quad"),
-            dict(**Kron.VARIANTS["polyak"], weight_decay=0.1),
-            dict(momentum=0.0, clip=None),
-            dict(clip=0.3),
-            dict(clip=0.3, clip_mode="rms"),
-            dict(weight_decay=0.1, weight_decay_mode="gradient"),
-            dict(weight_decay=0.1, weight_decay_mode="update"),
-            dict(weight_decay=0.1, weight_decay_mode="decoupled"),
-            dict(weight_decay=0.1, momentum_mode="ema"),
-            dict(init_scale=None),
-            dict(init_scale=0.1, precond_lr=0.5, eps=1.0),
-            dict(damping=0.1, relative_damping=0.3),
-            dict(lipschitz_beta=0.0),
-        )
-    ),
+    ((40, 24), dict(size=1e-15)),
+    ((24,), dict(steps=7, precond_update_probability=Annealed(0.8, 0.1, 0.3, 2), counts_on_device=True)),
 ]
 
 
-@pytest.mark.parametrize(("shape", "options"), one_in(len(ROWS), ROWS), ids=str)
+@pytest.mark.parametrize(("shape", "options"), ROWS, ids=str)
 def test_numbers_are_those_of_the_rule(shape: tuple[int, ...], options: dict[str, Any]) -> None:
     given = {"steps": 2, "size": 1.0, **options}
     steps, size = given.pop("steps"), given.pop("size")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from lanes import by_turns
 from on_device import DEVICE
 from tolerances import STACK_PRODUCTS
 
@@ -56,7 +55,6 @@ def precision() -> Iterator[Callable[[str], None]]:
 
 
 @pytest.mark.slow  # programs are interpreted
-@by_turns()
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize(
     ("dtype", "tiling"), [("bfloat16", WIDE), ("float16", SQUARE), ("float32", WIDE)], ids=lambda x: str(x)[:8]
@@ -71,7 +69,6 @@ def test_symmetric_products(size: tuple[int, int], dtype: str, tiling: Tiling) -
 
 
 @pytest.mark.slow
-@by_turns()
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize(("dtype", "tiling"), [("bfloat16", WIDE), ("float16", SQUARE)], ids=lambda x: str(x)[:8])
 def test_products(size: tuple[int, int], dtype: str, tiling: Tiling) -> None:

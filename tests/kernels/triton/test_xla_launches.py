@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterator
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +28,6 @@ pytestmark = [
     pytest.mark.slow,  # programs are interpreted
     pytest.mark.skipif(not INTERPRETED.value, reason="kernels are compiled here, and not interpreted"),
 ]
-night = partial(pytest.param, marks=pytest.mark.nightly)
 STACKS = [(2, 30, 40), (2, 7), (2, 1, 2500)]
 FACTORED = dict(min_dim_size_to_factor=8)
 
@@ -121,18 +119,11 @@ def problem(shapes: list[Any], dtype: Any, steps: int) -> tuple[list[Any], list[
 @pytest.mark.parametrize(
     ("name", "options", "shapes", "dtype"),
     [
-        night("LAMB", dict(exempt=None, stacked_axes=1, weight_decay=0.1), STACKS, "float32", id="LAMB, stacks"),
-        night("AdamW", dict(weight_decay=0.1, maximize=True), STACKS, "float32", id="AdamW"),
-        pytest.param("Adafactor", FACTORED, [(30, 40), (9, 20, 3)], "float32", id="Adafactor"),
         pytest.param("LAMB", dict(exempt=None, on_nonfinite="skip"), STACKS, "float32", id="LAMB, guarded"),
-        night("AdamW", dict(rounding="stochastic"), [(20, 30)], "bfloat16", id="AdamW, stochastic"),
-        pytest.param("AdamW", dict(state_dtype="int8"), [(64, 128)], "float32", id="AdamW, eight bits"),
-        night("Adafactor", dict(on_nonfinite="skip", **FACTORED), [(30, 40)], "bfloat16", id="Adafactor, guarded"),
-        night("AdamW", dict(rounding="compensated"), [(20, 30)], "bfloat16", id="AdamW, compensated"),
-        night("SGD", dict(momentum=0.9), STACKS, "float32", id="SGD"),
-        night("Lion", dict(state_dtype="bfloat16"), STACKS, "float32", id="Lion"),
-        night("LARS", {}, STACKS, "float32", id="LARS"),
-        night("SGD", dict(momentum=0.9, averaged=0.9, cautious=True), STACKS, "float32", id="SGD, averaged, cautious"),
+        pytest.param("Adafactor", FACTORED, [(30, 40), (9, 20, 3)], "float32", id="Adafactor"),
+        pytest.param("AdamW", dict(state_dtype="int8", maximize=True), [(64, 128)], "float32", id="AdamW, eight bits"),
+        pytest.param("AdamW", dict(rounding="stochastic"), [(20, 30)], "bfloat16", id="AdamW, stochastic"),
+        pytest.param("SGD", dict(momentum=0.9, averaged=0.9, cautious=True), STACKS[:2], "float32", id="SGD, averaged"),
     ],
 )
 def test_launches_take_the_step(name: str, options: dict[str, Any], shapes: list[Any], dtype: str) -> None:
@@ -159,7 +150,7 @@ def assert_close(found: Any, expected: Any) -> None:
         assert (found != expected).float().mean() <= tolerances.FLIPPED
 
 
-@pytest.mark.parametrize("name", [night("LAMB"), night("AdamW"), "Adafactor"])
+@pytest.mark.parametrize("name", ["LAMB", "Adafactor"])
 def test_nothing_is_written_unless_all_is_finite(name: str) -> None:
     params, (good, bad) = problem([(30, 40), (9, 20)], torch.float32, 2)
     options = FACTORED if name == "Adafactor" else dict(exempt=None) if name == "LAMB" else {}
