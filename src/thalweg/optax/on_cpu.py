@@ -40,8 +40,7 @@ def reason_against(leaf: Leaf) -> str:
     """Why this code cannot step a parameter that is whole and has elements, "" if it can."""
     setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
     kept = describe_state(setting.stored_rule, setting.handling, shape, dtype)
-    grad_dtype = leaf.g.dtype.name if isinstance(leaf, Job) else dtype
-    if "float16" in (dtype, grad_dtype, *(own for _, own in kept.values())):
+    if "float16" in (dtype, getattr(leaf, "g", leaf.p).dtype.name, *(own for _, own in kept.values())):
         return "XLA's threads take numbers of float16 below 2**-14 for 0 where native code reads them"
     return reason_unserved(stand_in(setting.rule_at(1)), setting.handling, shape, dtype) or ""
 
