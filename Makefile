@@ -1,6 +1,6 @@
 # make race: all optimizers on handwritten digits, with a table and a report.
-# make test: what a change can break, in about ten minutes on two cores. make test-fast: most of it, in two.
-# make docs: the docs as a site, in build/site. make test-all: every combination and every environment.
+# make test: what a change can break, in eight minutes on two cores. make test-fast: most of it, in two.
+# make docs: the docs as a site, in build/site. make test-all: more examples, faults that tests find, and every environment.
 # make release-checks: that, and all about the released package.
 # Each target installs what it needs into .venv; a second call finds it there.
 
@@ -29,9 +29,11 @@ test: .venv/ready-to-test
 test-fast: .venv/ready-to-test
 	$(BIN)/python tools/check.py --fast
 
-# For the night, and before a release.
+# For the night, and before a release. Forty faults are made, one at a time, and some test has to find each.
 test-all: .venv/ready-to-test
 	$(BIN)/python tools/check.py --all
+	rm -rf build/faults
+	$(BIN)/python tools/faults.py --sample 40 --baseline build/faults/green.jsonl --record build/faults/bank.jsonl
 	$(BIN)/python tools/environments.py
 
 # The package with nothing but numpy, with torch, jax or the command line alone: "optional" stays true.
@@ -43,9 +45,9 @@ test-environments: .venv/ready-to-test
 test-integrations: .venv/ready-to-test
 	$(BIN)/python tools/environments.py integrations
 
-# The sdist and the wheel of this tree: what is in them, and that they work, with a compiler and without.
+# The sdist and the wheel of this tree: what is in them, and that every optimizer steps, with a compiler and without.
 wheel: .venv/ready-to-test
-	$(BIN)/python tools/wheels.py
+	$(BIN)/python tools/environments.py wheel sdist
 
 # The tests of the native core under GCC's address and undefined-behaviour sanitizers. They must be in the process before
 # Python is, and the address sanitizer looks for exceptions of libstdc++ when it starts. Python itself does not free

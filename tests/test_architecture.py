@@ -40,7 +40,6 @@ def test_nothing_is_loaded_that_is_not_used(code: str, frameworks: set[str]) -> 
     assert loaded_by(code) <= frameworks
 
 
-@pytest.mark.nightly
 def test_the_torch_front_end_loads_kernels_for_gpus_when_a_gpu_is_stepped() -> None:
     pytest.importorskip("torch")
     own = "assert [m for m in sys.modules if m.startswith('thalweg.kernels.triton.')]"

@@ -114,7 +114,6 @@ def test_a_mistake_is_one_sentence(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.nightly
 def test_ranks_are_measured_in_processes_of_their_own() -> None:
     command = [sys.executable, str(SCRIPT), *FAST, "--ranks", "2", "--optimizers", "sgd"]
     assert "\nthalweg SGD" in subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns
 from tolerances import MONTE_CARLO
 
 from thalweg.boundary import advance, rounded_stochastically
@@ -144,7 +143,6 @@ class TestAdvance:
     def test_gradients_are_scaled_and_turned(self, given: dict[str, Any], wanted: list[float]) -> None:
         assert step(np.ones(2), np.array([3.0, 4.0]), **given)[1]["g"].tolist() == wanted
 
-    @by_turns("name")
     @pytest.mark.parametrize("name", RULES)
     @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
     @pytest.mark.parametrize("on_nonfinite", ["propagate", "skip"])

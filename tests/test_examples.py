@@ -15,9 +15,9 @@ from tolerances import PRINTED
 ROOT = Path(__file__).resolve().parents[1]
 
 pytestmark = pytest.mark.slow
+of_the_night = pytest.mark.skipif("THALWEG_TESTS_SOON" in os.environ, reason="make test-all starts so many processes")
 
 
-@pytest.mark.nightly
 def test_a_race_on_a_task_of_your_own(tmp_path: Path) -> None:
     for needed in ("torch.nn", "click", "plotly"):
         pytest.importorskip(needed)
@@ -30,7 +30,6 @@ def test_a_race_on_a_task_of_your_own(tmp_path: Path) -> None:
     assert all(one["loss"] < one["curve"]["loss"][0] for one in results)
 
 
-@pytest.mark.nightly
 def test_pictures_are_the_same_again(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sys.path.insert(0, str(ROOT / "examples"))
@@ -52,8 +51,7 @@ def test_pictures_are_the_same_again(tmp_path: Path) -> None:
     assert "LAMB  lr 0.05" in picture
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("optimizer", ["adafactor", pytest.param("kron", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("optimizer", ["adafactor", "kron"])
 def test_jax_over_devices(optimizer: str) -> None:
     pytest.importorskip("optax")
     command = [sys.executable, str(ROOT / "examples" / "jax_sharded.py"), "--optimizer", optimizer, "--steps", "3"]
@@ -101,8 +99,7 @@ def on_two_ranks(example: str, *arguments: str) -> dict[int, float]:
     return losses_in(told[0][0])
 
 
-@pytest.mark.slow
-@pytest.mark.nightly
+@of_the_night
 def test_fsdp2_and_tensor_parallelism_are_one_training(tmp_path: Path) -> None:
     arguments = ("--optimizer", "Adafactor", "--steps", "5")
     sharded = on_two_ranks("fsdp2.py", *arguments, "--out", str(tmp_path / "saved"))
@@ -111,8 +108,7 @@ def test_fsdp2_and_tensor_parallelism_are_one_training(tmp_path: Path) -> None:
     assert sharded == pytest.approx(on_two_ranks("tensor_parallel.py", *arguments), abs=PRINTED)
 
 
-@pytest.mark.slow
-@pytest.mark.nightly
+@of_the_night
 @pytest.mark.parametrize(("ranks", "optimizer"), [(2, "LARS"), (4, "Kron")])
 def test_tensor_parallelism_equals_one_rank(ranks: int, optimizer: str) -> None:
     arguments = ("--optimizer", optimizer, "--steps", "5")
@@ -121,8 +117,7 @@ def test_tensor_parallelism_equals_one_rank(ranks: int, optimizer: str) -> None:
     assert parallel == pytest.approx(by_torchrun(1, "fsdp2.py", *arguments), abs=PRINTED)
 
 
-@pytest.mark.slow
-@pytest.mark.nightly
+@of_the_night
 def test_resume_on_another_number_of_ranks(tmp_path: Path) -> None:
     def trained(ranks: int, folder: str, stop: int) -> dict[int, float]:
         arguments = ("--optimizer", "LAMB", "--steps", "4", "--every", "1", "--stop", str(stop))

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns
 from tolerances import FLOAT64
 
 import thalweg.numpy
@@ -121,7 +120,6 @@ HERE = [name for name in FRONT_ENDS if importlib.util.find_spec(name)]
 PAIRS = [pytest.param(here, there, id=f"{here} to {there}") for here in HERE for there in HERE]
 
 
-@by_turns()
 @pytest.mark.slow
 @pytest.mark.parametrize(("here", "there"), PAIRS)
 @pytest.mark.parametrize("case", [*CASES])
@@ -164,7 +162,6 @@ def in_few_bits(kept: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, A
     return {"w": p}, {"w": g}
 
 
-@by_turns()
 @pytest.mark.parametrize(("here", "there"), PAIRS)
 @pytest.mark.parametrize("kept", KEPT)
 def test_what_goes_out_comes_back_bit_by_bit(kept: str, here: str, there: str, monkeypatch: pytest.MonkeyPatch) -> None:

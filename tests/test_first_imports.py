@@ -54,7 +54,6 @@ def test_tools_that_look_around_are_not_disturbed() -> None:
         assert hasattr(thalweg, name) == (name in vars(thalweg))
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("front_end", "class_name"), [("numpy", "LAMB"), ("torch", "LAMB"), ("optax", "lamb")])
 def test_front_ends_are_loaded_when_they_are_asked_for(front_end: str, class_name: str) -> None:
     pytest.importorskip(front_end)

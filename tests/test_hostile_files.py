@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import thalweg.numpy
@@ -191,9 +191,6 @@ def hostile(draw: Any, file: File) -> bytes:
     return content
 
 
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["state.npz", "model.safetensors", "optimizer.pt", "runs.jsonl"])
 def test_a_whole_file_is_read_and_one_that_lies_is_refused(name: str, tmp_path: Path) -> None:
@@ -201,7 +198,6 @@ def test_a_whole_file_is_read_and_one_that_lies_is_refused(name: str, tmp_path: 
     path.write_bytes(file.written(file.says))
     file.read(path)
 
-    @QUICK
     @given(st.data())
     def look(data: st.DataObject) -> None:
         path.write_bytes(data.draw(hostile(file)))
@@ -339,7 +335,6 @@ def test_a_whole_state_is_loaded_and_one_that_lies_is_refused(name: str) -> None
     state, load = states()[name]
     load(state)
 
-    @QUICK
     @given(st.data())
     def look(data: st.DataObject) -> None:
         with refusal():

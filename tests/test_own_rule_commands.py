@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns
 from own_rules import Signed, every
 
 from thalweg import Rule
@@ -48,7 +47,6 @@ def test_a_rule_that_is_called_like_one_of_the_package_has_its_module_in_front()
     assert costs[1].state_bytes == 4 * ELEMENTS + 4 * 2
 
 
-@by_turns()
 @every
 def test_its_temporaries_are_fewer_than_it_tells(rule: type[Rule]) -> None:
     from measured_peaks import allocator_peak
@@ -118,7 +116,6 @@ class TestByReference:
         )
         monkeypatch.chdir(tmp_path)
 
-    @pytest.mark.nightly
     def test_every_verb_takes_it(self, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("click")
         from thalweg.cli import run

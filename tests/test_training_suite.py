@@ -85,8 +85,8 @@ def test_the_same_command_goes_on_and_scores_test_data_once_at_the_end(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what peers import
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.nightly] * (name == "kron-torch")) for name in contestants.CONTESTANTS],
-)  # the import of kron-torch takes seconds
+    contestants.CONTESTANTS,
+)
 def test_a_contestant_can_be_made_and_is_known_again(name: str) -> None:
     peer(contestants.CONTESTANTS[name].package)
     task = line_task("line", None, tiny=True)

@@ -1,15 +1,17 @@
 """Run the checks of the project and close with one summary.
 
-python tools/check.py          what a change can break
-python tools/check.py --all    with the tests marked nightly too
-python tools/check.py --fast   without the tests marked slow, and without the docs
+python tools/check.py          every rule, engine and front end; properties with 25 examples, drawn by the commit's hash
+python tools/check.py --all    400 examples, drawn anew, in the environment that users have
+python tools/check.py --fast   without the tests marked slow, without the docs, and with few examples
 
-Tests have every core; the other checks run one after the other beside them, and are shown where they fail.
+Tests have every core; the other checks run one after the other beside them, and are shown where they fail. The seed of
+the examples is printed: with --hypothesis-seed and the profile pytest draws the same again.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -30,8 +32,8 @@ SOON = {
 #: The tests of each lane, with how many examples a property is tried (a profile), and in which environment.
 LANES = {
     "--fast": ("not slow and not nightly and not gpu", "few", SOON),
-    "": ("not nightly and not gpu", "few", SOON),
-    "--all": ("not gpu", "thalweg", {}),
+    "": ("not nightly and not gpu", "day", SOON),
+    "--all": ("not gpu", "all", {}),
 }
 CHECKS = {
     "style": "ruff check",
@@ -42,6 +44,16 @@ CHECKS = {
     # in one process: the examples of a page follow from one another
     "docs": "pytest --quiet README.md CONTRIBUTING.md docs src",
 }
+
+
+def draw_seed(lane: str) -> int:
+    """What examples are drawn by: a number of this call, or that of the commit; 0 in an sdist, which has no commit."""
+    if lane == "--all":
+        return secrets.randbits(32)
+    if not (ROOT / ".git").exists():
+        return 0
+    git = ["git", "-c", "safe.directory=*", "rev-parse", "HEAD"]
+    return int(subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout[:8], 16)
 
 
 def run(name: str, command: list[str], environment: dict[str, str], *, shown: bool = False) -> tuple[str, bool, float]:
@@ -58,10 +70,10 @@ def run(name: str, command: list[str], environment: dict[str, str], *, shown: bo
 
 
 def main(lane: str = "") -> int:
-    marked, examples, surroundings = LANES[lane]
+    (marked, examples, surroundings), seed = LANES[lane], draw_seed(lane)
     start, environment = time.perf_counter(), {**os.environ, **ALWAYS, **surroundings}
     tests = ["pytest", "--quiet", "--numprocesses", str(os.cpu_count() or 1), "--dist", "worksteal"]
-    tests += [f"--hypothesis-profile={examples}", "-m", marked, "tests"]
+    tests += [f"--hypothesis-profile={examples}", f"--hypothesis-seed={seed}", "-m", marked, "tests"]
     with ThreadPoolExecutor(1) as executor:
         checks = [
             executor.submit(run, name, command.split(), environment)
@@ -73,6 +85,7 @@ def main(lane: str = "") -> int:
     print("\n== summary")
     for name, passed, seconds in results:
         print(f"{'passed' if passed else 'FAILED'}  {name:<8} {seconds:6.1f} s")
+    print(f"examples: --hypothesis-profile={examples} --hypothesis-seed={seed}")
     print(f"all together {time.perf_counter() - start:10.1f} s")
     return 0 if all(passed for _, passed, _ in results) else 1
 

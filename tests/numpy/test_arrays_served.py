@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns
 from published_runs import error
 from raw_arrays import Make, bfloat16, bits, every_case, gradients, model, train, two_cases
 from tolerances import FLOAT64
@@ -22,7 +21,6 @@ def dtype(name: str) -> Any:
 
 
 class TestDtypes:
-    @by_turns()
     @every_case
     @pytest.mark.parametrize("name", DTYPES)
     def test_parameters_keep_theirs_and_statistics_are_wide(self, make: Make, name: str) -> None:
@@ -130,7 +128,6 @@ class TestLayouts:
 
 
 class TestShapes:
-    @by_turns("shape", "dtype")
     @every_case
     @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
     @pytest.mark.parametrize(

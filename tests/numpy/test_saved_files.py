@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns
 from raw_arrays import (
     CASES,
     Make,
@@ -72,7 +71,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 class TestResume:
-    @by_turns()
     @every_case
     @pytest.mark.parametrize("setting", SETTINGS)
     def test_to_the_last_bit(self, make: Make, setting: str, tmp_path: Path) -> None:

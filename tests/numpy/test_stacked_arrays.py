@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns
 from published_runs import error
 from raw_arrays import Make, bits
 from tolerances import FLOAT64
@@ -36,7 +35,6 @@ def arrays(shape: tuple[int, ...], steps: int = 6) -> tuple[Any, list[Any]]:
     return rng.standard_normal(shape) * scale, [rng.standard_normal(shape) / scale for _ in range(steps)]
 
 
-@by_turns()
 @every_stackable
 @pytest.mark.parametrize(
     ("shape", "axes"), [((3, 4, 5), 1), ((2, 6), 1), ((3, 2, 3, 2), 1), ((2, 3, 4, 5), 2), ((3, 2), 2)], ids=str

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns
 from raw_arrays import Make, bits, copies, every_case, fingerprint, gradients, model, refused, train, two_cases
 
 from thalweg.errors import OptionError, ParameterError
@@ -120,7 +119,6 @@ BAD = {
 }
 
 
-@by_turns()
 @two_cases
 @pytest.mark.parametrize(
     ("bad", "fresh"),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lanes import by_turns
 
 pytest.importorskip("click")
 torch = pytest.importorskip("torch")
@@ -73,7 +72,6 @@ def step(optimizer: Any, module: Any) -> None:
 # ---- the figures
 
 
-@by_turns()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize(("name", "options", "shapes"), CASES)
 def test_a_rule_keeps_what_its_plan_says(name: str, options: dict[str, Any], shapes: Any, dtype: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import FUSED_OPTIONS
-from lanes import by_turns, one_in
 from programs import program_of, run_program
 
 from thalweg.errors import RuleError
@@ -28,9 +27,8 @@ def arrays(rule: Rule, shape: tuple[int, ...], seed: int = 0) -> tuple[Any, Any,
     return p, g, state
 
 
-@by_turns("case")
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("case", "options"), one_in(2, FUSED_OPTIONS))
+@pytest.mark.parametrize(("case", "options"), FUSED_OPTIONS)
 def test_a_program_computes_what_its_rule_does(case: Any, options: dict[str, Any], shape: str) -> None:
     given = {key: value for key, value in options.items() if key not in ("variant", "lr")}
     lr = options.get("lr", 0.1)

@@ -21,7 +21,6 @@ def test_the_variant_paper_factors_matrices_only() -> None:
     assert factored == {"(24, 40)", "(40, 24)", "(1, 30)"}
 
 
-@pytest.mark.nightly
 def test_optax_is_nan_with_a_decay_offset_on_fresh_state() -> None:
     optax = peer("optax")
     params, grads = problem(steps=3)
@@ -32,7 +31,6 @@ def test_optax_is_nan_with_a_decay_offset_on_fresh_state() -> None:
     assert error(mine, without, params) < FLOAT64
 
 
-@pytest.mark.nightly
 def test_optax_is_nan_for_a_zero_gradient_in_float16() -> None:
     optax = peer("optax")
     zero, ones = np.zeros((3,), np.float16), np.ones((3,), np.float16)

@@ -18,7 +18,7 @@ from thalweg.numpy import Kron
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.spaces import numpy as xp
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.slow
 
 SHAPES = [(12, 10), (7, 16), (9,), (5, 4, 6)]
 

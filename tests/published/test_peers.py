@@ -287,14 +287,12 @@ PEERS = [
 
 
 def every_row() -> list[Any]:
-    """All rows; those of optax, which are compiled, are left to the night but for one."""
     found = []
     for each in PEERS:
         for description, row in each.rows.items():
             words = f"{each.rule}-{each.name}-{description}"
-            is_nightly = each.name.startswith("optax") and (each.rule, description) != ("LARS", "defaults")
             given = row if isinstance(row, tuple) else (row, row)
-            found.append(pytest.param(each, *given, id=words, marks=pytest.mark.nightly if is_nightly else ()))
+            found.append(pytest.param(each, *given, id=words))
     return found
 
 
@@ -374,7 +372,6 @@ def test_state_is_that_of_torch(name: str, options: dict[str, Any], keys: set[st
         assert torch.allclose(value, states[1][key].to(value.dtype), rtol=FLOAT64, atol=0.0), key
 
 
-@pytest.mark.nightly
 def test_equals_big_vision_made_of_optax_parts() -> None:
     """big_vision's Adafactor as a chain of optax parts: capped decay, average before lr, bare decay."""
     optax = peer("optax")
@@ -401,7 +398,6 @@ def test_equals_big_vision_made_of_optax_parts() -> None:
     assert error(ours(optimizer, params, grads), theirs, params) < OPTAX_ADAFACTOR
 
 
-@pytest.mark.nightly
 def test_schedules_of_optax_are_understood() -> None:
     contrib, jnp = peer("optax.contrib"), peer("jax.numpy")
     ademamix = pytest.importorskip("thalweg.optax").ademamix

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from drive import gradients, run
-from lanes import one_in
 from tolerances import FLOAT64, MONTE_CARLO, ONE_STEP_FLOAT64
 
 from thalweg.boundary import advance
@@ -153,7 +152,6 @@ def whiteness_error(state: dict, left: Any, right: Any) -> float:
 @pytest.mark.slow
 class TestWhitening:
     # what published measurements of these geometries found, at condition 1e4 a side
-    @pytest.mark.nightly
     @pytest.mark.parametrize(("geometry", "bound"), [("procrustes", 0.23), ("quad", 0.28), ("eq", 0.29)])
     def test_annealed_in_float32(self, geometry: str, bound: float) -> None:
         left, right = covariance_roots(1e4)
@@ -161,7 +159,6 @@ class TestWhitening:
         state, _ = learn(rule, coloured(3000, left, right))
         assert whiteness_error(state, left, right) < bound
 
-    @pytest.mark.nightly
     def test_annealed_with_factors_in_bfloat16(self) -> None:
         pytest.importorskip("ml_dtypes")
         left, right = covariance_roots(1e4)
@@ -186,7 +183,6 @@ def white(steps: int, scale: float = 1.0) -> list:
     return [scale * g for g in coloured(steps, np.eye(M), np.eye(N), 0)]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_it_recovers_from_a_drop_and_from_a_jump_of_scale(geometry: str) -> None:
     rule = polyak(geometry=geometry, **BARE)
@@ -203,7 +199,6 @@ def test_it_recovers_from_a_drop_and_from_a_jump_of_scale(geometry: str) -> None
     assert rms[-1] < 2.5
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("scale", [1e-3, 1e3, None])
 def test_it_recovers_from_a_bad_first_scale(scale: float | None) -> None:
     _, rms = learn(polyak(init_scale=scale, **BARE), white(300, 1e-2))
@@ -214,10 +209,9 @@ def test_it_recovers_from_a_bad_first_scale(scale: float | None) -> None:
 
 @pytest.mark.slow
 class TestGuards:
-    @pytest.mark.parametrize("steps", one_in(3, [300, 1000, 4000]))
-    @pytest.mark.parametrize("geometry", one_in(3, GEOMETRIES))
-    def test_zero_gradients_teach_nothing(self, geometry: str, steps: int) -> None:
-        rule = polyak(geometry=geometry, **BARE)
+    @pytest.mark.parametrize("geometry", GEOMETRIES)
+    def test_zero_gradients_teach_nothing(self, geometry: str) -> None:
+        rule, steps = polyak(geometry=geometry, **BARE), 300
         state, _ = learn(rule, coloured(50, *covariance_roots(1e2)))
         after, rms = learn(rule, [np.zeros((M, N))] * steps, state=state, start=50)
         assert all((after[key] == state[key]).all() for key in ("Q_0", "Q_1", "L_0", "L_1"))
@@ -225,7 +219,7 @@ class TestGuards:
         assert max(rms) < 5
 
     @pytest.mark.parametrize("geometry", GEOMETRIES)
-    @pytest.mark.parametrize("bad", one_in(3, [np.nan, np.inf, 1e30]))
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
     def test_what_is_not_finite_never_enters_the_factors(self, geometry: str, bad: float) -> None:
         rule = polyak(geometry=geometry, **BARE)
         state, _ = learn(rule, coloured(50, np.eye(M), np.eye(N)))
@@ -235,7 +229,6 @@ class TestGuards:
             after, _ = learn(rule, [poisoned], state=state, start=50)
         assert all((after[key] == state[key]).all() for key in ("Q_0", "Q_1", "L_0", "L_1"))
 
-    @pytest.mark.nightly
     def test_factors_in_bfloat16_stay_positive_on_low_rank_gradients(self) -> None:
         pytest.importorskip("ml_dtypes")
         rng = np.random.default_rng(0)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_turns
 from tolerances import FLOAT64
 
 from thalweg.boundary import advance
@@ -35,7 +34,6 @@ def pieces(sizes: tuple[int, ...], side: int) -> list[tuple[slice, ...]]:
     return list(itertools.product(*along))
 
 
-@by_turns()
 @pytest.mark.parametrize("geometry", ["procrustes", "quad", "eq"])
 @pytest.mark.parametrize(
     ("shape", "side"), [((6, 9), 3), ((7, 5), 3), ((5, 5), 4), ((4, 5, 3), 2), ((9, 4), 4), ((3, 2), 5)], ids=str

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from drive import gradients, run
-from lanes import by_turns
 from tolerances import FLOAT64
 
 from thalweg.errors import OptionError, ParameterError
@@ -214,7 +213,6 @@ PARTS: dict[str, tuple[tuple[int, ...], Any, dict[str, Any]]] = {
 }
 
 
-@by_turns()
 @pytest.mark.parametrize("how", PARTS)
 @pytest.mark.parametrize(
     "options", [{}, dict(scaling="match_rms_adamw"), dict(scaling=None), dict(normalize="rows")], ids=str

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from cases import EVERY, OPTION_IDS, OPTIONS, SHAPES, Case
 from drive import gradients, run
-from lanes import one_in
 from tolerances import FLOAT32, FLOAT64
 
 from thalweg.errors import OptionError
@@ -130,8 +129,9 @@ def test_inputs_are_left_alone_and_steps_are_finite(case: Case, data: Any) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "description", "options"), one_in(16, OPTIONS), ids=OPTION_IDS)
-def test_float32_follows_float64(case: Case, description: str, options: dict) -> None:
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+def test_float32_follows_float64(case: Case) -> None:
+    options = case.options["defaults"]
     for shape in SHAPES:
         p, grads = gradients(shape, 20)
         exact, _ = run(case.rule(**options), p, grads, lr=case.lr)
@@ -145,7 +145,7 @@ def test_float32_follows_float64(case: Case, description: str, options: dict) ->
         )
 
 
-@pytest.mark.parametrize(("case", "description", "options"), one_in(2, OPTIONS), ids=OPTION_IDS)
+@pytest.mark.parametrize(("case", "description", "options"), OPTIONS, ids=OPTION_IDS)
 def test_descends(case: Case, description: str, options: dict) -> None:
     """Every setting of every rule goes down a bowl around zero, or around a point of its norm if norms are kept."""
     rule, start = case.rule(**options), np.array([[3.0, -2.0, 1.0], [0.5, 4.0, -1.0], [1.5, -3.0, 2.0]])

@@ -1,4 +1,4 @@
-"""What is around a rule, in torch: by every engine, in groups and mixtures, in checkpoints; averages in place."""
+"""What is around a rule, in torch: averages in place, in groups and mixtures, in checkpoints."""
 
 from __future__ import annotations
 
@@ -9,27 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lanes import by_day, by_turns, one_in
 
 pytest.importorskip("torch")
 
 import torch
-from composed import RULES, STEPS, Damped, case_of, damped, draw, pairs, take_steps
-from tolerances import FLOAT64, FUSED_FLIPPED
+from composed import RULES, STEPS, Damped, case_of, damped, draw, take_steps
+from tolerances import FLOAT64
 
 import thalweg.torch
 from thalweg import OptionError, ResumeWarning
 from thalweg.rules import around
-
-ENGINES = ("reference", "foreach", "auto")
-#: In the day, each rule with something, by one engine after the other; at night all of them.
-DAY = [("AdamW", "averaged"), ("AdamW", "both"), ("Kron", "mean"), ("LAMB", "cautious")]
-DAY += [("Adafactor", "schedule-free"), ("SGD", "grafted")]
-DAY += [(name, what) for name in ("Muon", "Kron", "SOAP") for what in ("cautious", "averaged", "grafted")]
-CASES = by_day(
-    ((*pair, ENGINES[place % 3]) for place, pair in enumerate(DAY)),
-    ((*pair, engine) for pair in pairs() for engine in ENGINES),
-)
 
 
 def error(found: Any, wanted: Any) -> float:
@@ -47,19 +36,17 @@ def train(optimizer: Any, named: Any, steps: range = range(1, STEPS + 1)) -> Non
         optimizer.step()
 
 
-@pytest.mark.parametrize(("name", "what", "engine"), CASES)
-def test_every_engine_is_a_plain_loop(name: str, what: str, engine: Any) -> None:
+@pytest.mark.parametrize(("name", "what"), [("AdamW", "averaged"), ("SGD", "schedule-free"), ("Kron", "mean")])
+def test_what_is_put_in_place_is_what_a_plain_loop_has(name: str, what: str) -> None:
     rule, lr, options, wanted = case_of(name, what)
     named = model(2)  # which go as one stack, where a rule has stacks
-    optimizer = thalweg.torch.optimizer(type(rule))(named, lr=lr, engine=engine, **options)
+    optimizer = thalweg.torch.optimizer(type(rule))(named, lr=lr, **options)
     train(optimizer, named)
+    (evaluated,) = wanted.keys() & {"average", "x"}
     for _, p in named:
         assert error(p, wanted["p"]) < FLOAT64
-    if evaluated := wanted.keys() & {"average", "x"}:
-        before = [p.detach().clone() for _, p in named]
         with optimizer.averaged():
-            assert error(named[0][1], wanted[evaluated.pop()]) < FLOAT64
-        assert all(torch.equal(p, own) for (_, p), own in zip(named, before, strict=True))
+            assert error(p, wanted[evaluated]) < FLOAT64
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -101,14 +88,12 @@ def test_a_model_of_averages_is_exported() -> None:
         thalweg.torch.AdamW(layer.parameters(), lr=0.1).averaged_state_dict(layer)
 
 
-@by_turns()
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["AdamW", "Muon", "Kron"])
-def test_one_of_ones_own(name: str, engine: Any) -> None:
+def test_one_of_ones_own(name: str) -> None:
     (rule, lr), named = RULES[name], model(2)
     options = {key: value for key, value in vars(rule).items() if value != vars(type(rule)())[key]}
     made = thalweg.torch.optimizer(around(type(rule), Damped))
-    optimizer = made(named, lr=lr, memory=0.8, engine=engine, **options)
+    optimizer = made(named, lr=lr, memory=0.8, **options)
     train(optimizer, named)
     assert error(named[0][1], take_steps(rule, lr, damped(0.8))["p"]) < FLOAT64
     again = copy.deepcopy(optimizer)
@@ -143,7 +128,7 @@ def through_a_file(optimizer: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("what", one_in(2, ["averaged", "cautious", "grafted", "schedule-free"]))
+@pytest.mark.parametrize("what", ["averaged", "cautious", "grafted", "schedule-free"])
 def test_checkpoints_carry_it(what: str) -> None:
     _, lr, options, wanted = case_of("AdamW", what)
     named = model()
@@ -154,10 +139,7 @@ def test_checkpoints_carry_it(what: str) -> None:
     again.load_state_dict(saved)
     train(again, named, range(4, STEPS + 1))
     assert error(named[0][1], wanted["p"]) < FLOAT64
-    if what == "grafted":
-        assert again._groups.make_settings(again.param_groups[0]).base.rule.graft == options["graft"]
-    copied = copy.deepcopy(again)
-    assert copied.param_groups[0].keys() == again.param_groups[0].keys()
+    assert copy.deepcopy(again).param_groups[0].keys() == again.param_groups[0].keys()
 
 
 def test_a_run_gains_and_drops_an_average_and_says_so() -> None:
@@ -187,54 +169,6 @@ def test_a_run_gains_and_drops_an_average_and_says_so() -> None:
     without.param_groups[0]["averaged"] = 0.9
     train(without, named, range(6, 7))
     assert "average" in without.state[p]
-
-
-@pytest.mark.parametrize("options", [dict(averaged=0.7), dict(cautious=True)])
-def test_runs_of_torch_go_on_with_it(options: Any) -> None:
-    named = model()
-    theirs = torch.optim.AdamW([p for _, p in named], lr=0.05)
-    train(theirs, named, range(1, 3))
-    ours = thalweg.torch.AdamW([p for _, p in named], lr=0.05, **options)
-    thalweg.torch.import_peer(ours, theirs.state_dict(), "torch.AdamW")
-    before = named[0][1].detach().clone()
-    with pytest.warns(ResumeWarning, match="is new") if "averaged" in options else contextlib.nullcontext():
-        train(ours, named, range(3, 4))
-    if "averaged" in options:
-        wanted = 0.7 * before + 0.3 * named[0][1].detach()
-        with ours.averaged():
-            assert torch.allclose(named[0][1], wanted, rtol=1e-12)
-
-
-HANDLED: dict[str, dict[str, Any]] = {
-    "eight bits": dict(state_dtype="int8"),
-    "skip": dict(on_nonfinite="skip"),
-    "compensated": dict(rounding="compensated"),
-    "stochastic": dict(rounding="stochastic", state_dtype="bfloat16", state_rounding="stochastic"),
-    "clipped": dict(max_grad_norm=0.5),
-}
-
-
-@by_turns()
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("handled", one_in(2, HANDLED))
-def test_native_code_handles_it_as_the_reference_does(handled: str, dtype: str) -> None:
-    """However state is kept and steps are rounded, skipped or clipped."""
-    found = {}
-    for engine in ("fused", "reference"):
-        generator = torch.Generator().manual_seed(0)
-        p = torch.nn.Parameter(torch.randn(64, 64, generator=generator).to(getattr(torch, dtype)))
-        optimizer = thalweg.torch.AdamW(
-            [p], lr=0.01, engine=engine, cautious=True, averaged=0.7, weight_decay=0.1, **HANDLED[handled]
-        )
-        for t in range(4):
-            p.grad = torch.randn(64, 64, generator=generator).to(p.dtype)
-            p.grad[3, 3] = float("nan") if handled == "skip" and t == 2 else 1.0
-            optimizer.step()
-        assert optimizer.skipped == (1 if handled == "skip" else 0)
-        found[engine] = p.detach().float(), optimizer.state[p]["average"]
-    for ours, wanted in zip(found["fused"], found["reference"], strict=True):
-        others = (ours - wanted).abs() > 1e-5 * wanted.abs().max()
-        assert others.float().mean() <= FUSED_FLIPPED, "but for what is rounded to the other neighbour"
 
 
 @pytest.mark.parametrize("options", [{"cautious": True}, {"averaged": 0.9}], ids=str)

@@ -7,11 +7,11 @@ import pickle
 from typing import Any
 
 import pytest
+from tolerances import FLOAT64
 
 torch = pytest.importorskip("torch")
 
-from networks import backward, equal, model, train, values  # noqa: E402
-from torch.optim import lr_scheduler as schedulers  # noqa: E402
+from networks import EVERY, backward, equal, model, train, values  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
 import thalweg.numpy  # noqa: E402
@@ -121,6 +121,31 @@ def test_a_wrong_option_written_into_a_group_is_refused_at_the_step(option: str,
 # ---- conveniences
 
 
+@pytest.mark.parametrize("engine", ["reference", "foreach"])
+@EVERY
+def test_parameters_on_meta(case: Any, engine: str) -> None:
+    params = [torch.nn.Parameter(torch.empty(6, 4, device="meta")) for _ in range(2)]
+    optimizer = getattr(thalweg.torch, case.name)(params, lr=case.lr, engine=engine)
+    for p in params:
+        p.grad = torch.empty_like(p)
+    optimizer.step()
+    optimizer.step()
+    assert all(p.device.type == "meta" for p in params)
+    assert all(int(optimizer.state[p]["step"]) == 2 for p in params)
+
+
+@pytest.mark.parametrize("engine", ["reference", "foreach"])
+@EVERY
+def test_capturable_gives_the_same_numbers(case: Any, engine: str) -> None:
+    found = []
+    for capturable in (False, True):
+        net = model()
+        named = net.named_parameters()
+        train(net, getattr(thalweg.torch, case.name)(named, lr=case.lr, engine=engine, capturable=capturable), 3)
+        found.append(values(net))
+    torch.testing.assert_close(*found, rtol=FLOAT64, atol=FLOAT64)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, "bf16", "torch.bfloat16"], ids=str)
 def test_a_dtype_is_understood_however_it_is_written(dtype: object) -> None:
     pytest.importorskip("ml_dtypes")  # numpy has no bfloat16 of its own
@@ -162,22 +187,6 @@ def test_clear_state_begins_anew(engine: str) -> None:
     train(net, optimizer, 2)
     train(other, make(other.parameters(), engine=engine, weight_decay=0.1), 2)
     assert equal(values(net), values(other))
-
-
-def test_numbers_that_a_scheduler_changes_do_not_have_states_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = torch.nn.Parameter(torch.ones(4, 4))
-    optimizer = make([p])
-    scheduler = schedulers.OneCycleLR(optimizer, 0.1, total_steps=8)
-    checked = []
-    monkeypatch.setattr(optimizer, "_fit_state", lambda *given: checked.append(given))
-    for _ in range(4):
-        p.grad = torch.ones(4, 4)
-        optimizer.step()
-        scheduler.step()
-    assert len(checked) == 1
-    optimizer.param_groups[0]["betas"] = (0.0, 0.999)  # off, and not a number like others
-    optimizer.step()
-    assert len(checked) == 2
 
 
 def test_copies_have_overrides_and_engines_too() -> None:

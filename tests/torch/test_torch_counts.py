@@ -1,18 +1,18 @@
-"""Counts of steps that users write into state: plain numbers are understood, all else is refused."""
+"""What users write into state: counts of steps as plain numbers are understood, all else is refused."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from lanes import by_turns
 
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import StateError  # noqa: E402
 
-ENGINES = pytest.mark.parametrize("engine", ["auto", "reference", "foreach", "fused"])
+ENGINES = ("auto", "reference", "foreach", "fused")
+every_engine = pytest.mark.parametrize("engine", ENGINES)
 EVERY = pytest.mark.parametrize("name", thalweg.rules.RULES)
 
 
@@ -31,10 +31,14 @@ def step(params: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
-@by_turns("count")
-@EVERY
-@ENGINES
-@pytest.mark.parametrize("count", [0, 7, 2.0, torch.tensor(7), torch.tensor([2.0])], ids=repr)
+@pytest.mark.parametrize(
+    ("name", "engine", "count"),
+    [
+        *((name, "auto", 7) for name in thalweg.rules.RULES),
+        *(("AdamW", engine, count) for engine in ENGINES for count in (0, 2.0, torch.tensor(7), torch.tensor([2.0]))),
+    ],
+    ids=repr,
+)
 def test_a_count_is_understood_at_a_later_step(name: str, engine: str, count: Any) -> None:
     params, optimizer = begin(name, engine)
     others, expected = begin(name, engine)
@@ -50,7 +54,7 @@ def test_a_count_is_understood_at_a_later_step(name: str, engine: str, count: An
         assert (found.dtype, found.shape, float(found)) == (torch.float32, (), float(count) + 2)
 
 
-@ENGINES
+@every_engine
 def test_a_count_is_understood_before_the_first_step_where_it_is_all_of_the_state(engine: str) -> None:
     params, optimizer = begin("SGD", engine, steps=0)
     for p in params:
@@ -60,9 +64,8 @@ def test_a_count_is_understood_before_the_first_step_where_it_is_all_of_the_stat
     assert all(map(torch.equal, params, others))
 
 
-@by_turns("engine")
 @EVERY
-@ENGINES
+@every_engine
 def test_a_count_without_the_rest_of_the_state_is_refused(name: str, engine: str) -> None:
     params, optimizer = begin(name, engine, steps=0, **({"momentum": 0.9} if name == "SGD" else {}))
     optimizer.state[params[1]]["step"] = 0
@@ -75,8 +78,7 @@ def test_a_count_without_the_rest_of_the_state_is_refused(name: str, engine: str
     step(params, optimizer)
 
 
-@by_turns()
-@ENGINES
+@every_engine
 @pytest.mark.parametrize("count", [-1, 2.5, float("nan"), float("inf"), True, "3", None, torch.zeros(2)], ids=repr)
 def test_what_is_no_count_is_refused_and_nothing_changes(engine: str, count: Any) -> None:
     params, optimizer = begin("AdamW", engine)
@@ -106,3 +108,14 @@ def test_a_count_is_saved_and_loaded() -> None:
     assert thalweg.torch.export_state(optimizer)["state"]["0"]["step"] == 1
     optimizer.load_state_dict(optimizer.state_dict())
     assert [float(optimizer.state[p]["step"]) for p in params] == [1.0, 3.0]
+
+
+@every_engine
+def test_state_of_one_number_for_several_elements_is_refused(engine: str) -> None:
+    """As expand() makes it: a step writes it in place."""
+    params, optimizer = begin("AdamW", engine)
+    optimizer.state[params[1]]["exp_avg"] = torch.ones(1).expand(2, 3)
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(StateError, match=r"'exp_avg' of '1' has one number in memory .*assign a clone"):
+        step(params, optimizer)
+    assert all(map(torch.equal, params, before))

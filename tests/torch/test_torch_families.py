@@ -37,7 +37,7 @@ def row_of(family: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name in OF_TORCH else pytest.mark.nightly) for name in FAMILIES]
+    "family", [pytest.param(name, marks=() if name in OF_TORCH else pytest.mark.slow) for name in FAMILIES]
 )
 def test_the_table_tells_what_is_done(family: str) -> None:
     if family not in OF_TORCH:

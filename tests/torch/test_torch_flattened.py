@@ -1,12 +1,11 @@
 """Parameters that were exchanged for flattened ones, as DeepSpeed's ZeRO does after an optimizer is constructed.
 
-DeepSpeed is not installed here. What it does to groups is repeated from its version 0.19.8.
+What it does to groups is repeated from its version 0.19.8; with the package itself: tests/integrations.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,16 +16,19 @@ from torch._utils import _flatten_dense_tensors  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 from thalweg.errors import ParameterError  # noqa: E402
-from thalweg.rules import LAMB, RULES  # noqa: E402
-from thalweg.torch.params import checks  # noqa: E402
-from thalweg.torch.params.checks import BY_SHAPES, check_exchanged, reason_against_flat  # noqa: E402
+from thalweg.rules import RULES  # noqa: E402
 
 MODEL = [(16, 8), (16,), (4, 16), (4,)]
 VECTORS = [(5,), (9,), (1,)]
 
 
-def made(shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+def made(shapes: Any) -> list[Any]:
     return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+
+
+def give_gradients(optimizer: Any) -> None:
+    for p in optimizer.parameters():
+        p.grad = p.detach().sin()
 
 
 # ---- what DeepSpeed does
@@ -34,196 +36,149 @@ def made(shapes: Sequence[tuple[int, ...]]) -> list[Any]:
 
 def zero_1_and_2(group: dict[str, Any], ranks: int = 1, rank: int = 0, alignment: int = 1) -> None:
     """``deepspeed/runtime/zero/stage_1_and_2.py``, ``__init__``: one partition, with no marks."""
-    trainable = [p for p in group["params"] if p.requires_grad]
     padded = []
-    for p in trainable:
-        padded += [p.detach(), torch.zeros(-p.numel() % alignment)]
+    for p in group["params"]:
+        if p.requires_grad:
+            padded += [p.detach(), torch.zeros(-p.numel() % alignment)]
     whole = _flatten_dense_tensors(padded)
-    multiple = 2 * ranks
-    whole = torch.cat([whole, torch.zeros(math.ceil(whole.numel() / multiple) * multiple - whole.numel())])
-    partition = whole.chunk(ranks)[rank].detach().clone().float()
-    partition.requires_grad = True
-    group["params"] = [partition]
+    whole = torch.cat([whole, torch.zeros(-whole.numel() % (2 * ranks))])
+    group["params"] = [whole.chunk(ranks)[rank].detach().clone().requires_grad_()]
 
 
 def fused(group: dict[str, Any]) -> None:
     """``deepspeed/runtime/fp16/fused_optimizer.py``, ``FP16_Optimizer.__init__``: one vector, with no padding."""
-    flat = _flatten_dense_tensors([p.clone().detach() for p in group["params"]]).float().detach()
-    flat.requires_grad = True
-    group["params"] = [flat]
+    group["params"] = [_flatten_dense_tensors([p.clone().detach() for p in group["params"]]).requires_grad_()]
 
 
 def zero_3(group: dict[str, Any]) -> None:
     """``deepspeed/runtime/zero/stage3.py``: ``_create_fp32_partitions``, and ``_optimizer_step`` before a step."""
-    flat = _flatten_dense_tensors([p.detach() for p in group["params"][:2]]).clone()
+    flat = _flatten_dense_tensors([p.detach() for p in group["params"][:2]]).clone().requires_grad_()
     flat.ds_id = "0_1"
-    flat.requires_grad = True
-    group["params"] = []
     group["params"] = [flat]
 
 
 def unfused(group: dict[str, Any]) -> None:
     """``deepspeed/runtime/fp16/unfused_optimizer.py``, as stage 0 uses it: masters of the shapes of parameters."""
-    masters = [p.clone().float().detach() for p in group["params"] if p.requires_grad]
-    for p in masters:
-        p.requires_grad = True
-    group["params"] = masters
+    group["params"] = [p.clone().detach().requires_grad_() for p in group["params"]]
 
 
-def exchange(shapes: Sequence[tuple[int, ...]], change: Callable[[dict[str, Any]], None], reason: str) -> None:
-    """Look at a group before and after it was changed."""
-    group = {"params": made(shapes)}
-    before = [tuple(p.shape) for p in group["params"]]
-    change(group)
-    check_exchanged(0, before, group["params"], reason)
+def megatron(group: dict[str, Any]) -> None:
+    """A 1-D slice of every parameter whose range touches this rank's."""
+    group["params"] = [p.detach().view(-1)[: max(1, p.numel() // 2)].clone().requires_grad_() for p in group["params"]]
 
 
-FLATTEN = {
-    "stage 1 or 2": zero_1_and_2,
-    "stage 1 or 2, aligned for float32": lambda group: zero_1_and_2(group, alignment=4),
-    "stage 1 or 2, aligned for bfloat16": lambda group: zero_1_and_2(group, alignment=8),
-    "stage 0 with a fused optimizer": fused,
-    "stage 3": zero_3,
+def freeze_one(group: dict[str, Any]) -> None:
+    group["params"][1].requires_grad_(False)
+    zero_1_and_2(group)
+
+
+def step_after(shapes: Any, change: Callable[[dict[str, Any]], None], **options: Any) -> None:
+    """Construct, change the group, and step."""
+    optimizer = thalweg.torch.LAMB(made(shapes), lr=0.1, **options)
+    change(optimizer.param_groups[0])
+    give_gradients(optimizer)
+    optimizer.step()
+
+
+#: What is done to a group, and whether it can be told of vectors alone.
+FLATTEN: dict[str, tuple[Callable[[dict[str, Any]], None], bool]] = {
+    "stage 1 or 2": (zero_1_and_2, True),
+    "stage 1 or 2, aligned for float32": (lambda group: zero_1_and_2(group, alignment=4), True),
+    "stage 1 or 2, aligned for bfloat16": (lambda group: zero_1_and_2(group, alignment=8), True),
+    "stage 0 with a fused optimizer": (fused, True),
+    "stage 3": (zero_3, False),  # which marks what it makes
+    "one of them frozen": (freeze_one, True),
+    "slices by Megatron": (megatron, False),
 }
 
 
 @pytest.mark.parametrize("how", FLATTEN)
-@pytest.mark.parametrize("shapes", [MODEL, [(3, 5)], VECTORS], ids=str)
-def test_parameters_that_became_a_vector_are_refused(how: str, shapes: list[tuple[int, ...]]) -> None:
-    if how == "stage 3" and shapes == VECTORS:
-        pytest.skip("told by its mark")
-    words = (
-        r"parameter group 0: parameters of shapes \(.*ZeRO.*flatten parameters and so lose their shapes and norms: "
-        r"use ZeRO stage 0, or .*fully_shard \(FSDP2\), or .*trust=False"
-    )
-    with pytest.raises(ParameterError, match=words):
-        exchange(shapes, FLATTEN[how], BY_SHAPES)
-    exchange(shapes, FLATTEN[how], "")
+def test_parameters_that_became_a_vector_are_refused(how: str) -> None:
+    change, of_vectors = FLATTEN[how]
+    words = r"parameter group 0: parameters of shapes \(.*ZeRO.*: use ZeRO stage 0, or .*\(FSDP2\), or .*trust=False"
+    for shapes in (MODEL, [(3, 5)], VECTORS) if of_vectors and how != "one of them frozen" else (MODEL,):
+        with pytest.raises(ParameterError, match=words):
+            step_after(shapes, change)
+        step_after(shapes, change, trust=False)
 
 
-@pytest.mark.parametrize("shapes", [MODEL, VECTORS], ids=["matrices", "vectors"])
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_every_rank_refuses_its_partition(
-    shapes: list[tuple[int, ...]], ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checks.torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(checks.torch.distributed, "get_world_size", lambda: 8)
-    for rank in range(ranks):
-        with pytest.raises(ParameterError, match="DeepSpeed"):
-            exchange(shapes, lambda group, rank=rank: zero_1_and_2(group, ranks, rank), BY_SHAPES)  # type: ignore[misc]
+@pytest.fixture
+def eight_ranks() -> Iterator[None]:
+    """A process group of torch's own whose messages go nowhere."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    yield
+    torch.distributed.destroy_process_group()
 
 
-def test_a_partition_as_long_as_a_bias_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks.torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(checks.torch.distributed, "get_world_size", lambda: 5)
-    with pytest.raises(ParameterError, match=r"vectors of 4 elements"):
-        exchange([(4, 4), (4,)], lambda group: zero_1_and_2(group, 5, 2), BY_SHAPES)
-
-
-def test_frozen_parameters_are_left_out() -> None:
-    def change(group: dict[str, Any]) -> None:
-        group["params"][1].requires_grad_(False)
-        zero_1_and_2(group)
-
-    with pytest.raises(ParameterError, match="DeepSpeed"):
-        exchange(MODEL, change, BY_SHAPES)
-
-
-def test_masters_with_the_shapes_of_parameters_are_served() -> None:
-    exchange(MODEL, unfused, BY_SHAPES)
-
-
-def test_megatron_slices_each_parameter_and_is_refused() -> None:
-    """A 1-D slice of every parameter whose range touches this rank's."""
-
-    def change(group: dict[str, Any]) -> None:
-        group["params"] = [p.detach().view(-1)[: max(1, p.numel() // 2)].clone() for p in group["params"]]
-
-    with pytest.raises(ParameterError, match="flatten parameters and so lose their shapes"):
-        exchange(MODEL, change, BY_SHAPES)
-
-
-# ---- what is no flattening
-
-
-def replaced(*shapes: tuple[int, ...]) -> Callable[[dict[str, Any]], None]:
-    return lambda group: group.__setitem__("params", made(shapes))
+@pytest.mark.usefixtures("eight_ranks")
+def test_every_rank_refuses_its_partition() -> None:
+    for shapes in (MODEL, VECTORS):
+        for ranks in (2, 5, 8):
+            for rank in range(ranks):
+                with pytest.raises(ParameterError, match="DeepSpeed"):
+                    step_after(shapes, lambda group, at=(ranks, rank): zero_1_and_2(group, *at))  # type: ignore[misc]
+    with pytest.raises(ParameterError, match="vectors of 4 elements"):  # as long as a bias
+        step_after([(4, 4), (4,)], lambda group: zero_1_and_2(group, 5, 2))
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (MODEL, MODEL),
         (MODEL, [(32, 8), (32,), (4, 32), (4,)]),  # a layer that grows
         ([(100, 3)], [(140, 3)]),  # Gaussians that split: one tensor in a group
         ([(100, 1, 3)], [(80, 1, 3)]),
         ([(100,)], [(140,)]),
         ([(100,), (100,)], [(140,), (140,)]),
         ([(100, 3)], [(0, 3)]),
-        (VECTORS, VECTORS),  # a model of vectors alone
-        (VECTORS, [(6,), (10,), (2,)]),
+        (VECTORS, [(6,), (10,), (2,)]),  # a model of vectors alone
         (VECTORS, [(9,)]),  # of which one is kept
         (VECTORS, [(7,)]),
         (MODEL, [(4,)]),
         (MODEL, []),  # between the steps of stage 3
-        ([], [(12,)]),
-        ([(5,)], [(5,)]),
         ([(5,)], [(12,)]),
     ],
     ids=str,
 )
-def test_other_exchanges_are_served(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> None:
-    exchange(before, replaced(*after), BY_SHAPES)
+def test_other_exchanges_are_served(before: Any, after: Any) -> None:
+    step_after(before, lambda group: group.update(params=made(after)))
 
 
-class Distributed:
-    """What is asked of a DTensor here: its shape, that it has a mesh, and no elements of its own."""
-
-    def __init__(self, *shape: int) -> None:
-        self.shape, self.ndim, self.device_mesh = torch.Size(shape), len(shape), "mesh"
-
-
-def test_dtensors_are_served() -> None:
-    check_exchanged(0, MODEL, [Distributed(*shape) for shape in MODEL], BY_SHAPES)  # type: ignore[misc]
-    check_exchanged(0, MODEL, [Distributed(204)], BY_SHAPES)  # type: ignore[list-item]
+def test_masters_with_the_shapes_of_parameters_are_served() -> None:
+    step_after(MODEL, unfused)
 
 
 # ---- who may be flat
 
 
 @pytest.mark.parametrize(
-    ("change", "overrides", "words"),
+    ("options", "words"),
     [
-        ({"max_grad_norm": 1.0}, (), "max_grad_norm would see only this rank's shard; use DeepSpeed's"),
-        ({"on_nonfinite": "skip"}, (), "on_nonfinite='skip' would see only this rank's shard; use 'propagate'"),
-        ({"on_nonfinite": "raise"}, (), "on_nonfinite='raise' would see"),
-        ({}, (("*.bias", {"weight_decay": 0.0}),), "overrides cannot tell them apart"),
+        ({"max_grad_norm": 1.0}, "max_grad_norm would see only this rank's shard; use DeepSpeed's"),
+        ({"on_nonfinite": "skip"}, "on_nonfinite='skip' would see only this rank's shard; use 'propagate'"),
+        ({"on_nonfinite": "raise"}, "on_nonfinite='raise' would see"),
+        ({"spikes": True}, "spikes would see only the gradient of this rank's shard"),
+        ({"overrides": [(lambda name, p: p.ndim < 2, {"weight_decay": 0.0})]}, "overrides cannot tell them apart"),
     ],
+    ids=lambda value: "" if isinstance(value, str) else ",".join(value),
 )
-def test_what_looks_at_all_parameters_may_not(change: dict[str, Any], overrides: Any, words: str) -> None:
-    assert words in reason_against_flat(
-        LAMB(trust=False), {"max_grad_norm": None, "on_nonfinite": "propagate", **change}, overrides
-    )
-
-
-# ---- and what an optimizer says at the next step
+def test_what_looks_at_all_parameters_may_not(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        step_after(MODEL, zero_1_and_2, trust=False, **options)
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["by position", "by name"])
-@pytest.mark.parametrize("stepped_before", [False, True], ids=["at once", "later"])
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule().looks_at_shapes and name != "Muon"])
-def test_an_optimizer_refuses_to_step_a_partition(name: str, stepped_before: bool, named: bool) -> None:
+def test_an_optimizer_that_has_stepped_refuses_every_time_and_changes_nothing(name: str, named: bool) -> None:
     params = made(MODEL)
-    given = [(f"layer.{i}", p) for i, p in enumerate(params)] if named else params
-    optimizer = getattr(thalweg.torch, name)(given, lr=0.1)
-    for p in params:
-        p.grad = torch.ones_like(p)
-    if stepped_before:
-        optimizer.step()
+    optimizer = getattr(thalweg.torch, name)([*zip("abcd", params, strict=True)] if named else params, lr=0.1)
+    give_gradients(optimizer)
+    optimizer.step()
     (group,) = optimizer.param_groups
     zero_1_and_2(group)
+    give_gradients(optimizer)
     (flat,) = group["params"]
-    flat.grad = torch.ones_like(flat)
     before = flat.detach().clone()
     for _ in range(2):
         with pytest.raises(ParameterError, match=r"parameter group 0: .*ZeRO.*fully_shard"):
@@ -247,33 +202,10 @@ def test_groups_do_not_hide_it(how: str) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("LAMB", dict(trust=False)), ("LARS", dict(trust=False)), ("SGD", {}), ("AdamW", {})]
-)
-def test_an_optimizer_without_ratios_steps_a_partition(name: str, options: dict[str, Any]) -> None:
-    params, alone = made(MODEL), made(MODEL)
-    optimizer, other = (getattr(thalweg.torch, name)(some, lr=0.1, **options) for some in (params, alone))
-    with torch.no_grad():
-        for p, q in zip(params, alone, strict=True):
-            q.copy_(p)
-    zero_1_and_2(optimizer.param_groups[0])
-    (flat,) = optimizer.param_groups[0]["params"]
-    flat.grad = flat.detach().sin()
-    for q in alone:
-        q.grad = q.detach().sin()
-    optimizer.step()
-    other.step()
-    whole = _flatten_dense_tensors([q.detach() for q in alone])
-    torch.testing.assert_close(flat.detach()[: whole.numel()], whole)
-
-
 def test_stage_3_is_refused_when_the_optimizer_is_made() -> None:
     p = torch.nn.Parameter(torch.empty(0))  # as deepspeed.zero.Init leaves a parameter
     p.ds_id, p.ds_shape = 0, (4, 4)
-    words = (
-        r"'weight' belongs to stage 3 of DeepSpeed's ZeRO.*flattens parameters and so loses their shapes and norms: "
-        r"use ZeRO stage 0"
-    )
+    words = r"'weight' belongs to stage 3 of DeepSpeed's ZeRO.*flattens parameters .*: use ZeRO stage 0"
     with pytest.raises(ParameterError, match=words):
         thalweg.torch.LAMB([("weight", p)])
     thalweg.torch.LAMB([("weight", p)], trust=False)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import pytest
-from lanes import by_turns
 
 torch = pytest.importorskip("torch")
 
-import thalweg.numpy  # noqa: E402
 import thalweg.torch  # noqa: E402
 from thalweg.errors import NonFiniteError, OptionError, ResumeWarning, StateError  # noqa: E402
 
@@ -43,24 +40,6 @@ def dtypes(optimizer: Any, p: Any) -> dict[str, str]:
     return {key: str(entry.dtype)[6:] for key, entry in optimizer.state[p].items() if key != "step"}
 
 
-@by_turns()
-@pytest.mark.parametrize("rule", ["LAMB", "AdamW", "Kron", "Muon"])
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_every_engine_keeps_the_codes_that_numpy_keeps(rule: str, rounding: str) -> None:
-    options: Any = dict(state_dtype="int8", state_rounding=rounding, **({"vectors": "row"} if rule == "Muon" else {}))
-    plain = getattr(thalweg.numpy, rule)(0.01, engine="reference", **options)
-    arrays = {name: p.detach().numpy().copy() for name, p in model().items()}
-    for t in range(2):
-        plain.step(arrays, {name: g.detach().numpy() for name, g in model(100 + t).items()})
-    for engine in ("reference", "foreach", "auto"):
-        params, optimizer = made(rule, engine=engine, **options)
-        for name, p in params.items():
-            for key, entry in plain.state[name].items():
-                if entry.dtype.kind in "iu" and key != "step":
-                    apart = (optimizer.state[p][key] != torch.tensor(entry)).float().mean()
-                    assert apart <= 1e-3, (engine, name, key)
-
-
 def test_a_filter_of_other_strides() -> None:
     params, optimizer = made(state_dtype="int8", steps=0)
     wanted, other = made(state_dtype="int8")
@@ -68,22 +47,6 @@ def test_a_filter_of_other_strides() -> None:
     stepped(params, optimizer, 0, 2)
     for key in ("exp_avg", "exp_avg_scale", "exp_avg_sq"):
         assert torch.equal(optimizer.state[params["filter"]][key], other.state[wanted["filter"]][key])
-
-
-def test_saved_state_is_read_without_pickles_and_continues_to_the_bit() -> None:
-    options: Any = dict(state_dtype="int8", rounding="compensated", dtype=torch.bfloat16)
-    params, optimizer = made(**options)
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    again, fresh = made(dtype=torch.bfloat16, steps=0)
-    for name, p in again.items():
-        p.data.copy_(params[name].data)
-    fresh.load_state_dict(torch.load(file, weights_only=True))
-    assert dtypes(fresh, again["first"])["rounding_error"] == "int8"
-    stepped(params, optimizer, 2, 4)
-    stepped(again, fresh, 2, 4)
-    assert all(torch.equal(params[name], again[name]) for name in params)
 
 
 def test_options_that_change_convert_state_once_and_tell_it_once() -> None:
@@ -98,17 +61,6 @@ def test_options_that_change_convert_state_once_and_tell_it_once() -> None:
     assert dtypes(optimizer, params["first"]) == wanted
     assert before.dtype == torch.uint8
     stepped(params, optimizer, 3, 4)
-
-
-def test_state_goes_to_other_front_ends() -> None:
-    params, optimizer = made(state_dtype="int8")
-    exported = thalweg.torch.export_state(optimizer)
-    again, same = made(state_dtype="int8", steps=0)
-    thalweg.torch.import_state(same, exported)
-    assert all(torch.equal(same.state[again[n]]["exp_avg"], optimizer.state[params[n]]["exp_avg"]) for n in params)
-    numpy = thalweg.numpy.LAMB(0.01, state_dtype="int8")
-    numpy.load_state_dict(exported)
-    assert numpy.state["first"]["exp_avg"].dtype == "int8"
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_in_the_backward_pass() -> None:
     assert_same(ours, theirs)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_compiled_steps_run_as_they_are_beside_kron() -> None:
     ours, theirs = model(), model()
     optimizer = Mixture(ours.named_parameters(), entries())

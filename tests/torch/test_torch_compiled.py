@@ -1,0 +1,114 @@
+"""A compiled function that takes a step: the bits of the step itself, and nothing of it is compiled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import thalweg.torch  # noqa: E402
+from thalweg.rules import RULES  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+SHAPES = [(6, 4), (5, 4), (6, 4)]
+
+
+def make(rule: str, engine: str) -> Any:
+    random = torch.Generator().manual_seed(0)
+    named = [(f"p{i}", torch.nn.Parameter(torch.randn(shape, generator=random))) for i, shape in enumerate(SHAPES)]
+    return getattr(thalweg.torch, rule)(named, lr=0.01, engine=engine)
+
+
+def drive(optimizer: Any, steps: int, step: Callable[[], Any]) -> Sequence[Any]:
+    random = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for p in optimizer.parameters():
+            p.grad = torch.randn(p.shape, generator=random)
+        step()
+    return [p.detach() for p in optimizer.parameters()]
+
+
+@pytest.mark.parametrize("engine", ["auto", "foreach"])
+@pytest.mark.parametrize("rule", RULES)
+def test_compiled_steps_run_as_they_are(rule: str, engine: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What follows the step is compiled once, and nothing is said of it."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    optimizer, eager = make(rule, engine), make(rule, engine)
+    counter, frames = CompileCounter(), []
+
+    @torch.compile(backend=counter)
+    def train_step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.step()
+        return x * 2
+
+    def step() -> None:
+        optimizer.param_groups[0]["lr"] *= 0.9
+        train_step(torch.ones(3))
+        frames.append((counter.frame_count, sum(torch._dynamo.utils.counters["frames"].values())))
+
+    def step_eagerly() -> None:
+        eager.param_groups[0]["lr"] *= 0.9
+        eager.step()
+
+    assert all(map(torch.equal, drive(optimizer, 10, step), drive(eager, 10, step_eagerly)))
+    assert counter.frame_count == 1, "what follows the step, and nothing of it"
+    assert frames[-1] == frames[1], f"compiled anew: {frames}"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("rule", ["Kron", "LAMB"])
+def test_compiled_steps_of_single_parameters(rule: str) -> None:
+    """A compiler once took every parameter for the second."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    optimizer, eager = make(rule, "auto"), make(rule, "auto")
+    counter = CompileCounter()
+    step = torch.compile(optimizer.step_parameter, backend=counter)
+    found = drive(optimizer, 3, lambda: [step(p) for p in optimizer.parameters()])
+    assert all(map(torch.equal, found, drive(eager, 3, eager.step)))
+    assert counter.frame_count == 0
+
+
+def test_a_train_step_that_is_compiled_as_a_whole() -> None:
+    """The model is compiled, once, and Kron is not."""
+    torch._dynamo.reset()
+    seen: list[set[str]] = []
+
+    def backend(module: Any, _: Any) -> Any:
+        calls = (node.target for node in module.graph.nodes if node.op.startswith("call_"))
+        seen.append({getattr(target, "__name__", str(target)) for target in calls})
+        return module.forward
+
+    def train(compile_with: Callable[[Any], Any]) -> tuple[list[float], list[int]]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        optimizer = thalweg.torch.Kron(model.named_parameters(), lr=1e-2, precond_update_probability=0.4)
+
+        def train_step(inputs: Any, targets: Any) -> Any:
+            optimizer.zero_grad()
+            loss = (model(inputs) - targets).square().mean()
+            found = loss.detach()
+            loss.backward()
+            optimizer.step()
+            return found
+
+        step, losses, counts = compile_with(train_step), [], []
+        for _ in range(6):
+            losses.append(float(step(torch.randn(32, 6), torch.randn(32, 1))))
+            counts.append(len(seen))
+        return losses, counts
+
+    losses, counts = train(lambda function: torch.compile(function, backend=backend))
+    assert losses == train(lambda function: function)[0]
+    names = set().union(*seen)
+    assert "linear" in names
+    assert not names & {"matmul", "triu", "vector_norm", "argmax", "linalg_solve_triangular", "bitwise_and", "cos"}
+    assert counts[-1] == counts[1], f"compiled anew: {counts}"
