@@ -24,6 +24,9 @@ def read_entries(state: Mapping[Name, Mapping[str, Any]]) -> tuple[dict[Name, Tr
     tracked: dict[Name, Tracked] = {}
     norms: Arr | None = None
     for name, entries in state.items():
+        for key, entry in entries.items():
+            if key != "step" and not hasattr(getattr(entry, "dtype", None), "name"):  # a tensor, a list
+                raise StateError(f"the state of {name!r} must be arrays of floating point: {key!r} is {entry!r:.40}")
         arrays = {key: np.array(entry) for key, entry in entries.items() if key != "step"}
         norms = arrays.pop(SPIKES, norms)
         if norms is not None and not (norms.ndim == 1 and np.all(norms >= 0) and np.all(np.isfinite(norms))):
