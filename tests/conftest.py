@@ -10,6 +10,8 @@ from pathlib import Path
 # tests that compare float64 need jax to have it, before jax is imported anywhere
 os.environ.setdefault("JAX_ENABLE_X64", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# and tests of sharding eight devices, which are all this CPU
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 # without a GPU, its kernels are interpreted; Triton reads this when it is imported, by whomever
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")

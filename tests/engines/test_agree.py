@@ -17,7 +17,14 @@ from thalweg.rules import RULES, Rule
 
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 #: Every engine, and which share of the examples it is tried with: some compile a program for each, or interpret it.
-SHARES = {"numpy native": 3, "torch native": 3, "torch triton": 12, "optax xla": 25, "optax native": 25}
+SHARES = {
+    "numpy native": 3,
+    "torch native": 3,
+    "torch triton": 12,
+    "optax xla": 25,
+    "optax update": 25,
+    "optax native": 25,
+}
 #: What an engine leaves to array libraries, and says so: rules that are products of matrices alone.
 LEFT_TO_OTHERS = {
     ("numpy native", "Muon"),

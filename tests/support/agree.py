@@ -131,16 +131,26 @@ def start_torch(rule: type[Rule], params: Arrays, *, engine: str, device: str = 
     return Run(step, read, write)
 
 
-def start_optax(rule: type[Rule], params: Arrays, *, engine: str, lr: Any, **options: Any) -> Run:
+def start_optax(rule: type[Rule], params: Arrays, *, engine: str, lr: Any, applied: bool = True, **options: Any) -> Run:
+    """applied: by ``make_step``, else by ``update`` and optax's ``apply_updates``. Schedules count from 0 there."""
     import jax
     import jax.numpy as jnp
+    import optax
 
     from thalweg.optax import export_state, import_state, make_step, transformation
 
-    solver = transformation(rule, lr, **options, engine=engine)
+    given = {name: from_0(value) if callable(value) else value for name, value in {"lr": lr, **options}.items()}
+    solver = transformation(rule, given.pop("lr"), **given, engine=engine)
     run: dict[str, Any] = {"params": {name: jnp.asarray(p) for name, p in params.items()}}
     run["state"] = solver.init(run["params"])
-    compiled = jax.jit(make_step(solver))
+
+    def update(params: Any, state: Any, grads: Any) -> Any:
+        """Updates have the widest dtype of parameter and gradient: in 16 bits they would be rounded once more."""
+        wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, "float32")), grads)
+        updates, state = solver.update(wide, state, params)
+        return optax.apply_updates(params, updates), state
+
+    compiled = jax.jit(make_step(solver) if applied else update)
 
     def step(grads: Arrays) -> None:
         given = {name: jnp.asarray(g) for name, g in grads.items()}
@@ -159,6 +169,10 @@ def start_optax(rule: type[Rule], params: Arrays, *, engine: str, lr: Any, **opt
         run["state"] = import_state(run["state"], run["params"], {**exported, "state": state})
 
     return Run(step, read, write)
+
+
+def from_0(schedule: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda count: schedule(count + 1)
 
 
 def missing(*modules: str) -> str:
@@ -206,6 +220,12 @@ ENGINES: dict[str, Engine] = {
     ),
     "optax xla": Engine(
         row(start_optax, engine="xla"), lambda: missing("jax", "optax"), mixes_dtypes=True, strictly="xla"
+    ),
+    "optax update": Engine(
+        row(start_optax, engine="xla", applied=False),
+        lambda: missing("jax", "optax"),
+        mixes_dtypes=True,
+        strictly="xla",
     ),
     "optax native": Engine(
         row(start_optax, engine="auto"), lambda: missing("jax", "optax") or reason_missing() or "", strictly="native"

@@ -24,7 +24,7 @@ from thalweg.rules import Rule
 from thalweg.rules.rule import stand_in
 from thalweg.settings import Setting
 from thalweg.spaces import jax as space
-from thalweg.storage import RECORD, arithmetic
+from thalweg.storage import RECORD, arithmetic, describe_state
 
 
 @functools.cache
@@ -38,8 +38,11 @@ def handler() -> Any:
 
 def reason_against(leaf: Leaf) -> str:
     """Why this code cannot step a parameter that is whole and has elements, "" if it can."""
-    setting = leaf.setting
-    return reason_unserved(stand_in(setting.rule_at(1)), setting.handling, leaf.p.shape, leaf.p.dtype.name) or ""
+    setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
+    kept = describe_state(setting.stored_rule, setting.handling, shape, dtype)
+    if "float16" in (dtype, getattr(leaf, "g", leaf.p).dtype.name, *(own for _, own in kept.values())):
+        return "XLA's threads take numbers of float16 below 2**-14 for 0 where native code reads them"
+    return reason_unserved(stand_in(setting.rule_at(1)), setting.handling, shape, dtype) or ""
 
 
 def reason_against_sums(leaf: Leaf) -> str:

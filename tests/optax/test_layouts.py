@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from optax_runs import SOON, error
 from tolerances import FLOAT32, FLOAT64
 
-jax = pytest.importorskip("jax")
-optax = pytest.importorskip("optax")
+from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.numpy import Muon
+from thalweg.optax import MatrixAxes, explain, export_state, muon, muon_adamw, stats, with_stats
+
 linen = pytest.importorskip("flax.linen")
 eqx = pytest.importorskip("equinox")
-
-import jax.numpy as jnp  # noqa: E402
-
-from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning  # noqa: E402
-from thalweg.optax import MatrixAxes, explain, export_state, muon, muon_adamw, stats, with_stats  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -56,10 +57,13 @@ def shapes_of_net() -> Any:
     return shapes["params"]
 
 
-def drawn(shapes: Any, seed: int) -> Any:
-    """Numbers in float64 where jax has it."""
+def draw(shapes: Any, seed: int) -> Any:
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda s: jnp.asarray(rng.standard_normal(s.shape)), shapes)
+
+
+def draw_one(*shape: int, seed: int = 0) -> Any:
+    return {"w": draw(jax.ShapeDtypeStruct(shape, jnp.float32), seed)}
 
 
 def named(tree: Any) -> dict[str, Any]:
@@ -67,72 +71,108 @@ def named(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in pairs}
 
 
-def trained(solver: Any, params: Any, steps: int = 4) -> Any:
-    state, update = solver.init(params), jax.jit(solver.update)
+def train(solver: Any, params: Any, steps: int = 2) -> Any:
+    state, update = solver.init(params), jax.jit(solver.update, compiler_options=SOON)
     for seed in range(1, steps + 1):
-        updates, state = update(drawn(params, seed), state, params)
+        updates, state = update(draw(params, seed), state, params)
         params = optax.apply_updates(params, updates)
     return params, state
 
 
-def error(found: Any, wanted: Any, start: Any) -> float:
-    found, wanted, start = named(found), named(wanted), named(start)
-    return max(float(np.abs(found[k] - wanted[k]).max() / np.abs(wanted[k] - start[k]).max()) for k in wanted)
+def rows_of(solver: Any, params: Any, rule: str = "Muon") -> dict[str, str]:
+    """What is told of the parameters that a rule steps."""
+    return {row.name: row.treatment for row in explain(solver, params).rows if row.rule == rule}
 
 
-def rules_of(solver: Any, params: Any) -> dict[str, str]:
-    return {row.name: row.rule for row in explain(solver, params).rows}
+# ---- numbers
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("options", [dict(consistent_rms=0.2, weight_decay=0.1), dict(nesterov=False)], ids=str)
-def test_a_step_equals_that_of_optax_with_dimension_numbers(options: dict[str, Any]) -> None:
+def test_steps_equal_those_of_optax_with_dimension_numbers(options: dict[str, Any]) -> None:
     def numbers(params: Any) -> Any:
         names = iter(named(params))
-        axes = lambda _: MATRICES.get(next(names))  # noqa: E731
-        found = jax.tree.map(axes, params)
+        axes = jax.tree.map(lambda _: MATRICES.get(next(names)), params)
         is_axes = lambda x: x is None or isinstance(x, tuple)  # noqa: E731
-        return jax.tree.map(lambda a: a and optax.contrib.MuonDimensionNumbers(*a), found, is_leaf=is_axes)
+        return jax.tree.map(lambda a: a and optax.contrib.MuonDimensionNumbers(*a), axes, is_leaf=is_axes)
 
-    shapes, nesterov = shapes_of_net(), options.get("nesterov", True)
     theirs = optax.contrib.muon(0.02, adam_learning_rate=1e-3, muon_weight_dimension_numbers=numbers, **options)
-    adamw = dict(weight_decay=0.0, nesterov=nesterov)
-    ours = muon_adamw(0.02, 1e-3, layout="flax", muon=options, adamw=adamw)
-    with jax.enable_x64(True):
-        params = drawn(shapes, 0)
-        wanted, _ = trained(theirs, params)
-        found, state = trained(ours, params)
-    assert error(found, wanted, params) < FLOAT64
+    adamw = dict(weight_decay=0.0, nesterov=options.get("nesterov", True))
+    params = draw(shapes_of_net(), 0)
+    found, state = train(muon_adamw(0.02, 1e-3, layout="flax", muon=options, adamw=adamw), params)
+    assert error(found, train(theirs, params)[0], params) < FLOAT64
     # state is shaped like the parameters, so that it shards and is saved as they are
     kept = export_state(state, params)["state"]
     assert all(kept[name]["momentum_buffer"].shape == named(params)[name].shape for name in MATRICES)
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [((2,), (1,)), ((0,), (1, 2)), ((1, 2), (0,))])
+def test_rows_of_declared_matrices_are_their_outputs(inputs: Any, outputs: Any) -> None:
+    """Also where a leaf has matrices along further axes, each with means of its own."""
+    rest = tuple(axis for axis in range(3) if axis not in (*inputs, *outputs))
+    params = draw_one(3, 4, 5)
+    found, _ = train(muon(0.02, normalize="rows", layout=MatrixAxes(inputs, outputs)), params)
+
+    def as_matrices(x: Any) -> Any:
+        """(matrices, outputs, inputs)."""
+        x = np.asarray(x).transpose(*rest, *outputs, *inputs)
+        rows = int(np.prod(x.shape[len(rest) : len(rest) + len(outputs)]))
+        stack = int(np.prod(x.shape[: len(rest)]))
+        return x.reshape(stack, rows, -1).copy()
+
+    arrays = {"w": as_matrices(params["w"])}
+    optimizer = Muon(lr=0.02, variant="optax", scaling="original", normalize="rows", stacked_axes=1)
+    for seed in (1, 2):
+        optimizer.step(arrays, {"w": as_matrices(draw(params, seed)["w"])})
+    assert error({"w": as_matrices(found["w"])}, arrays, {"w": as_matrices(params["w"])}) < FLOAT64
+
+
 def test_dimension_numbers_of_optax_and_axes_of_ours_say_the_same() -> None:
-    params = {"w": drawn(jax.ShapeDtypeStruct((3, 4, 5), jnp.float32), 0)}
-    theirs, _ = trained(muon(0.1, layout=lambda name, p: optax.contrib.MuonDimensionNumbers(2, 0)), params)
-    ours, _ = trained(muon(0.1, layout=MatrixAxes(inputs=-1, outputs=0)), params)
+    params = draw_one(3, 4, 5)
+    theirs, _ = train(muon(0.1, layout=lambda name, p: optax.contrib.MuonDimensionNumbers(2, 0)), params)
+    ours, _ = train(muon(0.1, layout=MatrixAxes(inputs=-1, outputs=0)), params)
     assert np.array_equal(ours["w"], theirs["w"])
-    (row,) = explain(muon(0.1, layout=MatrixAxes(2, 0)), params).rows
-    assert row.treatment == "4 matrices 3 x 5"  # the axis that is not named is stacked
-    stacked = jnp.stack([params["w"]] * 2)
-    told = explain(muon(0.1, layout=MatrixAxes(2, 0), stacked_axes=1), {"w": stacked})
-    assert told.rows[0].treatment == "8 matrices 3 x 5"
+    assert rows_of(muon(0.1, layout=MatrixAxes(2, 0)), params) == {"w": "4 matrices 3 x 5"}  # the other axis is stacked
+    stacked = {"w": jnp.stack([params["w"]] * 2)}
+    assert rows_of(muon(0.1, layout=MatrixAxes(2, 0), stacked_axes=1), stacked) == {"w": "8 matrices 3 x 5"}
 
 
-@pytest.mark.parametrize("scaling", ["original", pytest.param("optax", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("scaling", ["original", "optax"])
 def test_widths_are_those_of_outputs_over_inputs_in_every_layout(scaling: str) -> None:
-    params, g = {"w": jnp.zeros((8, 2))}, {"w": drawn(jax.ShapeDtypeStruct((8, 2), jnp.float32), 1)}
-    turned = jax.tree.map(jnp.transpose, g)
+    g = draw_one(8, 2)
 
-    def step(layout: Any, params: Any, g: Any) -> Any:
+    def step(layout: Any, g: Any) -> Any:
         solver = muon(0.1, layout=layout, scaling=scaling)
-        return jax.jit(solver.update)(g, solver.init(params), params)[0]["w"]
+        return jax.jit(solver.update)(g, solver.init(g), g)[0]["w"]
 
-    by_torch, by_flax = (step(layout, params, g) for layout in ("torch", MatrixAxes(0, 1)))
+    by_torch, by_flax = (step(layout, g) for layout in ("torch", MatrixAxes(0, 1)))
     assert np.allclose(np.linalg.norm(by_torch), 2 * np.linalg.norm(by_flax), rtol=FLOAT32)
-    other = step(MatrixAxes(0, 1), {"w": params["w"].T}, turned)
-    assert np.allclose(other.T, by_torch, rtol=FLOAT32, atol=FLOAT32)
+    turned = step(MatrixAxes(0, 1), {"w": g["w"].T})
+    assert np.allclose(turned.T, by_torch, rtol=FLOAT32, atol=FLOAT32)
+
+
+def test_a_fused_kernel_steps_as_its_three_matrices() -> None:
+    drawing = draw_one(4, 12)["w"]
+    apart = {name: {"kernel": part} for name, part in zip("abc", jnp.split(drawing, 3, 1), strict=True)}
+
+    def step(g: Any) -> Any:
+        solver = muon(0.1, layout="flax", ns_dtype="float32")
+        return jax.jit(solver.update)(g, solver.init(g), g)[0]
+
+    parts = step(apart)
+    together = step({"qkv": {"kernel": drawing}})["qkv"]["kernel"]
+    expected = jnp.concatenate([parts[name]["kernel"] for name in "abc"], 1)
+    assert np.allclose(together, expected, rtol=FLOAT32, atol=FLOAT32)
+
+
+def test_figures_of_small_parameters_that_are_stepped_together_are_their_own() -> None:
+    g = {"a": jnp.ones((2, 3, 4)), "b": 2 * jnp.ones((2, 3, 4))}
+    solver = with_stats(muon(0.1, layout=MatrixAxes(2, 1), beta=0.0))
+    _, state = jax.jit(solver.update)(g, solver.init(g), g)
+    assert np.allclose(stats(state)["a"]["norm"], [12**0.5] * 2)
+    assert np.allclose(stats(state)["b"]["norm"], [2 * 12**0.5] * 2)
+
+
+# ---- what is told apart
 
 
 def test_flax_parameters_are_told_apart_and_what_is_not_understood_is_said() -> None:
@@ -180,29 +220,14 @@ def kernels(**shapes: Any) -> Any:
 
 def test_queries_keys_and_values_in_one_kernel_are_three_matrices() -> None:
     fused = kernels(qkv=(4, 12), c_attn=(4, 12), qkv_all=(4, 3, 2, 2), to_kv=(4, 8))
-    told = explain(muon_adamw(0.02, layout="flax", other=["head"]), fused)
-    assert {row.name: row.treatment for row in told.rows if row.rule == "Muon"} == {
+    solver = muon_adamw(0.02, layout="flax", other=["head"])
+    assert rows_of(solver, fused) == {
         **{f"attn.{name}.kernel": "3 matrices 4 x 4" for name in ("qkv", "c_attn", "qkv_all")},
         "attn.to_kv.kernel": "2 matrices 4 x 4",
     }
-    assert told.hints == []
+    assert explain(solver, fused).hints == []
     turned = {"attn": {"qkv": {"weight": jnp.ones((12, 4))}}}
     assert explain(muon(0.1, layout="torch"), turned).rows[0].treatment == "3 matrices 4 x 4"
-
-
-def test_a_fused_kernel_steps_as_its_three_matrices() -> None:
-    drawing = drawn(jax.ShapeDtypeStruct((4, 12), jnp.float32), 1)
-    params = {"qkv": {"kernel": jnp.zeros((4, 12))}}
-    apart = {name: {"kernel": part} for name, part in zip("abc", jnp.split(drawing, 3, 1), strict=True)}
-
-    def step(params: Any, g: Any) -> Any:
-        solver = muon(0.1, layout="flax", ns_dtype="float32")
-        return jax.jit(solver.update)(g, solver.init(params), params)[0]
-
-    together = step(params, {"qkv": {"kernel": drawing}})["qkv"]["kernel"]
-    parts = step(jax.tree.map(jnp.zeros_like, apart), apart)
-    found = jnp.concatenate([parts[name]["kernel"] for name in "abc"], 1)
-    assert np.allclose(together, found, rtol=FLOAT32, atol=FLOAT32)
 
 
 def test_kernels_that_may_be_fused_are_hinted_at() -> None:
@@ -264,11 +289,11 @@ class Model(eqx.Module):
         self.last = nn.Linear(8, 5, key=key)
 
 
-@pytest.mark.nightly
 def test_equinox_parameters_are_told_apart_by_their_modules() -> None:
     params = eqx.filter(Model(), eqx.is_inexact_array)
-    told = explain(muon_adamw(1e-3, layout="equinox", muon=dict(consistent_rms=0.2)), params)
-    assert {row.name: row.treatment for row in told.rows if row.rule == "Muon"} == {
+    solver = muon_adamw(1e-3, layout="equinox", muon=dict(consistent_rms=0.2))
+    told = explain(solver, params)
+    assert rows_of(solver, params) == {
         **{f"attention.{part}_proj.weight": "matrix 8 x 8" for part in ("query", "key", "value", "output")},
         "conv.weight": "matrix 8 x 36",
         "grouped.weight": "2 matrices 4 x 36",
@@ -279,20 +304,19 @@ def test_equinox_parameters_are_told_apart_by_their_modules() -> None:
     }
     assert {float(group.lr) for group in told.groups} == {1e-3}  # steps have one size
     assert told.hints[0].startswith("positions: AdamW steps it: no layer of equinox.nn holds it")
-    found, _ = trained(muon_adamw(0.02, layout="equinox"), params, 1)
+    found, _ = train(muon_adamw(0.02, layout="equinox"), params, 1)
     assert jax.tree.structure(found) == jax.tree.structure(params)
 
 
 def test_the_last_layer_of_an_equinox_mlp_is_its_output() -> None:
     params = eqx.filter(eqx.nn.MLP(4, 3, 8, 2, key=jax.random.key(0)), eqx.is_inexact_array)
-    rules = rules_of(muon_adamw(0.02, layout="equinox"), params)
-    assert [name for name, rule in rules.items() if rule == "Muon"] == ["layers.0.weight", "layers.1.weight"]
+    assert list(rows_of(muon_adamw(0.02, layout="equinox"), params)) == ["layers.0.weight", "layers.1.weight"]
 
 
 def test_rates_may_be_schedules_and_patterns_route_parameters() -> None:
     params = {"a": {"kernel": jnp.ones((4, 4))}, "out": {"kernel": jnp.ones((4, 4))}}
     solver = muon_adamw(lambda count: 0.1 / (count + 1), layout="flax", first=["out.*"], other=["a.*"])
-    assert rules_of(solver, params) == {"a.kernel": "AdamW", "out.kernel": "Muon"}
+    assert list(rows_of(solver, params)) == ["out.kernel"]
     assert [float(group.lr) for group in explain(solver, params).groups] == pytest.approx([0.1, 0.0015])
     with pytest.warns(UnusedOverrideWarning, match=r"patterns of first and other that match no parameter: 'ot.\*'"):
         muon_adamw(0.1, layout="flax", other=["ot.*"]).init(params)
@@ -300,42 +324,51 @@ def test_rates_may_be_schedules_and_patterns_route_parameters() -> None:
 
 def test_stacked_layers_are_declared() -> None:
     params = {"layers": {"kernel": jnp.ones((3, 4, 5))}, "head": {"kernel": jnp.ones((4, 5))}}
-    assert rules_of(muon_adamw(0.02, layout="flax"), params)["layers.kernel"] == "AdamW"
+    assert not rows_of(muon_adamw(0.02, layout="flax"), params)
     solver = muon_adamw(0.02, layout="flax", muon=dict(stacked_axes={"layers": 1, "head": 0}))
-    rows = {row.name: row for row in explain(solver, params).rows}
-    assert rows["layers.kernel"].treatment == "3 matrices 4 x 5"
-    found, _ = trained(solver, params)
+    assert rows_of(solver, params)["layers.kernel"] == "3 matrices 4 x 5"
+    found, _ = train(solver, params)
     other = muon_adamw(0.02, layout="flax", muon=dict(overrides=[("layers.*", dict(stacked_axes=1))]))
-    assert np.array_equal(trained(other, params)[0]["layers"]["kernel"], found["layers"]["kernel"])
+    assert np.array_equal(train(other, params)[0]["layers"]["kernel"], found["layers"]["kernel"])
 
 
-def test_figures_of_small_parameters_that_are_stepped_together_are_their_own() -> None:
-    params = {"a": jnp.ones((2, 3, 4)), "b": jnp.ones((2, 3, 4))}
-    g = {"a": jnp.ones((2, 3, 4)), "b": 2 * jnp.ones((2, 3, 4))}
-    solver = with_stats(muon(0.1, layout=MatrixAxes(2, 1), beta=0.0))
-    _, state = jax.jit(solver.update)(g, solver.init(params), params)
-    assert np.allclose(stats(state)["a"]["norm"], [12**0.5] * 2)
-    assert np.allclose(stats(state)["b"]["norm"], [2 * 12**0.5] * 2)
+KERNEL = {"conv": {"kernel": jnp.ones((3, 3, 4, 4))}}
+#: What is made, the parameters that it begins with, and what is wrong.
+REFUSED: list[tuple[Any, Any, type[Exception], str]] = [
+    (lambda: muon(0.1), KERNEL, ParameterError, r"'conv.kernel' has shape \(3, 3, 4, 4\).*say layout='flax'"),
+    (
+        lambda: muon(0.1),
+        {"w": jnp.ones((2, 2)), "b": jnp.ones(3)},
+        ParameterError,
+        r"parameter 'b' has shape \(3,\): it is no matrix",
+    ),
+    (lambda: muon(0.1, layout="flx"), KERNEL, OptionError, "layout must be one of 'flax', 'equinox', 'torch'.*'flx'"),
+    (lambda: muon_adamw(0.1, layout="flx"), KERNEL, OptionError, "layout must be one of 'flax', 'equinox', 'torch'"),
+    (lambda: muon_adamw(0.1), KERNEL, OptionError, "muon_adamw needs layout: one of 'flax'"),
+    (lambda: muon(0.1, layout=3), KERNEL, OptionError, "layout must be .* got 3"),
+    (
+        lambda: muon(0.1, layout=MatrixAxes(0, 4)),
+        KERNEL,
+        OptionError,
+        "'conv.kernel': inputs=0 and outputs=4 must be different axes among its 4",
+    ),
+    (
+        lambda: muon(0.1, layout=lambda name, p: "x"),
+        KERNEL,
+        OptionError,
+        "layout of parameter 'conv.kernel' must be a MatrixAxes or None, got 'x'",
+    ),
+    (
+        lambda: muon(0.1, layout="flax"),
+        {"b": jnp.ones(3)},
+        ParameterError,
+        "'b' has shape .* of which layout makes no matrix",
+    ),
+    (lambda: muon_adamw(0.1, layout="flax", first="*"), KERNEL, OptionError, "first must be a list of patterns"),
+]
 
 
-def test_mistakes_are_told() -> None:
-    kernel = {"conv": {"kernel": jnp.ones((3, 3, 4, 4))}}
-    with pytest.raises(ParameterError, match=r"'conv.kernel' has shape \(3, 3, 4, 4\).*say layout='flax'"):
-        muon(0.1).init(kernel)
-    with pytest.raises(ParameterError, match=r"parameter 'b' has shape \(3,\): it is no matrix"):
-        muon(0.1).init({"w": jnp.ones((2, 2)), "b": jnp.ones(3)})
-    for function in (muon, muon_adamw):
-        with pytest.raises(OptionError, match=r"layout must be one of 'flax', 'equinox', 'torch'.*got 'flx'"):
-            function(0.1, layout="flx")
-    with pytest.raises(OptionError, match="muon_adamw needs layout: one of 'flax'"):
-        muon_adamw(0.1)
-    with pytest.raises(OptionError, match=r"layout must be .* got 3"):
-        muon(0.1, layout=3)
-    with pytest.raises(OptionError, match=r"'conv.kernel': inputs=0 and outputs=4 must be different axes among its 4"):
-        muon(0.1, layout=MatrixAxes(0, 4)).init(kernel)
-    with pytest.raises(OptionError, match=r"layout of parameter 'conv.kernel' must be a MatrixAxes or None, got 'x'"):
-        muon(0.1, layout=lambda name, p: "x").init(kernel)
-    with pytest.raises(ParameterError, match=r"'b' has shape .* of which layout makes no matrix"):
-        muon(0.1, layout="flax").init({"b": jnp.ones(3)})
-    with pytest.raises(OptionError, match=r"first must be a list of patterns"):
-        muon_adamw(0.1, layout="flax", first="*")
+@pytest.mark.parametrize(("make", "params", "kind", "said"), REFUSED, ids=range(len(REFUSED)))
+def test_mistakes_are_told(make: Any, params: Any, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        make().init(params)

@@ -1,0 +1,399 @@
+"""Parameters divided over a mesh: steps are those of one device, under ``jax.jit`` and inside ``jax.shard_map``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from optax_runs import SOON
+from tolerances import FLIPPED_CODES, FUSED, SHARDED
+
+from thalweg.errors import OptionError, ParameterError
+from thalweg.optax import (
+    adafactor,
+    adamw,
+    kron,
+    lamb,
+    lars,
+    make_step,
+    mixture,
+    sgd,
+    state_specs,
+    with_stats,
+)
+from thalweg.optax.engines import reason_against_all
+
+pytestmark = pytest.mark.slow  # each case compiles a program for one device and one for eight
+
+Shapes = Mapping[str, tuple[tuple[int, ...], P]]
+#: Parameters by name: shape, and how it is divided over a mesh with the axes x and y. Three are of one shape.
+SHAPES: Shapes = {
+    "rows": ((16, 12), P("x")),
+    "columns": ((16, 12), P(None, "y")),
+    "whole": ((16, 12), P()),
+    "both": ((8, 16), P("x", "y")),
+    "vector": ((24,), P(("x", "y"))),
+    "cube": ((2, 8, 16), P(None, "x", "y")),
+}
+FEW: Shapes = {name: SHAPES[name] for name in ("rows", "columns", "both")}
+COPIES: Shapes = {name: (shape, P()) for name, (shape, _) in FEW.items()}
+#: Of more elements than parameters that are stacked with others of their shape.
+LARGE: Shapes = {"rows": ((264, 256), P("x")), "both": ((264, 256), P("x", "y"))}
+#: Independent layers along the first axis, divided like stages of a pipeline; and within the layers besides.
+STAGES: Shapes = {
+    "stages": ((8, 6, 4), P("x")),
+    "parted": ((8, 4, 6), P("x", "y")),
+    "within": ((3, 8, 4), P(None, "x")),
+}
+#: Step sizes are such that parameters move by some of their size.
+SOLVERS: Mapping[str, Callable[..., Any]] = {
+    "lars": partial(lars, 100.0, weight_decay=0.01),
+    "lamb": partial(lamb, 0.05, weight_decay=0.01),
+    "adafactor": partial(adafactor, 0.05, min_dim_size_to_factor=4, momentum=0.9, weight_decay_rate=0.01),
+    "kron": partial(kron, 0.05, damping=0.1, weight_decay=0.01, seed=3),
+}
+
+
+@cache
+def mesh(kind: Any = AxisType.Auto) -> jax.sharding.Mesh:
+    """Of 4 x 2, so that its axes cannot be taken for one another."""
+    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
+
+
+def numbers(shapes: Shapes, seed: int, dtype: str = "float64") -> Any:
+    """A tree on one device."""
+    rng = np.random.default_rng(seed)
+    return {name: jnp.asarray(rng.standard_normal(shape), dtype) for name, (shape, _) in shapes.items()}
+
+
+def place(shapes: Shapes, tree: Any, over: Any = None) -> Any:
+    return {name: jax.device_put(x, NamedSharding(over or mesh(), shapes[name][1])) for name, x in tree.items()}
+
+
+def specs_of(shapes: Shapes) -> dict[str, P]:
+    return {name: spec for name, (_, spec) in shapes.items()}
+
+
+def step_of(solver: Any) -> Any:
+    def step(params: Any, state: Any, g: Any) -> Any:
+        updates, state = solver.update(g, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+class Found(NamedTuple):
+    before: Any
+    #: Parameters and state after some steps on one device, and on all.
+    alone: Any
+    parted: Any
+    #: Messages of a step: the kind and the elements of each.
+    messages: list[tuple[str, int]]
+
+
+MESSAGE = re.compile(r"= (.*?) (all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)(?:-start)?\(")
+
+
+def find_messages(text: str) -> list[tuple[str, int]]:
+    found = []
+    for result, kind in MESSAGE.findall(text):
+        shapes = re.findall(r"\w+\[([\d,]*)\]", result)
+        found.append((kind, max(int(np.prod([int(n) for n in shape.split(",") if n])) for shape in shapes)))
+    return found
+
+
+def run(
+    make: Callable[..., Any],
+    shapes: Shapes,
+    how: str = "jit",
+    *,
+    bad: str = "",
+    dtype: str = "float64",
+    cut: bool = False,
+    **mapping: Any,
+) -> Found:
+    """Steps on one device and on all, where state is divided as ``state_specs`` says.
+
+    how: "jit", "explicit" (types tell how arrays are divided), "map" or "map unchecked" (inside shard_map). bad: what
+    has a NaN in its second gradient. cut: state is where the compiler wants it. mapping: options of shard_map.
+    """
+    specs, over = specs_of(shapes), mesh(AxisType.Explicit if how == "explicit" else AxisType.Auto)
+    before, *draws = (numbers(shapes, seed, dtype) for seed in range(3))
+    if bad:
+        draws[1][bad] = draws[1][bad].at[(-1,) * draws[1][bad].ndim].set(jnp.nan)
+    solver = make()
+    state = solver.init(before)
+    states, alone, step = state_specs(state, before, specs), (before, state), jit(step_of(solver))
+    for g in draws:
+        alone = step(*alone, g)
+    init, step = solver.init, step_of(solver)
+    if how.startswith("map"):
+        own = make(specs=specs)
+        mapped = partial(jax.shard_map, mesh=over, check_vma=how == "map", **mapping)
+        init = mapped(own.init, in_specs=(specs,), out_specs=states)
+        step = mapped(step_of(own), in_specs=(specs, states, specs), out_specs=(specs, states))
+    with jax.set_mesh(over) if how == "explicit" else nullcontext():
+        start, *parts = (place(shapes, tree, over) for tree in (before, *draws))
+        parted = start, jit(init)(start)
+        first, compiled = parted, jit(step)
+        for g in parts:
+            parted = compiled(*parted, g)
+        for tree in (first, parted) if not cut else ():
+            check_places(tree, (specs, states), over)
+        assert compiled._cache_size() == 1 or cut, "steps need several programs"
+        text = compiled.lower(*parted, parts[0]).compile().as_text()
+    return Found(before, alone, parted, find_messages(text))
+
+
+def jit(function: Any) -> Any:
+    return jax.jit(function, compiler_options=SOON)
+
+
+def check_places(tree: Any, specs: Any, over: Any) -> None:
+    wanted = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
+    for (path, x), spec in zip(jax.tree_util.tree_flatten_with_path(tree)[0], wanted, strict=True):
+        fits = x.sharding.is_equivalent_to(NamedSharding(over, spec), x.ndim)
+        assert fits or (x.ndim == 0 and x.sharding.is_fully_replicated), f"{path}: {x.sharding} instead of {spec}"
+
+
+def check_equal(tree: Any, wanted: Any, before: Any = None, tolerance: float = SHARDED["float64"]) -> None:
+    """before: what differences are measured from, zero unless told."""
+    before = jax.tree.map(np.zeros_like, wanted) if before is None else before
+    assert jax.tree.structure(tree) == jax.tree.structure(wanted)
+    for (path, y), x, start in zip(
+        jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(tree), jax.tree.leaves(before), strict=True
+    ):
+        x, y, start = (np.asarray(leaf, np.float64) for leaf in (x, y, start))
+        error, size = np.abs(x - y).max(initial=0), np.abs(y - start).max(initial=0)
+        assert error <= tolerance * size, f"{path} differs by {error:.1e} of {size:.1e}"
+
+
+def check_numbers(found: Found, tolerance: float = SHARDED["float64"]) -> None:
+    check_equal(found.parted[0], found.alone[0], found.before, tolerance)
+    check_equal(found.parted[1], found.alone[1], None, tolerance)
+
+
+def make_mixture(specs: Any = None) -> Any:
+    entries = [("rows", sgd(0.05, 0.9, specs=specs)), ("*", SOLVERS["adafactor"](specs=specs))]
+    return mixture(entries, specs=specs, max_grad_norm=0.5, on_nonfinite="skip")
+
+
+#: What is run, and how many messages a step sends at most, all of them sums; None: also others.
+#: The compiler joins sums over the same devices: x, y, both; inside shard_map each parameter and round has its own.
+CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], int | None]] = {
+    "the compiler divides": ((SOLVERS["lamb"], {**SHAPES, **LARGE}), {}, 4),
+    "the compiler divides rows and columns": ((SOLVERS["adafactor"], FEW), {}, 6),
+    "the compiler divides matrices": ((SOLVERS["kron"], FEW), {}, None),
+    "copies send nothing": ((SOLVERS["lamb"], COPIES), {}, 0),
+    "types tell": ((SOLVERS["lars"], SHAPES, "explicit"), {}, None),
+    "types tell of rows and columns": ((SOLVERS["adafactor"], FEW, "explicit"), {}, None),
+    "types tell of layers": (
+        (partial(SOLVERS["kron"], stacked_axes=1), {"layers": ((8, 6, 4), P("x", "y"))}, "explicit"),
+        {},
+        None,
+    ),
+    "parts": ((SOLVERS["lars"], SHAPES, "map"), {}, 5),
+    "parts of rows and columns": ((SOLVERS["adafactor"], SHAPES, "map"), {}, 14),
+    "parts of matrices": ((SOLVERS["kron"], {"rows": FEW["rows"], "twin": FEW["rows"]}, "map"), {}, 6),
+    "parts, unchecked": ((SOLVERS["lamb"], FEW, "map unchecked"), {}, 3),
+    "layers": ((partial(SOLVERS["adafactor"], stacked_axes=1), STAGES, "map"), {}, None),
+    "layers of matrices": ((partial(SOLVERS["kron"], stacked_axes=1), STAGES, "map unchecked"), {}, None),
+    "one axis by hand": (
+        (SOLVERS["adafactor"], {"rows": FEW["rows"], "both": ((8, 16), P("x"))}, "map"),
+        dict(axis_names={"x"}),
+        None,
+    ),
+    "one norm, under a limit": ((partial(sgd, 0.1, 0.9, max_grad_norm=0.5), FEW, "map"), {}, 3),
+    "one norm, within optax.chain": ((lambda: optax.chain(optax.clip_by_global_norm(0.5), sgd(0.1, 0.9)), FEW), {}, 3),
+    "masked": ((lambda: optax.masked(SOLVERS["lamb"](), {"rows": True, "both": False, "columns": True}), FEW), {}, 4),
+    "a mixture": ((make_mixture, FEW, "map"), {}, None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_are_those_of_one_device(case: str) -> None:
+    """And few messages are sent for them, none of which is a whole parameter."""
+    arguments, options, most = CASES[case]
+    found = run(*arguments, **options)
+    check_numbers(found)
+    if most is not None:
+        assert {kind for kind, _ in found.messages} <= {"all-reduce"}, found.messages
+        assert len(found.messages) <= most, found.messages
+        assert all(size < 2**16 for _, size in found.messages), found.messages
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes", "bad"),
+    [
+        (partial(SOLVERS["lars"], on_nonfinite="skip"), FEW, "both"),
+        (partial(SOLVERS["lamb"], on_nonfinite="skip", stacked_axes=1), STAGES, "stages"),
+        (make_mixture, FEW, "columns"),
+    ],
+    ids=["parts", "layers", "mixture"],
+)
+def test_one_number_on_one_device_keeps_all_of_them_from_stepping(make: Any, shapes: Shapes, bad: str) -> None:
+    found = run(make, shapes, "map", bad=bad)
+    check_numbers(found)
+    assert int(found.parted[1].skipped) == 1
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found.parted))
+
+
+def test_a_step_that_nobody_compiles() -> None:
+    solver, shapes = SOLVERS["adafactor"](), {"rows": FEW["rows"]}
+    before, g = numbers(shapes, 0), numbers(shapes, 1)
+    start = place(shapes, before)
+    found = solver.update(place(shapes, g), solver.init(start), start)
+    check_equal(found, solver.update(g, solver.init(before), before))
+    assert found[0]["rows"].sharding.is_equivalent_to(start["rows"].sharding, 2)
+
+
+def test_stochastic_rounding_does_not_depend_on_the_layout() -> None:
+    """Without ratios nothing is summed, and every bit depends on the draw alone."""
+    make = partial(lars, 0.003, trust_ratio_mask=False, rounding="stochastic")
+    found, plain = (run(partial(make, **own), FEW, "map", dtype="bfloat16") for own in ({}, dict(rounding="nearest")))
+    check_equal(found.parted[0], found.alone[0], tolerance=0.0)
+    assert any((found.alone[0][name] != plain.alone[0][name]).any() for name in FEW)
+
+
+@pytest.mark.parametrize("name", ["lars", "kron"])
+def test_parts_without_specs_are_refused(name: str) -> None:
+    solver, part = SOLVERS[name](), {"layer": {"rows": place(SHAPES, numbers(SHAPES, 0))["rows"]}}
+
+    def step(part: Any) -> Any:
+        return solver.update(part, jax.tree.map(jnp.zeros_like, jax.eval_shape(solver.init, part)), part)
+
+    for function in (solver.init, step):
+        mapped = jax.shard_map(lambda x, f=function: (f(x), 1.0)[1], mesh=mesh(), in_specs=P("x"), out_specs=P())
+        with pytest.raises(ParameterError, match=r"'layer\.rows'.*specs"):
+            mapped(part)
+
+
+def test_copies_on_all_devices_need_no_specs_and_send_gradients_alone() -> None:
+    solver, before, g = SOLVERS["lars"](), numbers(COPIES, 0), numbers(COPIES, 1)
+    halves = jax.tree.map(lambda g: jnp.stack([0.5 * g, 1.5 * g]), g)
+
+    def step(params: Any, state: Any, own: Any) -> Any:
+        return step_of(solver)(params, state, jax.tree.map(lambda x: jax.lax.pmean(jnp.squeeze(x, 0), "y"), own))
+
+    mapped = jax.shard_map(step, mesh=mesh(), in_specs=(P(), P(), P("y")), out_specs=(P(), P()))
+    found = jit(mapped)(before, solver.init(before), halves)
+    wanted = jit(step_of(solver))(before, solver.init(before), g)
+    check_equal(found[0], wanted[0], before)
+    check_equal(found[1], wanted[1])
+    assert str(jax.make_jaxpr(mapped)(before, solver.init(before), halves)).count("psum") == len(COPIES)
+
+
+# ---- state in eight bits: groups are of places in the whole array, so that no code depends on the layout
+
+#: Parameters that no layout over parts cuts within a group; and two that are cut.
+CODED: Shapes = {
+    "rows": ((64, 128), P("x")),
+    "columns": ((64, 128), P(None, "y")),
+    "both": ((64, 128), P("x", "y")),
+    "filter": ((8, 64, 8, 8), P(("x", "y"))),
+    "vector": ((64,), P("x")),
+}
+CUT: Shapes = {"thin": ((64, 192), P(None, ("x", "y"))), "filter": ((64, 16, 4, 4), P(None, ("x", "y")))}
+LEAN: dict[str, Any] = dict(state_dtype="int8", state_rounding="stochastic", seed=3)
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes", "how", "dtype"),
+    [
+        (partial(adamw, 0.01, **LEAN), CODED, "map", "float32"),
+        (partial(sgd, 0.01, momentum=0.9, rounding="compensated", **LEAN), CODED, "map", "bfloat16"),
+        (partial(adamw, 0.01, **LEAN), {"both": CODED["both"], **CUT}, "jit", "float32"),
+    ],
+    ids=["parts", "parts of bfloat16", "jit, where groups may be cut"],
+)
+def test_codes_do_not_depend_on_the_layout(make: Any, shapes: Shapes, how: str, dtype: str) -> None:
+    """Up to the few that a chance rounds to the other neighbour: groups of other places would change most codes."""
+    found = run(make, shapes, how, dtype=dtype, cut=how == "jit")
+    start = found.before, jax.tree.map(np.zeros_like, found.alone[1])
+    for x, y, first in zip(*map(jax.tree.leaves, (found.parted, found.alone, start)), strict=True):
+        x, y, first = (np.asarray(leaf, np.float64) for leaf in (x, y, first))
+        assert np.mean(np.abs(x - y) > SHARDED["float32"] * np.max(np.abs(y - first))) <= FLIPPED_CODES
+    assert {"int8", "float32"} <= {x.dtype.name for x in jax.tree.leaves(found.alone[1])}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_groups_that_are_cut_are_refused(name: str) -> None:
+    (shape, spec) = CUT[name]
+    init = adamw(0.01, specs={name: spec}, **LEAN).init
+    mapped = jax.shard_map(init, mesh=mesh(), in_specs=({name: spec},), out_specs=P(), check_vma=False)
+    with pytest.raises(ParameterError, match=f"parameter {name!r} .* is sharded so that groups of 64") as caught:
+        jax.eval_shape(mapped, {name: jax.ShapeDtypeStruct(shape, "float32")})
+    assert "shard it along its first axis" in str(caught.value)
+    assert "state_dtype='bfloat16'" in str(caught.value)
+
+
+# ---- native code on each device
+
+NATIVE: Shapes = {
+    "w": ((4, 15), P("x")),
+    "v": ((2, 12), P(None, "y")),
+    "b": ((3,), P()),
+    "cube": ((2, 8, 5), P("y", "x")),
+}
+
+
+def map_parts(make: Callable[..., Any], params: Any) -> Any:
+    specs = specs_of(NATIVE)
+    states = state_specs(make().init(params), params, specs)
+    own = dict(in_specs=(specs, states, specs), out_specs=(specs, states))
+    return jax.shard_map(make_step(make(specs=specs)), mesh=mesh(), **own)
+
+
+@pytest.mark.parametrize(("make", "exact"), [(partial(adamw, 0.1), True), (partial(lamb, 0.1), False)])
+def test_each_device_steps_its_parts_by_native_code_where_no_sum_goes_over_them(make: Any, exact: bool) -> None:
+    if reason := reason_against_all("auto"):
+        pytest.skip(reason)
+    (params, grads), solver = (numbers(NATIVE, seed) for seed in (0, 1)), make()
+
+    def step_twice(step: Any, params: Any, state: Any, grads: Any) -> tuple[str, Any]:
+        compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, grads).compile()
+        for _ in range(2):
+            params, state = compiled(params, state, grads)
+        return compiled.as_text(), (params, state)
+
+    _, expected = step_twice(make_step(solver), jax.tree.map(jnp.copy, params), solver.init(params), grads)
+    mapped = map_parts(make, params)
+    for step in (make_step(solver), mapped):
+        start = place(NATIVE, jax.tree.map(jnp.copy, params))
+        text, found = step_twice(step, start, solver.init(start), place(NATIVE, grads))
+        assert ("thalweg_step" in text) == (exact or step is mapped)  # b is whole everywhere
+        assert "all-gather" not in text
+        assert ("all-reduce" in text) == (not exact)
+        check_equal(found, expected, tolerance=0.0 if exact else FUSED["float64"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda **own: with_stats(adamw(0.1, **own)), partial(adamw, 0.1, on_nonfinite="skip")],
+    ids=["figures", "whether a step is finite"],
+)
+def test_what_devices_find_together_is_xlas(make: Any) -> None:
+    params, grads = (numbers(NATIVE, seed) for seed in (0, 1))
+    bad = {**grads, "w": grads["w"].at[3, 7].set(jnp.inf)}
+    mapped, alone = map_parts(make, params), make_step(make())
+    found, expected = (jit(step)(params, make().init(params), bad) for step in (mapped, alone))
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert jnp.allclose(a, b, rtol=1e-12, atol=0, equal_nan=True)
+
+
+def test_native_code_alone_is_refused_over_devices() -> None:
+    if reason := reason_against_all("auto"):
+        pytest.skip(reason)
+    solver, over = lamb(0.1, engine="native"), place(NATIVE, numbers(NATIVE, 0))
+    with pytest.raises(OptionError, match="several devices"):
+        jax.jit(make_step(solver))(over, solver.init(over), over)
