@@ -335,7 +335,6 @@ MUON = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # where a CPU has no products of bfloat16
 @pytest.mark.parametrize(
     ("row", "is_rounded"), [("defaults", True), *((row, False) for row in MUON)], ids=lambda value: str(value)
 )

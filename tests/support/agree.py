@@ -62,6 +62,9 @@ class Engine(NamedTuple):
     mixes_dtypes: bool = False
     #: The engine to ask for where it has to serve all, and may leave nothing to another.
     strictly: str = "fused"
+    #: Relative error of products of matrices on tensor cores, which cut float32 to 11 binary digits: one unit of them
+    #: for each of five products that follow from one another.
+    tensor_cores: float = 0.0
 
 
 def dtype_of(name: str) -> Any:
@@ -182,7 +185,9 @@ ENGINES: dict[str, Engine] = {
     "torch native": Engine(row(start_torch, engine="auto"), lambda: missing("torch") or reason_missing() or ""),
     "torch triton": Engine(row(start_torch, engine="auto"), lambda: missing("torch", "triton"), interpreted),
     "torch cuda": Engine(
-        row(start_torch, engine="auto", device="cuda"), lambda: missing("torch", "triton") or missing_gpu()
+        row(start_torch, engine="auto", device="cuda"),
+        lambda: missing("torch", "triton") or missing_gpu(),
+        tensor_cores=5 * 2.0**-10,
     ),
     "optax xla": Engine(
         row(start_optax, engine="xla"), lambda: missing("jax", "optax"), mixes_dtypes=True, strictly="xla"
@@ -240,7 +245,10 @@ def agree(
     row = ENGINES[engine]
     if reason := row.reason():
         pytest.skip(reason)
-    units = units_of(rule, options, "float64" if dtype == "float64" else "float32")
+    precision = "float64" if dtype == "float64" else "float32"
+    units = units_of(rule, options, precision)
+    if rule.needs_whole and precision == "float32":
+        units = max(units, row.tensor_cores / DTYPES[precision].rounding)
     params = draw(shapes, dtype, drawn)
     if gradients is None or isinstance(gradients, str):
         gradients = draw_gradients(shapes, gradients or dtype, steps, drawn + 100, scale)

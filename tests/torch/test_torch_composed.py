@@ -266,7 +266,6 @@ def test_weights_come_back_whatever_became_of_a_parameter_within(change: str) ->
     assert layer.weight.dtype is (torch.bfloat16 if change == "cast" else torch.float32)
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no products of bfloat16")
 def test_autocast_sees_averages_and_weights_again() -> None:
     layer = torch.nn.Linear(4, 4, bias=False)
     optimizer = thalweg.torch.SGD(layer.named_parameters(), lr=1.0, averaged=0.5)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import re
+import sys
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -296,6 +298,39 @@ def test_a_step_in_backward_does_not_look_at_all_parameters_for_each_one() -> No
                 counts.append(watched.looks)
         assert all(torch.equal(p, torch.full((2,), 0.5)) for p in net)
     assert all(more <= 2.5 * fewer for fewer, more in zip(counts[:2], counts[2:], strict=True)), counts
+
+
+def test_a_thousand_small_tensors_are_stepped_together_in_backward() -> None:
+    """Counted by calls of Python's functions in the package, in steps that repeat the one before."""
+    net = torch.nn.ParameterList(torch.ones(8, 8) for _ in range(1000))
+    optimizer, calls = thalweg.torch.AdamW(net.named_parameters()), Counter[str]()
+
+    def count(what: str, function: Callable[[], Any]) -> None:
+        def note(frame: Any, event: str, _: Any) -> None:
+            calls[what] += event == "call" and "thalweg" in frame.f_code.co_filename
+
+        sys.setprofile(note)
+        try:
+            function()
+        finally:
+            sys.setprofile(None)
+
+    def compute_loss() -> Any:
+        return torch.stack([p.sum() for p in net]).sum()
+
+    for _ in range(3):
+        compute_loss().backward()
+        calls.clear()
+        count("step", optimizer.step)
+        optimizer.zero_grad()
+    for _ in range(3):
+        with step_in_backward(net, optimizer):
+            loss = compute_loss()
+            calls["backward"] = 0
+            count("backward", loss.backward)
+        assert all(p.grad is None for p in net)
+    # a few for each hook, beside what one step of all takes
+    assert calls["backward"] <= calls["step"] + 8 * 1000
 
 
 def test_what_leaves_or_enters_between_steps_of_single_parameters_is_noticed() -> None:

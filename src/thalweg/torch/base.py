@@ -189,7 +189,7 @@ class Optimizer(torch.optim.Optimizer):
         self._agreement = Agreement(sharing)
         self._steps: dict[bytes, RememberedStep] = {}
         #: Those of single parameters, and which of these were stepped since groups were looked at.
-        self._steps_of_one: dict[Tensor, RememberedStep] = {}
+        self._steps_of_some: dict[tuple[Tensor, ...], RememberedStep] = {}
         self._stepped: set[Tensor] = set()
         #: The one that was taken last, if the next may be the same.
         self._latest: RememberedStep | None = None
@@ -232,15 +232,19 @@ class Optimizer(torch.optim.Optimizer):
         for name in ("max_grad_norm", "spikes"):  # which are the same in all groups
             if any(group.get(name) for group in self.param_groups[:1]):
                 raise OptionError(f"{name} needs all gradients of a step at once: use step()")
-        with torch.no_grad():
-            self._step(p)
+        self._step_some((p,))
 
-    def _step(self, only: Tensor | None) -> None:
+    def _step_some(self, params: tuple[Tensor, ...]) -> None:
+        """The same for several parameters at once."""
+        with torch.no_grad():
+            self._step(params)
+
+    def _step(self, only: tuple[Tensor, ...] | None) -> None:
         self._refuse_in_eval_mode("a step")
         with self._guard():
             known, self._written = len(self.state), False
             try:
-                buckets, runs = self._recall() if only is None else self._recall_one(only)
+                buckets, runs = self._recall() if only is None else self._recall_some(only)
                 self._constancy.look(buckets)
                 buckets = self._join_gradients(buckets, runs)
                 refuse_capture(buckets)
@@ -291,28 +295,33 @@ class Optimizer(torch.optim.Optimizer):
             del self._steps[next(iter(self._steps))]
         return buckets, runs
 
-    def _recall_one(self, p: Tensor) -> tuple[list[Bucket], Runs]:
-        """The same for a step of one parameter. Others are looked at when it is stepped again, and not each time."""
-        groups = self.param_groups
-        if p in self._stepped or not self._groups.has_kept_place(groups, p) or not self._agreement.holds(groups):
+    def _recall_some(self, params: tuple[Tensor, ...]) -> tuple[list[Bucket], Runs]:
+        """The same for a step of these alone. Others are looked at when one is stepped again, and not each time."""
+        groups, look_again = self.param_groups, not self._stepped.isdisjoint(params)
+        have_kept_places = all(self._groups.has_kept_place(groups, p) for p in params)
+        if look_again or not have_kept_places or not self._agreement.holds(groups):
             self._stepped.clear()
-            if p not in self._look(one_by_one=True):
+            if not self._look(one_by_one=True).keys() >= set(params):
                 raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
-        self._stepped.add(p)
+        self._stepped.update(params)
         self._latest = None
-        place = _, index = self._groups.places[p]
+        places = {p: self._groups.places[p] for p in params}
+        indices = {index for _, index in places.values()}
 
         def options() -> tuple[dict[int, Settings], dict[int, tuple[Rate, float]]]:
-            return {index: self._groups.check_settings(groups, index)}, {index: self._rate(groups[index])}
+            settings = {index: self._groups.check_settings(groups, index) for index in indices}
+            return settings, {index: self._rate(groups[index]) for index in indices}
 
-        step = self._steps_of_one.get(p)
-        if step is not None and (buckets := step.recall([[p]], {p: self.state.get(p, {})}, options)) is not None:
+        step, states = self._steps_of_some.get(params), {p: self.state.get(p, {}) for p in params}
+        if step is not None and (buckets := step.recall([list(params)], states, options)) is not None:
             return buckets, step.runs
         settings, _ = options()
-        buckets = self._sorter.sort(self, {p: place}, settings)
+        buckets = self._sorter.sort(self, places, settings)
         runs = Runs(self._engines, buckets, self._check_state)
-        states = {p: self.state.get(p, {})}
-        self._steps_of_one[p] = RememberedStep(buckets, runs, [[p]], {p: place}, states, settings)
+        states = {p: self.state.get(p, {}) for p in params}
+        self._steps_of_some[params] = RememberedStep(buckets, runs, [list(params)], places, states, settings)
+        if len(self._steps_of_some) > len(self._groups.params):
+            del self._steps_of_some[next(iter(self._steps_of_some))]
         return buckets, runs
 
     def _look(self, *, one_by_one: bool) -> dict[Tensor, tuple[str, int]]:
@@ -545,7 +554,7 @@ class Optimizer(torch.optim.Optimizer):
         self._resolved.clear()
         self._sorter.forget()
         self._steps.clear()
-        self._steps_of_one.clear()
+        self._steps_of_some.clear()
         self._stepped.clear()
         self._latest = None
         self._last, self._told = {}, []

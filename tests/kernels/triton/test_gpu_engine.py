@@ -247,7 +247,7 @@ def test_one_parameter_after_the_other(rule: str) -> None:
                 p.grad = step[name]
                 optimizer.step_parameter(p)
         if engine == "fused":
-            assert len(optimizer._steps_of_one) == len(named)
+            assert len(optimizer._steps_of_some) == len(named)
         results += [optimizer, named]
     agree(*results)
 
