@@ -49,6 +49,7 @@ NARROW = run_of("LARS", momentum_dtype="bfloat16")
 GUARDED = run_of("LAMB", max_grad_norm=1.0, on_nonfinite="skip", capturable=True)
 RATE = replace(run_of("LAMB"), tensor_rate=True)
 BY_CHANCE = replace(run_of("Muon", rounding="stochastic"), dtype="bfloat16")
+FROZEN = replace(run_of("LAMB"), frozen=("matrix",))
 LATE = dict.fromkeys(range(3), ("matrix",))
 DIVIDED = replace(run_of("Kron", divide_work=True), replicated=True)
 CODED = replace(

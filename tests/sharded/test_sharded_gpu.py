@@ -90,9 +90,8 @@ def test_random_bits_are_those_of_the_place_in_the_whole() -> None:
 
 def test_tensors_without_kernels() -> None:
     """Others of the same step have some, and who insists is told why not."""
-    check(
-        kron("vector", "matrix", overrides=(("matrix", dict(geometry="eq")),), engine="auto"), engine="foreach + fused"
-    )
+    eq = dict(geometry="eq")
+    check(kron("vector", "matrix", overrides=(("matrix", eq),), engine="auto"), engine="foreach + fused")
     ((first, *_), _), _ = world(2).run(told, kron("matrix", options=eq), "first axis")
     assert first == (
         "OptionError: engine='fused' cannot run for parameter 'matrix': there is no fused kernel for geometry='eq', "
