@@ -16,7 +16,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 from world_layouts import DTensor  # noqa: E402
-from world_steps import OTHERS, Run, local, stepped  # noqa: E402
+from world_steps import OTHERS, Run, Training, local, stepped  # noqa: E402
 
 import thalweg.torch  # noqa: E402
 
@@ -79,8 +79,7 @@ class Counted(Centred):
     elements: ClassVar[list[int]] = []
 
     def transform(self, xp: Any, tensors: Any, s: Any, **rest: Any) -> Any:
-        if not getattr(tensors[0], "is_meta", True):  # else the rule is only looked at
-            self.elements.append(math.prod(tensors[0].shape))
+        self.elements.append(math.prod(xp.shape(tensors[0])))
         return super().transform(xp, tensors, s, **rest)
 
 
@@ -88,9 +87,10 @@ OTHERS["Counted"] = thalweg.torch.optimizer(Counted)
 
 
 def transformed(run: Run, layout: str) -> int:
-    """How many elements this rank has transformed in all steps."""
+    """How many elements this rank has transformed in all steps but the first, which looks at the rule before."""
+    training = Training(run, layout).steps(0, 1)
     Counted.elements.clear()
-    stepped(run, layout)
+    training.steps(1, len(run.rates))
     return sum(Counted.elements)
 
 
