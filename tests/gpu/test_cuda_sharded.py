@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from tolerances import TENSOR_CORES  # noqa: E402
 from world import world  # noqa: E402
-from world_kernels import replayed  # noqa: E402
+from world_messages import replayed  # noqa: E402
 from world_steps import TYPICAL, Run, differences  # noqa: E402
 
 pytestmark = [

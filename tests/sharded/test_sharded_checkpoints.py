@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,148 +13,132 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import world_checkpoints as checkpoints  # noqa: E402
-from lanes import by_day  # noqa: E402
 from world import world  # noqa: E402
-from world_checkpoints import EVERY, NAMES, RULES, resume, save, soak  # noqa: E402
+from world_checkpoints import (  # noqa: E402
+    continued,
+    loaded_directly,
+    misfit,
+    resume,
+    resumed,
+    save,
+    state_before_steps,
+)
+from world_steps import TYPICAL, Run  # noqa: E402
+
+from thalweg import Spikes  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
 FINE = [[], []]
-#: One of each kind of state.
-KINDS = [
-    "LARS, bfloat16 momentum",
-    "LAMB, overrides",
-    "LAMB, spikes",
-    "Adafactor, some factored",
-    "Kron",
-]
-RULE = [name for name in NAMES if name in (*RULES, "Adafactor, factored")]
 
 
-@pytest.mark.parametrize(
-    ("case", "before", "after", "way"),
-    by_day(
-        [
-            ("LARS", "FSDP2", "plain", "nested"),
-            ("LAMB, two groups", "plain", "FSDP2", "nested"),
-            ("Adafactor, some factored", "FSDP2", "TP", "nested"),
-            ("LAMB, spikes", "FSDP2", "TP", "full, flat"),
-            ("Kron", "FSDP2", "TP", "offloaded"),
-        ],
-        (
-            *(
-                (case, *layouts, "nested")
-                for case in NAMES
-                for layouts in (("FSDP2", "plain"), ("plain", "FSDP2"), ("FSDP2", "TP"))
-            ),
-            *((case, "FSDP2", "TP", way) for case in KINDS for way in ("full, flat", "offloaded")),
-        ),
-    ),
+def run_of(rule: str, **options: Any) -> Run:
+    """Six steps, of which the half are taken when a checkpoint is written."""
+    names = ("short", "vector", "matrix", "even", "cube")
+    return Run(rule, options={**TYPICAL[rule], **options}, names=names, rates=(1.0, 1.0, 0.5, 0.5, 0.25, 0.25))
+
+
+#: Cases whose state or options are of other kinds.
+SPIKES = run_of("LAMB", spikes=Spikes(window=2, z=0.1, action="clip"))
+GROUPS = replace(run_of("LAMB"), groups=({}, dict(weight_decay=0.1, betas=(0.5, 0.9)), dict(lr=0.01)))
+SOME_FACTORED = replace(
+    run_of("Adafactor"), overrides=(("matrix", dict(min_dim_size_to_factor=128)), ("*e*", dict(momentum=0.5)))
 )
-def test_in_other_layouts(tmp_path: Path, case: str, before: str, after: str, way: str) -> None:
-    assert world(2).run(checkpoints.resumed_at_once, tmp_path, case, before, after, way) == FINE
-
-
-@pytest.mark.parametrize(
-    ("case", "divided", "before", "ranks", "after", "others"),
-    by_day(
-        [("Kron", True, "HSDP", 4, "DDP", 2)],
-        (
-            *((case, False, "FSDP2", 2, "FSDP2", 4) for case in NAMES),
-            *(
-                (rule, True, *sizes)
-                for rule in ("Muon", "Kron", "SOAP")
-                for sizes in (
-                    ("DDP", 4, "plain", 1),
-                    ("HSDP", 4, "DDP", 2),
-                    ("DDP", 2, "HSDP", 4),
-                    ("HSDP", 4, "FSDP2", 2),
-                )
-            ),
-        ),
-    ),
+UNFACTORED = run_of("Adafactor", min_dim_size_to_factor=128)
+NARROW = run_of("LARS", momentum_dtype="bfloat16")
+GUARDED = run_of("LAMB", max_grad_norm=1.0, on_nonfinite="skip", capturable=True)
+RATE = replace(run_of("LAMB"), tensor_rate=True)
+BY_CHANCE = replace(run_of("Muon", rounding="stochastic"), dtype="bfloat16")
+FROZEN = replace(run_of("LAMB"), frozen=("matrix",))
+LATE = dict.fromkeys(range(3), ("matrix",))
+DIVIDED = replace(run_of("Kron", divide_work=True), replicated=True)
+CODED = replace(
+    Run("AdamW", "float32", dict(state_dtype="int8", state_rounding="stochastic"), engine="foreach"),
+    names=("coded", "coded kernel", "bias"),
 )
-def test_by_another_number_of_ranks(
-    tmp_path: Path, case: str, divided: bool, before: str, ranks: int, after: str, others: int
-) -> None:
-    """divided: by replicas that divide the work on whole tensors."""
-    made = dict(divide_work=True) if divided else {}
-    world(ranks).run(save, tmp_path, case, before, **made)
-    assert world(others).run(resume, tmp_path, case, after, **made) == [[]] * others
-
-
-@pytest.mark.parametrize("way", ["nested", "flat", "full"])
-def test_a_frozen_parameter(tmp_path: Path, way: str) -> None:
-    found = world(2).run(checkpoints.resumed_at_once, tmp_path, "LAMB", "FSDP2", "TP", way, frozen=["wide.weight"])
-    assert found == FINE
-
-
-#: By when it is made: what ranks do, for which cases, and for which by day.
-MOMENTS: dict[str, tuple[Callable[..., Any], dict[str, str], list[str], list[str]]] = {
-    "by the step of a loader": (checkpoints.state_by_a_step, {}, NAMES, ["LARS", "LAMB, rate in a tensor"]),
-    "by the step of a loader, TP": (checkpoints.state_by_a_step, dict(layout="TP"), NAMES, ["Kron"]),
-    "when state is asked for": (checkpoints.state_when_asked, {}, NAMES, ["Muon"]),
-    "before the first step": (checkpoints.from_the_beginning, {}, RULE, ["Adafactor, factored"]),
-    "in the middle": (checkpoints.same_bits, {}, NAMES, ["LAMB, clipped and skipping", "MARS"]),
-    "by chance": (checkpoints.same_bits, dict(dtype="bfloat16", rounding="stochastic"), RULE, ["Muon"]),
-    "before a late gradient": (checkpoints.stepped_late, {}, RULE, ["SOAP"]),
-    "before a late gradient, flat": (checkpoints.stepped_late, dict(way="flat"), RULE, ["Kron"]),
-    "while training goes on": (checkpoints.saved_while_training, {}, RULE, ["SOAP"]),
-}
 
 
 @pytest.mark.parametrize(
-    ("moment", "case"),
-    by_day(
-        ((moment, case) for moment, (*_, day) in MOMENTS.items() for case in day),
-        ((moment, case) for moment, (*_, cases, _) in MOMENTS.items() for case in cases),
-    ),
-)
-def test_moments(tmp_path: Path, moment: str, case: str) -> None:
-    what, given, *_ = MOMENTS[moment]
-    assert world(2).run(what, tmp_path / "checkpoint", case, **given) == FINE
-
-
-@pytest.mark.parametrize(
-    ("case", "size", "before", "after"),
-    by_day(
-        [("SOAP", 2, "FSDP2", "plain"), ("Adafactor, factored", 4, "HSDP", "FSDP2")],
-        (
-            *(
-                (case, 2, *layouts)
-                for case in NAMES
-                for layouts in (("plain", "FSDP2"), ("FSDP2", "plain"), ("TP", "FSDP2"))
-            ),
-            ("Adafactor, factored", 4, "HSDP", "FSDP2"),
-        ),
-    ),
-)
-def test_load_state_dict_by_itself(case: str, size: int, before: str, after: str) -> None:
-    assert world(size).run(checkpoints.loaded_directly, case, before, after) == [[]] * size
-
-
-@pytest.mark.parametrize(
-    ("case", "before", "after"),
+    ("run", "before", "after", "how"),
     [
-        ("AdamW", "FSDP2", "FSDP2"),
-        pytest.param("AdamW", "plain", "FSDP2", marks=pytest.mark.nightly),
-        pytest.param("AdamW", "FSDP2", "plain", marks=pytest.mark.nightly),
-        ("Adafactor", "plain", "FSDP2"),
+        pytest.param(run_of("LARS"), "FSDP2", "plain", {}, id="LARS"),
+        pytest.param(GROUPS, "plain", "FSDP2", {}, id="groups"),
+        pytest.param(SOME_FACTORED, "FSDP2", "mixed", {}, id="some factored"),
+        pytest.param(SPIKES, "FSDP2", "mixed", dict(way="full, flat"), id="spikes"),
+        # what owners learned in steps before, they forget
+        pytest.param(run_of("Kron"), "FSDP2", "mixed", dict(way="offloaded"), id="Kron"),
+        pytest.param(run_of("Kron"), "FSDP2", "FSDP2", dict(begun=2, exact=True), id="Kron, to the bit"),
+        pytest.param(FROZEN, "FSDP2", "FSDP2", dict(way="nested"), id="frozen"),
+        pytest.param(FROZEN, "FSDP2", "mixed", dict(way="full"), id="frozen, full"),
+        pytest.param(FROZEN, "FSDP2", "mixed", dict(way="flat"), id="frozen, flat"),
+        pytest.param(run_of("Adafactor"), "mixed", "FSDP2", dict(at=0, exact=True), id="before the first step"),
+        pytest.param(GUARDED, "FSDP2", "FSDP2", dict(begun=2, exact=True), id="guarded, to the bit"),
+        pytest.param(run_of("MARS"), "FSDP2", "FSDP2", dict(begun=2, exact=True), id="MARS, to the bit"),
+        pytest.param(BY_CHANCE, "first axis", "first axis", dict(begun=2, exact=True), id="by chance"),
+        pytest.param(
+            replace(run_of("SOAP"), absent=LATE), "first axis", "first axis", dict(exact=True), id="late gradient"
+        ),
+        pytest.param(
+            replace(run_of("Kron"), absent=LATE),
+            "first axis",
+            "first axis",
+            dict(exact=True, way="flat"),
+            id="late gradient, flat",
+        ),
+        pytest.param(
+            run_of("SOAP"), "FSDP2", "FSDP2", dict(exact=True, way="while steps are taken"), id="while steps are taken"
+        ),
+        pytest.param(CODED, "first axis", "second axis", dict(exact=True), id="codes"),
     ],
 )
+def test_in_other_layouts(tmp_path: Path, run: Run, before: str, after: str, how: dict[str, Any]) -> None:
+    assert world(2).run(resumed, tmp_path, run, before, after, **how) == FINE
+
+
+@pytest.mark.parametrize(
+    ("run", "before", "ranks", "after", "others", "exact"),
+    [
+        (DIVIDED, "copies of shards", 4, "plain", 2, False),
+        (run_of("LAMB"), "HSDP", 4, "FSDP2", 2, False),
+        (CODED, "first axis", 2, "two axes", 4, True),
+    ],
+    ids=["divided work", "HSDP", "codes"],
+)
+def test_by_another_number_of_ranks(
+    tmp_path: Path, run: Run, before: str, ranks: int, after: str, others: int, exact: bool
+) -> None:
+    world(ranks).run(save, tmp_path, run, before)
+    assert world(others).run(resume, tmp_path, run, after, exact=exact) == [[]] * others
+
+
+@pytest.mark.parametrize(
+    ("run", "layout", "asked"),
+    [
+        (run_of("LARS"), "FSDP2", False),
+        (RATE, "FSDP2", False),
+        (run_of("Kron"), "mixed", False),
+        (run_of("Muon"), "FSDP2", True),
+    ],
+    ids=["LARS", "a rate in a tensor", "Kron", "when asked"],
+)
+def test_state_before_the_first_step(run: Run, layout: str, asked: bool) -> None:
+    """By the step that a loader makes, or when it is asked for: it is that of other steps, and changes none of them."""
+    assert world(2).run(state_before_steps, run, layout, asked=asked) == FINE
+
+
+@pytest.mark.parametrize(
+    ("run", "size", "before", "after"),
+    [(run_of("SOAP"), 2, "FSDP2", "plain"), (run_of("Adafactor"), 4, "HSDP", "FSDP2")],
+    ids=["SOAP", "Adafactor"],
+)
+def test_load_state_dict_by_itself(run: Run, size: int, before: str, after: str) -> None:
+    for said, moved, _ in world(size).run(loaded_directly, run, run, before, after):
+        assert (said, moved) == ("", [])
+
+
+@pytest.mark.parametrize(("case", "before", "after"), [("AdamW", "FSDP2", "FSDP2"), ("Adafactor", "plain", "FSDP2")])
 def test_runs_of_torch_are_continued(case: str, before: str, after: str) -> None:
-    assert world(2).run(checkpoints.continued, case, before, after) == FINE
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("rule", ["Muon", "Kron"])
-def test_a_rank_is_killed_and_the_job_resumed_by_fewer(rule: str, tmp_path: Path) -> None:
-    """200 steps; after the 110th rank 3 of HSDP is gone, and two ranks of FSDP2 go on from the last checkpoint."""
-    with pytest.raises(AssertionError, match="soak on 4 ranks"):
-        world(4).run(soak, tmp_path, rule, "HSDP", 200, 110, divide_work=True)
-    assert sorted(int(each.name) for each in tmp_path.iterdir()) == list(range(EVERY, 110, EVERY))
-    assert world(2).run(soak, tmp_path, rule, "FSDP2", 200, divide_work=True) == [[]] * 2
+    assert world(2).run(continued, case, before, after) == FINE
 
 
 # ---- what does not fit
@@ -162,39 +146,38 @@ def test_a_rank_is_killed_and_the_job_resumed_by_fewer(rule: str, tmp_path: Path
 
 MISFITS = {
     "options that need more state": (
-        *("LARS", "LARS, no momentum", "nested", {}),
+        *(run_of("LARS"), run_of("LARS", momentum=0.0), "nested"),
         "StateError: the state of 'short' does not fit its options: they need {'momentum_buffer': (3,)}, and the state "
         "has {};",
     ),
     "a narrower dtype": (
-        *("LARS", "LARS, bfloat16 momentum", "nested", {}),
+        *(run_of("LARS"), NARROW, "nested"),
         "StateError: the state of 'short' does not fit: it was saved with 'momentum_buffer' in torch.float64, and "
         "read into torch.bfloat16; construct this optimizer with the saved options",
     ),
     "other overrides": (
-        *("Adafactor, some factored", "Adafactor, unfactored", "full", {}),
-        "StateError: the state of 'cube' does not fit its options: they need {'row_var': (4, 1, 2), 'col_var': "
-        "(1, 3, 2)}, and the state has {'variance': (4, 3, 2), 'row_var': (4, 1, 2), 'col_var': (1, 3, 2)}",
+        *(SOME_FACTORED, UNFACTORED, "full"),
+        "StateError: the state of 'matrix' does not fit its options: they need {'row_var': (7, 1), 'col_var': (1, 5), ",
     ),
-    "another rule": ("LAMB", "LARS", "nested", {}, "Missing key in checkpoint state_dict: optim.state"),
+    "another rule": (run_of("LAMB"), run_of("LARS"), "nested", "Missing key in checkpoint state_dict: optim.state"),
     "other shapes": (
-        *("LAMB", "LAMB", "nested", dict(width=12)),
-        "Size mismatch between saved torch.Size([10, 6]) and current: torch.Size([12, 6])",
+        *(replace(run_of("LAMB"), names=("matrix",)), replace(run_of("LAMB"), names=("matrix", "even")), "nested"),
+        "Missing key in checkpoint state_dict: ",
     ),
 }
 
 
-@pytest.mark.parametrize(("saved", "loading", "way", "made", "words"), MISFITS.values(), ids=MISFITS)
+@pytest.mark.parametrize(("saved", "loading", "way", "words"), MISFITS.values(), ids=MISFITS)
 def test_what_does_not_fit_is_told_on_every_rank(
-    tmp_path: Path, saved: str, loading: str, way: str, made: dict[str, Any], words: str
+    tmp_path: Path, saved: Run, loading: Run, way: str, words: str
 ) -> None:
-    for said in world(2).run(checkpoints.misfit, tmp_path, saved, loading, way, **made):
+    for said in world(2).run(misfit, tmp_path, saved, loading, way):
         assert words in said
 
 
-@pytest.mark.parametrize("layout", ["FSDP2", "TP"])
+@pytest.mark.parametrize("layout", ["FSDP2", "mixed"])
 def test_what_load_state_dict_refuses_changes_nothing(layout: str) -> None:
-    for said, changed in world(2).run(checkpoints.misfit_directly, "LAMB", "LARS", layout):
+    for said, _, changed in world(2).run(loaded_directly, run_of("LAMB"), run_of("LARS"), layout, layout):
         assert said == "StateError: this is a state of LAMB and cannot be loaded into LARS"
         assert changed == []
 

@@ -1,10 +1,12 @@
-"""How the parameters of one small model are laid out over ranks."""
+"""How the parameters of one small model are laid out over ranks, and its gradients with them."""
 
 from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import pytest
@@ -31,10 +33,15 @@ SHAPES: Mapping[str, tuple[int, ...]] = {
     "kernel": (4, 3, 2, 5),
     "large": (130, 140),
 }
-
-
-#: Beside those, for tests that name them.
-MORE: Mapping[str, tuple[int, ...]] = {"experts": (5, 4, 6)}
+#: Beside those, for tests that name them: of the last three, two may be kept in codes, whose rows no two ranks share.
+MORE: Mapping[str, tuple[int, ...]] = {
+    "experts": (5, 4, 6),
+    "coded": (66, 256),
+    "coded kernel": (70, 128, 3, 3),
+    "bias": (66,),
+    "cut": (64, 192),
+    "uncut": (64, 128),
+}
 
 
 def drawn(name: str, seed: int, dtype: str) -> Any:
@@ -92,7 +99,7 @@ def strided(name: str, x: Any) -> Any:
 
 
 def mixed(name: str, x: Any) -> Any:
-    """Plain tensors, copies and shards beside each other."""
+    """Plain tensors, copies and shards beside each other, as tensor parallelism has them."""
     kind = list(SHAPES).index(name) % 4
     if kind == 0 and x.ndim:
         return x.clone()
@@ -114,6 +121,15 @@ def meshes(name: str, x: Any) -> Any:
     return ways[list(SHAPES).index(name) % len(ways)]()  # type: ignore[no-untyped-call]
 
 
+def odd_memory(name: str, x: Any) -> Any:
+    """Divided by rows, and on every rank but the first laid out by columns."""
+    p = divided(x, mesh(ranks()), 0) if x.ndim else x.clone()
+    if p.ndim != 2 or torch.distributed.get_rank() == 0:
+        return p
+    held = p.to_local().t().contiguous().t()
+    return DTensor.from_local(held, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
+
+
 def by_chance(seed: int) -> Place:
     """Every parameter over a mesh and along axes that are drawn, or over none."""
 
@@ -132,63 +148,74 @@ def by_chance(seed: int) -> Place:
     return place
 
 
-#: By number of ranks.
-LAYOUTS: Mapping[int, Mapping[str, Place]] = {
-    2: {
-        "plain": plain,
-        "copies": along(None),
-        "first axis": along(0),
-        "second axis": along(1),
-        "third axis": along(2),
-        "last axis": along(-1),
-        "mixed": mixed,
-    },
-    4: {
-        "first axis": along(0),
-        "last axis": along(-1),
-        "mixed": mixed,
-        "two axes": along(0, 1),
-        "two axes reversed": along(1, 0),
-        "first axis twice": along(0, 0),
-        "last axis twice": along(-1, -1),
-        "strided": strided,
-        "copies of shards": along(None, 0),
-        "shards of copies": along(1, None),
-        "copies of copies": along(None, None),
-        "meshes": meshes,
-    },
+#: For any number of ranks; those of two axes and more for four.
+LAYOUTS: Mapping[str, Place] = {
+    "plain": plain,
+    "copies": along(None),
+    "first axis": along(0),
+    "second axis": along(1),
+    "third axis": along(2),
+    "last axis": along(-1),
+    "mixed": mixed,
+    "odd memory": odd_memory,
+    "two axes": along(0, 1),
+    "two axes reversed": along(1, 0),
+    "first axis twice": along(0, 0),
+    "last axis twice": along(-1, -1),
+    "strided": strided,
+    "copies of shards": along(None, 0),
+    "shards of copies": along(1, None),
+    "copies of copies": along(None, None),
+    "meshes": meshes,
 }
 
 
-#: Of any other number of ranks.
-MANY: Mapping[str, Place] = {"first axis": along(0), "two axes": along(0, 1), "copies of shards": along(None, 0)}
-
-
 def layout(name: str) -> Place:
-    """A layout of as many ranks as there are, or one drawn by a seed: "by chance 17"."""
-    if name == "plain":
+    """A layout by its name, or one drawn by a seed: "by chance 17". Under a wrapper, parameters begin as plain ones."""
+    if name in WRAPPERS:
         return plain
-    return by_chance(int(name.split()[-1])) if name.startswith("by chance") else LAYOUTS.get(ranks(), MANY)[name]
+    return by_chance(int(name.split()[-1])) if name.startswith("by chance") else LAYOUTS[name]
+
+
+def fully_sharded(net: Any, *sizes: int, offloaded: bool = False) -> Any:
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    policy = dict(offload_policy=CPUOffloadPolicy(pin_memory=False)) if offloaded else {}
+    return fully_shard(net, mesh=mesh(*(sizes or (ranks(),))), **policy)
+
+
+#: torch's own wrappers, under which gradients come from a backward pass.
+WRAPPERS: Mapping[str, Callable[[Any], Any]] = {
+    "DDP": torch.nn.parallel.DistributedDataParallel,
+    "FSDP2": fully_sharded,
+    "FSDP2, offloaded": functools.partial(fully_sharded, offloaded=True),
+    "HSDP": lambda net: fully_sharded(net, 2, 2),
+}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What torch says of its own wrappers is not ours to judge."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\b.*")
+        yield
 
 
 def gradient(kind: str, x: Any, p: Any) -> Any:
     """The gradient of a placed parameter, itself laid out in one of several ways."""
     if not isinstance(p, DTensor):
         return x.to(p.device, copy=True)
-    if kind == "alike":
-        return placed(x, p.device_mesh, p.placements)
-    if kind == "copies":
-        return placed(x, p.device_mesh, [Replicate()] * p.device_mesh.ndim)
-    if kind == "elsewhere":
-        return placed(x, p.device_mesh, [Shard(x.ndim - 1) if x.ndim else Replicate()] * p.device_mesh.ndim)
-    assert (
-        kind == "partial"
-    )  # sums are due over every dimension of the mesh: one rank has too much, the others too little
-    shares = p.device_mesh.size()
-    first = p.device_mesh.get_rank() == int(p.device_mesh.mesh.flatten()[0])
-    return DTensor.from_local(
-        x * shares if first else -x, p.device_mesh, [Partial()] * p.device_mesh.ndim, run_check=False
-    )
+    over = p.device_mesh
+    if kind == "partial":  # sums are due over every dimension of the mesh
+        return DTensor.from_local(x * share_of_this_rank(over), over, [Partial()] * over.ndim, run_check=False)
+    elsewhere = Shard(x.ndim - 1) if x.ndim else Replicate()
+    kinds = {"alike": p.placements, "copies": [Replicate()] * over.ndim, "elsewhere": [elsewhere] * over.ndim}
+    return placed(x, over, kinds[kind])
+
+
+def share_of_this_rank(over: Any) -> int:
+    """One rank has too much, the others too little; all shares together are 1."""
+    return over.size() if over.get_rank() == int(over.mesh.flatten()[0]) else -1
 
 
 def whole(x: Any) -> Any:

@@ -1,29 +1,46 @@
-"""What ranks send one another in a step, heard below whichever function sends it."""
+"""What ranks send one another in a step, heard below whichever function sends it, and what replicas share."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
+from own_rules import Centred
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from torch.utils._python_dispatch import TorchDispatchMode
-from world_layouts import layout as laid_out
-from world_steps import Run, stepped
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+from world_layouts import DTensor  # noqa: E402
+from world_steps import OTHERS, Run, Training, local, stepped  # noqa: E402
+
+import thalweg.torch  # noqa: E402
+
+
+class Message(NamedTuple):
+    kind: str
+    dtype: str
+    #: Of all that this rank hands over.
+    nbytes: int
 
 
 class Messages(TorchDispatchMode):
-    """Counts collectives by name."""
+    """Notes collectives."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: Counter[str] = Counter()
+        self.heard: list[Message] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in ("c10d", "_c10d_functional", "c10d_functional") and "wait" not in func.__name__:
-            self.heard[func.__name__.split(".")[0].strip("_")] += 1
+            kind = func.__name__.split(".")[0].strip("_")
+            first, *others = (x for x in tree_leaves(args) if isinstance(x, torch.Tensor))
+            sent = others[0] if kind == "alltoall_base" else first
+            self.heard.append(Message(kind, str(sent.dtype), sent.nbytes))
         return func(*args, **(kwargs or {}))
 
 
@@ -38,22 +55,82 @@ EACH = {
     "SOAP": {"alltoall_base": 2},
     "kron_and_others": {"alltoall_base": 2, "allreduce": 2},
 }
-#: How many groups of ranks share a parameter; one unless told. Those of "meshes" are a line, rows and columns.
-GROUPS = {
-    "plain": 0,
-    "copies": 0,
-    "copies of copies": 0,
-    "two axes": 2,
-    "two axes reversed": 2,
-    "first axis twice": 2,
-    "last axis twice": 2,
-    "strided": 2,
-    "meshes": 3,
-}
 
 
-def messages(run: Run, layout: str) -> list[dict[str, int]]:
-    """For each step how many collectives of which kind there are."""
+def messages(run: Run, layout: str) -> list[list[Message]]:
+    """Those of each step."""
     listeners = [Messages() for _ in run.rates]
-    stepped(run, laid_out(layout), watch=lambda step: listeners[step])
-    return [dict(listener.heard) for listener in listeners]
+    stepped(run, layout, watch=lambda step: listeners[step])
+    return [listener.heard for listener in listeners]
+
+
+def counts(run: Run, layout: str) -> list[dict[str, int]]:
+    """For each step how many collectives of which kind there are."""
+    return [dict(Counter(message.kind for message in heard)) for heard in messages(run, layout)]
+
+
+# ---- replicas
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(Centred):
+    """It counts the elements that this rank has transformed."""
+
+    elements: ClassVar[list[int]] = []
+
+    def transform(self, xp: Any, tensors: Any, s: Any, **rest: Any) -> Any:
+        self.elements.append(math.prod(xp.shape(tensors[0])))
+        return super().transform(xp, tensors, s, **rest)
+
+
+OTHERS["Counted"] = thalweg.torch.optimizer(Counted)
+
+
+def transformed(run: Run, layout: str) -> int:
+    """How many elements this rank has transformed in all steps but the first, which looks at the rule before."""
+    training = Training(run, layout).steps(0, 1)
+    Counted.elements.clear()
+    training.steps(1, len(run.rates))
+    return sum(Counted.elements)
+
+
+def held(run: Run, layout: str) -> dict[tuple[str, str], Any]:
+    """By entry, which block of it this rank has and its numbers."""
+    got = stepped(run, layout)
+    entries = {(name, "p"): p for name, p in got.params.items()}
+    entries |= {(name, key): entry for name, state in got.states.items() for key, entry in state.items()}
+    return {place: (block_of(entry), local(entry).tolist()) for place, entry in entries.items()}
+
+
+def block_of(x: Any) -> Any:
+    """Which block of a tensor this rank has."""
+    if not isinstance(x, DTensor):
+        return tuple(x.shape)
+    return compute_local_shape_and_global_offset(tuple(x.shape), x.device_mesh, x.placements)
+
+
+def errors_without_a_gradient(run: Run) -> list[str]:
+    """The errors of a run in which all ranks but the first have no gradient of the last parameter."""
+    absent = {0: run.names[-1:]} if torch.distributed.get_rank() else {}
+    return stepped(replace(run, absent=absent), "plain").errors
+
+
+# ---- launches that are recorded
+
+
+def replayed(run: Run, layout: str) -> tuple[int, list[str]]:
+    """How many graphs a step was recorded in, and what differs from launches, bit by bit."""
+    outcomes = []
+    for replays in "01":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("THALWEG_REPLAY", replays)
+            outcomes.append(stepped(run, layout))
+    launched, got = outcomes
+    pairs = {name: (local(p), local(got.params[name])) for name, p in launched.params.items()}
+    for name, state in launched.states.items():
+        pairs |= {f"{name}.{key}": (local(x), local(got.states[name][key])) for key, x in state.items()}
+    runs = [own for step in got.optimizer._steps.values() for own, _ in step.runs.runs]
+    graphs = [len(each.graphs) for own in runs for each in own.replay.known.values() if not isinstance(each, int)]
+    told, others = (outcome.optimizer.stats() for outcome in outcomes)
+    differing = [name for name, (one, other) in pairs.items() if not torch.equal(one, other)]
+    return max(graphs, default=0), [*differing, *(f"stats of {name}" for name in told if told[name] != others[name])]
