@@ -25,7 +25,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "show and integrations": (1070, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2810, ("src/thalweg/",)),
     "tests": (34120, ("tests/",)),
-    "tools": (1300, ("tools/",)),
+    "tools": (1180, ("tools/",)),
     "words of the docs": (65260, ("docs/", "README.md")),
 }
 
