@@ -175,9 +175,9 @@ class SOAP(WholeRule):
             decay = self.weight_decay  # of what the step has left
             h = xp.cond(due <= 1, lambda: direction.tensor * (1 - lr * decay) + decay * p, lambda: direction.tensor)
         updates, gradients = (direction.figures[key] for key in self.FIGURES)
-        (squares,) = xp.sums((updates + gradients, None))
+        squares = [xp.sums((figure, None))[0] for figure in (updates, gradients)]
         stats = {"update_norm": xp.sqrt(updates), "grad_norm": xp.sqrt(gradients), "refreshed": due > 0}
-        return Update(h * -lr, state, xp.isfinite(squares), stats)
+        return Update(h * -lr, state, xp.isfinite(squares[0] + squares[1]), stats)
 
     def decay_share(self, xp, update, *, t, lr, lr_scale) -> Scalar:
         share = super().decay_share(xp, update, t=t, lr=lr, lr_scale=lr_scale)
