@@ -28,7 +28,7 @@ OTHERS = ["mixed:adamw_and_adafactor", "mixed:muon_and_adamw", "own_rules:Layerw
 #: Every rule, mixtures, and a rule of one's own.
 OURS = [*(f"thalweg.torch.{rule}" for rule in RULES), *OTHERS]
 #: How many collectives a step of shards takes, where these are not two.
-COLLECTIVES = {"thalweg.torch.LAMB": 1, "thalweg.torch.SOAP": 2}
+COLLECTIVES = {"thalweg.torch.LAMB": 1}
 GROUPS = "replicas,shards,messages,checkpoints"
 #: Other numbers of ranks: one rule where programs of the tests compile soon, else all.
 MORE = [("thalweg.torch.LAMB", 4)] if "THALWEG_TESTS_SOON" in os.environ else list(product(OURS, (3, 4)))
