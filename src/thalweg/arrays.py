@@ -157,6 +157,10 @@ class Space(Protocol[A]):
         """Arrays put side by side along an axis."""
         ...
 
+    def in_precision(self, precision: str) -> Space[A]:
+        """This space with products of float32 in this precision: "float32", or "tf32" where the device has it."""
+        ...
+
     def matmul(self, x: A, y: A) -> A: ...
     def matmul_add(self, x: A, y: A, z: A, product: float, plus: float) -> A:
         """product * (x @ y) + plus * z, rounded once to the dtype of these arrays, which they share."""

@@ -68,12 +68,14 @@ def apply(xp: Space[A], factors: Sequence[A], x: A) -> A:
     return x
 
 
-def precondition(xp: Space[A], factors: Sequence[A], x: A) -> A:
+def square(xp: Space[A], q: A) -> Value:
+    """Q^T Q, which one product with it applies."""
+    return q * q if is_diagonal(xp, q) else xp.matmul(transposed(xp, q), q)
+
+
+def precondition(xp: Space[A], factors: Sequence[A], x: A) -> Value:
     """Q^T Q x."""
-    for axis, q in enumerate(factors):
-        back = q if is_diagonal(xp, q) else transposed(xp, q)
-        x = along(xp, back, along(xp, q, x, axis), axis)
-    return x
+    return apply(xp, [square(xp, q) for q in factors], x)
 
 
 def apply_inverse_transpose(xp: Space[A], factors: Sequence[A], x: A) -> A:
@@ -127,8 +129,8 @@ def rotate_to_symmetric(xp: Space[A], q: A) -> Value:
     r = r / xp.where(size > 0, size, 1.0)
     rq = xp.matmul(r, q)
     rrq = xp.matmul(r, rq)
-    first, second = xp.sums((r * transposed(xp, q), (-2, -1)), (transposed(xp, r) * rq, (-2, -1)))
-    a = angle(xp, first, second)
+    squares, along_r = xp.sums(Squares(r, (-2, -1)), (r * rq, (-2, -1)))
+    a = angle(xp, size / 2 * squares, -along_r)  # r is skew: of q only what is skew too counts in the first
     return q + a * (rq + (a / 2) * rrq)
 
 

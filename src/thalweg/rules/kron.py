@@ -16,9 +16,9 @@ from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Truth, Value
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
 from thalweg.rules.entries import Count, Entry, Moment
-from thalweg.rules.factors import merge_axes, per_slice, precondition
+from thalweg.rules.factors import apply, merge_axes, per_slice, precondition, square
 from thalweg.rules.grid import Grid
-from thalweg.rules.options import Mask, option
+from thalweg.rules.options import PRECISION, Mask, option
 from thalweg.rules.refresh import Factors, Lesson, refresh_all
 from thalweg.rules.rule import Noise, Update
 from thalweg.rules.schedules import Annealed
@@ -140,6 +140,7 @@ class Kron(WholeRule):
         "noise", "Draw that noise, or add its `'expected'` effect, which is deterministic."
     )
     lipschitz_beta: Scalar = option(0.9, "Decay of the running norms L; 0 uses each norm as measured.", low=0, below=1)
+    precond_precision: Literal["tf32", "float32"] = option("tf32", PRECISION)
 
     default_lr = 1e-3
     typical_lr = 3e-3
@@ -253,22 +254,39 @@ class Kron(WholeRule):
         state["refresh"] = xp.where(due, accumulated - 1.0, accumulated)
         return Preparation((x,) if x is g or self.whiten == "momentum" else (x, g), state, due)
 
-    def transform(self, xp, tensors, s, *, due=True, noise=None) -> Direction:
+    def transform(self, xp, tensors, s, *, due=True, noise=None, kept=None) -> Direction:
         """The first tensor preconditioned and clipped, and the factors, refreshed from the last one if due."""
+        if kept and due is False:
+            own = Whole(self, xp.in_precision(self.precond_precision), tensors, s, noise)
+            count = len(self.sizes(xp.shape(tensors[0])))
+            whiteners = list(kept.values())
+            return self.direct(own, [whiteners[i : i + count] for i in range(0, len(whiteners), count)], apply, {})
         return self.transform_all([Whole(self, xp, tensors, s, noise)], due)[0]
+
+    def keep(self, xp, s, shape) -> State[Any]:
+        """P = Q^T Q of each factor: one product with it takes the place of two with Q."""
+        xp = xp.in_precision(self.precond_precision)
+        stacks = self.unpack(xp, s, shape)
+        return {f"{j}, {i}": square(xp, q) for j, (factors, _) in enumerate(stacks) for i, q in enumerate(factors)}
 
     @staticmethod
     def transform_all(wholes: Sequence[Whole], due: Truth) -> list[Direction]:
         """Transform several parameters, whose rules differ in ``stacked_axes`` alone; all are due, or none."""
-        rule, xp = wholes[0].rule, wholes[0].xp
-        old = [own.rule.unpack(own) for own in wholes]
+        rule = wholes[0].rule
+        wholes = [own._replace(xp=own.xp.in_precision(rule.precond_precision)) for own in wholes]
+        xp = wholes[0].xp
+        old = [own.rule.unpack(xp, own.state, xp.shape(own.tensors[0])) for own in wholes]
 
         def refreshed() -> list[Factors[Any]]:
             lessons = [each for own, kept in zip(wholes, old, strict=True) for each in own.rule.lessons(own, kept)]
             return refresh_all(xp, rule, lessons, together=len(wholes) > 1)
 
         new = iter(xp.cond(due, refreshed, lambda: [each for kept in old for each in kept]))
-        return [own.rule.direct(own, [next(new) for _ in kept]) for own, kept in zip(wholes, old, strict=True)]
+        made = [[next(new) for _ in kept] for kept in old]
+        return [
+            own.rule.direct(own, [factors for factors, _ in stacks], precondition, own.rule.pack(own, stacks))
+            for own, stacks in zip(wholes, made, strict=True)
+        ]
 
     def lessons(self, own: Whole, old: list[Factors[Any]]) -> list[Lesson]:
         """What the factors of each stack of blocks learn from."""
@@ -278,15 +296,20 @@ class Kron(WholeRule):
         # each noise is taken out of the list, so that none outlives its use
         return [Lesson(xp, *pair, part, lambda: drawn.pop(0)) for pair, part in zip(old, grid.cut(xp, y), strict=True)]
 
-    def direct(self, own: Whole, new: list[Factors[Any]]) -> Direction:
-        """The direction by these factors, with their state."""
-        xp, shape = own.xp, own.xp.shape(own.tensors[0])
-        grid, x, state = self.grid(shape), self.seen(xp, own.tensors[0]), {}
+    def pack(self, own: Whole, new: list[Factors[Any]]) -> State[Any]:
+        """Factors and norms as the state has them."""
+        xp, grid, state = own.xp, self.grid(own.xp.shape(own.tensors[0])), {}
         for i in range(len(grid.sizes)):
             factors, norms = [q[i] for q, _ in new], [norm[i] for _, norm in new]
             state[f"Q_{i}"] = xp.reshape(grid.join_factor(xp, factors, i), xp.shape(own.state[f"Q_{i}"]))
             state[f"L_{i}"] = xp.reshape(grid.join_norm(xp, norms), xp.shape(own.state[f"L_{i}"]))
-        h = grid.join(xp, [precondition(xp, q, part) for (q, _), part in zip(new, grid.cut(xp, x), strict=True)])
+        return state
+
+    def direct(self, own: Whole, stacks: list[list[Any]], whiten: Any, state: State[Any]) -> Direction:
+        """The direction, by what whitens the stacks of blocks with something for each of their axes."""
+        xp, shape = own.xp, own.xp.shape(own.tensors[0])
+        grid, x = self.grid(shape), self.seen(xp, own.tensors[0])
+        h = grid.join(xp, [whiten(xp, by, part) for by, part in zip(stacks, grid.cut(xp, x), strict=True)])
         (h_square,) = xp.means(Squares(h, tuple(range(1, 1 + len(grid.sizes)))))
         return Direction(xp.reshape(self.clipped(xp, h, h_square), shape), {"square": h_square}, state)
 
@@ -344,13 +367,12 @@ class Kron(WholeRule):
         shape = xp.shape(x)
         return xp.reshape(x, (math.prod(shape[: self.stacked_axes]), *self.sizes(shape)))
 
-    def unpack(self, own: Whole) -> list[Factors[Any]]:
+    def unpack(self, xp: Any, s: State[Any], shape: Shape) -> list[Factors[Any]]:
         """Factors and norms of each stack of blocks; norms so that they multiply factors."""
-        xp, shape = own.xp, own.xp.shape(own.tensors[0])
         grid, batch = self.grid(shape), math.prod(shape[: self.stacked_axes])
         factors, norms = [], []
         for i, diagonal in enumerate(self.diagonals(grid.sizes)):
-            factors.append(grid.cut_factor(xp, own.state[f"Q_{i}"], i, batch, diagonal=diagonal))
-            numbers = grid.cut_norm(xp, own.state[f"L_{i}"], batch)
+            factors.append(grid.cut_factor(xp, s[f"Q_{i}"], i, batch, diagonal=diagonal))
+            numbers = grid.cut_norm(xp, s[f"L_{i}"], batch)
             norms.append([per_slice(xp, norm, q) for norm, q in zip(numbers, factors[-1], strict=True)])
         return [([q[j] for q in factors], [norm[j] for norm in norms]) for j in range(len(factors[0]))]

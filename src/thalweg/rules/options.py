@@ -32,6 +32,12 @@ from thalweg.rules.checks import (
 #: What is given for betas where they are two options.
 BETAS = {name: f"betas=({name[:-1]}1, {name[:-1]}2)" for name in ("beta1", "beta2", "b1", "b2")}
 
+#: What rules say of the option by which they choose the precision of their products.
+PRECISION = (
+    "The precision of float32 products on GPUs: `'tf32'`, ten bits and many times as fast, where the GPU has it; or "
+    "`'float32'`. CPUs have the second alone."
+)
+
 
 class Mask(NamedTuple):
     """An argument of an optax function: a tree of truth values, and where it is False an option is off."""

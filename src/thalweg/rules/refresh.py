@@ -135,10 +135,10 @@ def learn(rule: Kron, lesson: Lesson) -> tuple[list[FactorStep[Any]], Scalar]:
     """The step of every factor, and the largest magnitude in y."""
     xp, factors, norms, y, noise = lesson
     own = tuple(range(1, len(xp.shape(y))))
-    largest = xp.amax(xp.abs(y), own)
+    magnitudes = xp.abs(y)
+    largest, (magnitude,) = xp.amax(magnitudes, own), xp.means((magnitudes, own))
     if rule.init_scale is None:
-        factors = scale_to(xp, rule, factors, norms, y, largest)
-    (magnitude,) = xp.means((xp.abs(y), own))
+        factors = scale_to(xp, rule, factors, norms, magnitudes, largest)
     strength = strength_of(rule, magnitude)
     probe = None
     if rule.damping_mode == "noise":
@@ -160,7 +160,7 @@ def strength_of(rule: Kron, magnitude: Scalar) -> Scalar:
 def scale_to(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, largest: Scalar) -> list[A]:
     """Before the first refresh: give Q the scale (mean of y**4)**(-1/8) that whitens y."""
     small = y / unit_of(xp, largest)
-    (fourth,) = xp.means((small * small * small * small, tuple(range(1, len(xp.shape(y))))))
+    (fourth,) = xp.means(Squares(small * small, tuple(range(1, len(xp.shape(y))))))
     fourth, largest, norm = (xp.reshape(each, (xp.shape(y)[0],)) for each in (fourth, largest, norms[0]))
     scale = first_scale(xp, rule, len(factors), fourth, largest, norm)
     return [q * per_slice(xp, scale, q) for q in factors]

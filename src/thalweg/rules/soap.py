@@ -17,7 +17,7 @@ from thalweg.rules.blocks import average, is_zero, one_minus_power
 from thalweg.rules.entries import Count, Entry, Factor, Moment
 from thalweg.rules.factors import along, gram, merge_axes, transposed, unfold
 from thalweg.rules.grid import Grid
-from thalweg.rules.options import BETAS, Mask, option
+from thalweg.rules.options import BETAS, PRECISION, Mask, option
 from thalweg.rules.rule import Update
 from thalweg.rules.whole import Direction, Preparation, WholeRule
 
@@ -65,6 +65,7 @@ class SOAP(WholeRule):
         elsewhere="merge_dims",
     )
     precondition_1d: bool = option(False, "Vectors have a basis too. Without it they are stepped as by AdamW.")
+    precond_precision: Literal["tf32", "float32"] = option("float32", f"{PRECISION} Bases are made in float32.")
 
     default_lr = 3e-3
     typical_lr = 0.01
@@ -151,6 +152,7 @@ class SOAP(WholeRule):
         self, xp: Space[A], m: A, g: A, v: A, products: list[A], bases: list[A], axes: list[int], due: Any
     ) -> tuple[A, A, list[A], list[A]]:
         """Of a stack of blocks the direction, the second moment, products and bases."""
+        exact, xp = xp.in_precision("float32"), xp.in_precision(self.precond_precision)
         turned = turn(xp, bases, axes, g)
         new_v = average(v, turned * turned, 1 - self.betas[1])
         h = turn_back(xp, bases, axes, turn(xp, bases, axes, m) / (xp.sqrt(new_v) + self.eps))
@@ -162,8 +164,8 @@ class SOAP(WholeRule):
             due > 0,
             lambda: xp.cond(
                 due <= 1,
-                lambda: refresh_bases(xp, bases, products, axes, new_v, 1 + self.precondition_frequency),
-                lambda: (v, [first_basis(xp, g, axis) for axis in axes]),
+                lambda: refresh_bases(exact, bases, products, axes, new_v, 1 + self.precondition_frequency),
+                lambda: (v, [first_basis(exact, g, axis) for axis in axes]),
             ),
             lambda: (new_v, bases),
         )

@@ -83,6 +83,13 @@ class WholeRule(Rule):
     ) -> Update:
         """Element by element: the step. state: the new one, as far as the other two parts have computed it."""
 
+    def keep(self, xp: Space[A], s: State[A], shape: Shape) -> State[A]:
+        """What ``transform`` makes of entries with a shape of their own and may be kept until these change.
+
+        Engines that keep it give it to ``transform`` as ``kept`` where nothing is due; nothing: there is no such thing.
+        """
+        return {}
+
     def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         prepared = self.prepare(xp, g, s, p, t)
         direction = self.transform(xp, prepared.tensors, s, due=prepared.due, noise=noise)

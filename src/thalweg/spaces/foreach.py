@@ -8,8 +8,10 @@ each tensor, so that the scalar arithmetic of a rule is a few launches, not a fe
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -155,6 +157,14 @@ orthonormal = _lift(single.orthonormal)
 arrange = _lift(single.arrange)
 largest_column = _lift(single.largest_column)
 matmul_symmetric, matmul_add_symmetric, rounded, word = matmul, matmul_add, astype, single.word
+
+
+@functools.cache
+def in_precision(precision: str) -> Any:
+    space = single.in_precision(precision)
+    product, sum_of_both = _lift(space.matmul), _lift(space.matmul_add)
+    ours = dict(matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both)
+    return SimpleNamespace(**{**globals(), **ours})
 
 
 def where(condition: Truth, x: Value, y: Value) -> Value:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -200,24 +202,32 @@ def take_apart(stacks: Sequence[Arr], shapes: Sequence[Sequence[Shape]]) -> list
     return [[row(x, *each) for each in enumerate(own)] for x, own in zip(stacks, shapes, strict=True)]
 
 
-def matmul(x: Arr, y: Arr) -> Arr:
-    """In full precision, unless ``jax.default_matmul_precision`` asks for another."""
-    return wide_product(x, y).astype(x.dtype)
+def matmul(x: Arr, y: Arr, precision: str | None = None) -> Arr:
+    """In full precision, unless a rule or ``jax.default_matmul_precision`` asks for another."""
+    return wide_product(x, y, precision).astype(x.dtype)
 
 
-def wide_product(x: Arr, y: Arr) -> Arr:
+def wide_product(x: Arr, y: Arr, asked: str | None) -> Arr:
     """In float32 at least: sums of products of 16 bits keep their digits."""
-    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    precision = jax.lax.Precision.HIGHEST if asked is None else None
+    precision: jax.lax.Precision | None = jax.lax.Precision.HIGH if asked == "tf32" else jax.lax.Precision.HIGHEST
+    if asked is None and jax.config.jax_default_matmul_precision is not None:  # type: ignore[attr-defined]
+        precision = None
     return jnp.matmul(x, y, precision=precision, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
 
 
-def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float) -> Arr:
-    made = wide_product(x, y)
+def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float, precision: str | None = None) -> Arr:
+    made = wide_product(x, y, precision)
     return (product * made + plus * z.astype(made.dtype)).astype(x.dtype)
 
 
 matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
+
+
+@functools.cache
+def in_precision(precision: str) -> Any:
+    product, sum_of_both = (functools.partial(each, precision=precision) for each in (matmul, matmul_add))
+    ours = dict(matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both)
+    return SimpleNamespace(**{**globals(), **ours})
 
 
 def rounded(x: Arr, dtype: str) -> Arr:

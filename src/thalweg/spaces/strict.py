@@ -194,6 +194,11 @@ class Strict(Run):
 
     matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
 
+    def in_precision(self, precision: str) -> Strict:
+        if precision not in ("float32", "tf32"):
+            self.refuse(f"asks for products in the precision {precision!r}: use 'float32' or 'tf32'")
+        return self
+
     def matmul_rounded(self, x: Any, y: Any, dtype: str) -> Shaped:
         self.check_dtype(dtype)
         return self.matmul(x, y)

@@ -21,7 +21,7 @@ READS: Reads = {
     Kron: (
         "precond_lr momentum momentum_mode weight_decay weight_decay_mode normalize_grads eps clip clip_mode geometry "
         "stacked_axes whiten precond_update_probability max_size_dense max_skew block_size merge init_scale damping "
-        "relative_damping damping_mode lipschitz_beta"
+        "relative_damping damping_mode lipschitz_beta precond_precision"
     ),
 }
 

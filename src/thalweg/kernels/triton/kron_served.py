@@ -18,6 +18,8 @@ def reason_unserved(rule: Kron, handling: Handling, shape: Shape, stored: str) -
     """Why these kernels cannot step a parameter, "" if they can. stored: the dtype of its factors."""
     if rule.geometry == "eq":
         return "there is no fused kernel for geometry='eq', which solves triangular systems"
+    if rule.precond_precision == "float32":
+        return "there is no fused kernel for precond_precision='float32': they multiply in TF32"
     if rule.normalize_grads:
         return "there is no fused kernel for normalize_grads=True, which sums up gradients before a step"
     if rule.damping_mode == "expected":

@@ -81,7 +81,7 @@ def can_be_parted(setting: Setting, shape: Shape, dtype: str, state: Mapping[str
     if setting.handling.may_skip and not rule.IN_PARTS:  # the host counts, and would not know
         return False
     whole, kept = rule.keys(shape, PerSlice), state[own_key(rule, shape)][1]
-    are_wide = all(state[key][1] == "float32" for key in whole)
+    are_wide = all(state[key][1] in ("float32", "bfloat16") for key in whole)
     is_plain = setting.handling.state_rounding != "stochastic" and math.prod(shape) > 0
     return are_wide and is_plain and dtype in DTYPES and kept in (*DTYPES, *CODECS)
 
@@ -137,7 +137,8 @@ def is_parted(setting: Setting, shape: Shape) -> bool:
     if coded_groups(rule, handling, shape) is not None:
         return False
     if is_by_hand(rule):  # owners have kernels; the host counts, and would not know of a step that is skipped
-        unserved = handling.may_skip or setting.scheduled or reason_against_guards(setting)
+        is_rounded = isinstance(rule, Kron) and rule.precond_precision == "tf32"
+        unserved = handling.may_skip or setting.scheduled or reason_against_guards(setting) or not is_rounded
         return not (unserved or reason_unparted(rule, shape))
     return rule.IN_PARTS and rule.is_stackable(shape)
 

@@ -231,8 +231,9 @@ class WholeRepeats(Repeats):
                 self.moving.rate(stack.last.moving[1], cast(Any, bucket.lr), bucket.lr_scale)
         for t in self.noise_counts:
             t.fill_(self.t)
-        for stack in self.stacks if self.due != self.stacks[0].due else ():
+        for stack in self.stacks:
             stack.due = self.due
+            stack.follow_factors()
         self.rates = rates
 
     def forget_steps(self) -> None:

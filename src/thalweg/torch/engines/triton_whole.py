@@ -100,6 +100,10 @@ class Stack:
         #: The options that the middle part has read: other numbers are another step.
         self.read: set[str] = set()
         self.after: Mapping[str, float] = {}
+        #: What the rule makes of these entries, where recorded steps find it, and their versions then.
+        self.kept: dict[str, Tensor] = {}
+        self.keeps = bool(self.whole_keys)
+        self.versions: list[int] = []
         #: On the device, whether the step is taken; None: it is.
         self.allowed: Tensor | None = None
         #: The step count for random numbers, counts for kernels where the host counts, and what statistics show: where
@@ -155,6 +159,7 @@ class Stack:
             if self.counted + 1 != bucket.t:  # else the last step has counted it
                 self.steps.fill_(cast(int, bucket.t) - 1)
             self.counted = cast(int, bucket.t)
+        self.follow_factors()
         allowed = bucket.allowed
         self.first.follow(self.first_setting, grads, places, lr=1.0, grad_scale=bucket.grad_scale, allowed=allowed)
         self.last.follow(self.last_setting, None, lr=bucket.lr, lr_scale=bucket.lr_scale, allowed=allowed)
@@ -180,17 +185,51 @@ class Stack:
         """Whether the host decides the same for all."""
         return all(self.host_counts[key].read() is not None for key in self.counts)
 
+    def follow_factors(self) -> None:
+        """Make what is kept of factors anew where somebody else has written them."""
+        versions = self.read_versions()
+        if self.keeps and versions != self.versions:
+            self.versions = versions
+            self.keep(self.stacked())
+
+    def read_versions(self) -> list[int]:
+        return [s[key]._version for s in self.states for key in self.whole_keys]
+
+    def stacked(self) -> dict[str, Tensor]:
+        return {key: torch.stack([s[key] for s in self.states]).float() for key in self.whole_keys}
+
+    def keep(self, state: Mapping[str, Tensor]) -> None:
+        made = self.whole.keep(self.space, dict(state), tuple(self.shown.shape))
+        if not self.kept:
+            self.kept = {key: torch.empty_like(x) for key, x in made.items()}
+        for key, x in made.items():
+            self.kept[key].copy_(x)
+
     def write(self) -> None:
         self.show()
-        kept = {key: torch.stack([s[key] for s in self.states]) for key in self.whole_keys}
-        made = self.whole.transform(self.space, (self.shown,), kept, due=self.due, noise=self.draw)
-        for key, own in made.state.items() if self.due else ():
-            if self.allowed is not None:
-                own = torch.where(self.allowed, own, kept[key])
-            torch._foreach_copy_([s[key] for s in self.states], list(own.unbind()))
+        if self.kept and not self.due:
+            made = cast(Any, self.whole).transform(self.space, (self.shown,), {}, due=False, kept=self.kept)
+        else:
+            made = self.transform()
         for key, figure in self.whole.show_figures(xp, made.figures, self.due).items():
             self.tell(key, figure)
         self.apply(made.tensor.contiguous().unbind())
+
+    def transform(self) -> Direction:
+        """The direction, with new factors if they are due."""
+        state = self.stacked()
+        made = self.whole.transform(self.space, (self.shown,), state, due=self.due, noise=self.draw)
+        if not self.due:
+            return made
+        for key, own in made.state.items():
+            kept = [s[key] for s in self.states]
+            new = own if self.allowed is None else torch.where(self.allowed, own, state[key])
+            state[key] = new.to(kept[0].dtype).float()
+            torch._foreach_copy_(kept, list(state[key].unbind()))
+        if self.kept:
+            self.keep(state)
+            self.versions = self.read_versions()
+        return made
 
     def show(self) -> None:
         from thalweg.kernels.triton.stages import WRITE
@@ -339,7 +378,7 @@ class OwnedLaunch(WholeLaunch):
             for own in by_shape.values():
                 room = memory[begin : begin + len(own) * staged.params[own[0]].numel()]
                 stacks.append((Stack(staged.chosen(own), room, self.by_elements), own))
-                stacks[-1][0].t = None  # owners draw noise
+                stacks[-1][0].t, stacks[-1][0].keeps = None, False  # owners draw noise, and have factors as a whole
                 begin += sum(sizes[members[at]] for at in own)
             self.shares[slot] = Share(members, stacks, pairs)
         both = [
