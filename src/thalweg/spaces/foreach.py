@@ -8,7 +8,6 @@ each tensor, so that the scalar arithmetic of a rule is a few launches, not a fe
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -159,12 +158,8 @@ largest_column = _lift(single.largest_column)
 matmul_symmetric, matmul_add_symmetric, rounded, word = matmul, matmul_add, astype, single.word
 
 
-@functools.cache
 def in_precision(precision: str) -> Any:
-    space = single.in_precision(precision)
-    product, sum_of_both = _lift(space.matmul), _lift(space.matmul_add)
-    ours = dict(matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both)
-    return SimpleNamespace(**{**globals(), **ours})
+    return IN_PRECISION[precision]
 
 
 def where(condition: Truth, x: Value, y: Value) -> Value:
@@ -237,3 +232,14 @@ def cut(x: Any, axis: int, sizes: Shape) -> Sequence[Any]:
 
 def join(parts: Sequence[Any], axis: int) -> Any:
     return _apply(lambda *own: single.join(own, axis), *parts)
+
+
+def with_products(precision: str) -> SimpleNamespace:
+    """This module with products in a precision."""
+    space = single.in_precision(precision)
+    product, sum_of_both = _lift(space.matmul), _lift(space.matmul_add)
+    ours = dict(matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both)
+    return SimpleNamespace(**{**globals(), **ours})
+
+
+IN_PRECISION = {precision: with_products(precision) for precision in ("float32", "tf32")}

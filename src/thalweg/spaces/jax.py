@@ -223,11 +223,8 @@ def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float, precision: s
 matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
 
 
-@functools.cache
 def in_precision(precision: str) -> Any:
-    product, sum_of_both = (functools.partial(each, precision=precision) for each in (matmul, matmul_add))
-    ours = dict(matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both)
-    return SimpleNamespace(**{**globals(), **ours})
+    return IN_PRECISION[precision]
 
 
 def rounded(x: Arr, dtype: str) -> Arr:
@@ -256,3 +253,13 @@ def arrange(x: Arr, by: Arr, axis: int) -> Arr:
 def largest_column(x: Arr) -> Arr:
     index = jnp.argmax(jnp.sum(x * x, axis=-2, keepdims=True), axis=-1, keepdims=True)
     return jnp.take_along_axis(x, index, axis=-1)
+
+
+def with_products(precision: str) -> SimpleNamespace:
+    """This module with products in a precision."""
+    product, sum_of_both = (functools.partial(each, precision=precision) for each in (matmul, matmul_add))
+    ours = dict(matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both)
+    return SimpleNamespace(**{**globals(), **ours})
+
+
+IN_PRECISION = {precision: with_products(precision) for precision in ("float32", "tf32")}

@@ -172,11 +172,8 @@ def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float, precision: s
 matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
 
 
-@functools.cache
 def in_precision(precision: str) -> Any:
-    product, sum_of_both = (functools.partial(each, precision=precision) for each in (matmul, matmul_add))
-    ours = dict(matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both)
-    return SimpleNamespace(**{**globals(), **ours})
+    return IN_PRECISION[precision]
 
 
 def add_identity(x: Arr, a: float) -> Arr:
@@ -264,3 +261,13 @@ def largest_column(x: Arr) -> Arr:
     squares = torch.linalg.vector_norm(x, dim=-2, keepdim=True) if x.is_cuda else (x * x).sum(dim=-2, keepdim=True)
     index = squares.argmax(dim=-1, keepdim=True)
     return torch.take_along_dim(x, index, dim=-1)
+
+
+def with_products(precision: str) -> SimpleNamespace:
+    """This module with products in a precision."""
+    product, sum_of_both = (functools.partial(each, precision=precision) for each in (matmul, matmul_add))
+    ours = dict(matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both)
+    return SimpleNamespace(**{**globals(), **ours})
+
+
+IN_PRECISION = {precision: with_products(precision) for precision in ("float32", "tf32")}
