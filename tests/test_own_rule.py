@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_rules import Signed, Turned, every
-from tolerances import FLOAT64
+from agree import agree
+from own_rules import Signed, Turned
 
 import thalweg.numpy
 from thalweg import Rule, Update
@@ -68,80 +68,26 @@ class BySize(Rule):
         return Update(g * (-lr * lr_scale * self.share), {})
 
 
-# ---- the same numbers everywhere
+# ---- steps
 
 
-def gradients(steps: int = 4) -> list[dict[str, Any]]:
-    random = np.random.default_rng(0)
-    return [{"w": random.normal(size=(3, 4)), "b": random.normal(size=5)} for _ in range(steps)]
+@pytest.mark.parametrize("engine", ["torch lists", "torch native", "optax update"])
+def test_a_rule_of_which_no_fused_code_can_be_made_steps_as_the_reference(engine: str) -> None:
+    options: dict[str, Any] = dict(lr=0.1, weight_decay=0.1, signed=False)
+    overrides = [("b", dict(beta=0.5, lr_scale=0.25))]
+    agree(engine, Turned, {"w": (3, 4), "b": (5,)}, "float64", overrides=overrides, **options)
 
 
-OPTIONS: dict[str, Any] = dict(weight_decay=0.1, signed=False)
-OVERRIDES = [("b", dict(beta=0.5, lr_scale=0.25))]
-
-
-def by_numpy(rule: type[Rule], engine: str) -> tuple[dict[str, Any], str]:
-    params = {"w": np.ones((3, 4)), "b": np.ones(5)}
-    optimizer = thalweg.numpy.optimizer(rule)(0.1, engine=engine, overrides=OVERRIDES, **OPTIONS)
-    for step in gradients():
-        optimizer.step(params, step)
-    return params, optimizer.engine
-
-
-@pytest.mark.slow
-@every
-@pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
-def test_torch(rule: type[Rule], engine: str) -> None:
-    torch = pytest.importorskip("torch")
-    import thalweg.torch
-
-    shapes = {"w": (3, 4), "b": (5,)}
-    params = {name: torch.nn.Parameter(torch.ones(shape, dtype=torch.float64)) for name, shape in shapes.items()}
-    optimizer = thalweg.torch.optimizer(rule)(params.items(), 0.1, engine=engine, overrides=OVERRIDES, **OPTIONS)
-    for step in gradients():
-        for name, p in params.items():
-            p.grad = torch.tensor(step[name])
-        optimizer.step()
-    expected, _ = by_numpy(rule, "reference")
-    for name, p in params.items():
-        assert np.allclose(p.detach().numpy(), expected[name], rtol=FLOAT64, atol=FLOAT64), name
-    assert [row.treatment for row in optimizer.explain().rows] == ["elementwise"] * 2
-
-
-def test_native_code() -> None:
-    from side_by_side import reason_missing
-
-    if reason_missing() is not None:
-        pytest.skip("no native core")
-    expected, _ = by_numpy(Signed, "reference")
-    found, engine = by_numpy(Signed, "auto")
-    assert engine == "fused"
-    for name, p in found.items():
-        assert np.allclose(p, expected[name], rtol=FLOAT64, atol=FLOAT64), name
-
-
-@every
-def test_optax(rule: type[Rule]) -> None:
+def test_its_state_in_jax_is_pickled_and_goes_to_another_front_end() -> None:
     optax = pytest.importorskip("thalweg.optax")
-    import jax
-    import jax.numpy as jnp
-    from optax import apply_updates
-
-    solver = optax.transformation(rule, learning_rate=0.1, overrides=OVERRIDES, **OPTIONS)
-    params = {"w": jnp.ones((3, 4)), "b": jnp.ones(5)}
-    state = solver.init(params)
-    for step in gradients():
-        updates, state = jax.jit(solver.update)(jax.tree.map(jnp.asarray, step), state, params)
-        params = apply_updates(params, updates)
-    expected, _ = by_numpy(rule, "reference")
-    for name, p in params.items():
-        assert np.allclose(p, expected[name], rtol=FLOAT64, atol=FLOAT64), name
+    params = {"w": np.ones((3, 4))}
+    solver = optax.transformation(Signed, learning_rate=0.1)
+    _, state = solver.update(params, solver.init(params), params)
     again = pickle.loads(pickle.dumps(state))
     assert type(again) is type(state)
-    assert (again.exp_avg["w"] == state.exp_avg["w"]).all()
-    exported = optax.export_state(state, params)
-    assert (exported["optimizer"], exported["version"]) == (rule.__name__, 1)
-    other = thalweg.numpy.optimizer(rule)(0.1, **OPTIONS)
+    exported = optax.export_state(again, params)
+    assert (exported["optimizer"], exported["version"]) == ("Signed", 1)
+    other = thalweg.numpy.optimizer(Signed)(0.1)
     other.load_state_dict(exported)
     assert (other.state["w"]["exp_avg"] == np.asarray(state.exp_avg["w"])).all()
 
