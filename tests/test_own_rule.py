@@ -18,6 +18,8 @@ from own_rules import Signed, Turned
 import thalweg.numpy
 from thalweg import Rule, Update
 from thalweg.errors import OptionError, StateError
+from thalweg.plan import plan
+from thalweg.show.arguments import Given
 
 # ---- classes
 
@@ -92,36 +94,33 @@ def test_its_state_in_jax_is_pickled_and_goes_to_another_front_end() -> None:
     assert (other.state["w"]["exp_avg"] == np.asarray(state.exp_avg["w"])).all()
 
 
-@pytest.mark.parametrize("front_end", ["numpy", "torch", "torch list", "optax"])
-def test_options_by_size(front_end: str) -> None:
-    """``for_shape`` is asked for each shape, and not for the first of those that have as many axes."""
-    shapes = {"small": (2, 3), "large": (20, 3), "last": (3, 2)}
-    steps = {"small": -0.5, "large": -0.125, "last": -0.5}
-    if front_end == "optax":
-        optax = pytest.importorskip("thalweg.optax")
-        import jax.numpy as jnp
+BY_SIZE = {"small": (2, 3), "large": (20, 3), "last": (3, 2)}
 
-        params = {name: jnp.ones(shape) for name, shape in shapes.items()}
-        solver = optax.transformation(BySize, learning_rate=0.5)
-        found, _ = solver.update(params, solver.init(params), params)
-    elif front_end == "numpy":
-        arrays = {name: np.ones(shape) for name, shape in shapes.items()}
-        thalweg.numpy.optimizer(BySize)(0.5).step(arrays, {name: np.ones(shape) for name, shape in shapes.items()})
-        found = {name: array - 1 for name, array in arrays.items()}
-    else:
-        torch = pytest.importorskip("torch")
-        of_torch = pytest.importorskip("thalweg.torch")
-        tensors = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
-        engine = "foreach" if front_end == "torch list" else "auto"
-        optimizer = of_torch.optimizer(BySize)(tensors.items(), 0.25, engine=engine)
-        for t in range(2):
-            for p in tensors.values():
-                p.grad = torch.ones_like(p)
-            optimizer.step()
-            optimizer.param_groups[0]["share"] = 1.0 + t  # numbers that change are followed for each shape, too
-        found = {name: p.detach().numpy() - 1 for name, p in tensors.items()}
-    for name, step in steps.items():
-        assert np.allclose(found[name], step), name
+
+@pytest.mark.parametrize("engine", ["numpy native", "torch lists", "optax update"])
+def test_options_by_size(engine: str) -> None:
+    """``for_shape`` is asked for each shape, and not for the first of those that have as many axes."""
+    params, ones = ({name: np.full(shape, x) for name, shape in BY_SIZE.items()} for x in (0.0, 1.0))
+    thalweg.numpy.optimizer(BySize)(0.5, engine="reference").step(params, ones)
+    assert {name: set(p.flat) for name, p in params.items()} == {"small": {-0.5}, "large": {-0.125}, "last": {-0.5}}
+    agree(engine, BySize, BY_SIZE, lr=0.5)
+
+
+@pytest.mark.parametrize("engine", ["foreach", "auto"])
+def test_an_option_that_changes_is_followed_for_each_size(engine: str) -> None:
+    torch = pytest.importorskip("torch")
+    params = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in BY_SIZE.items()}
+    optimizer = pytest.importorskip("thalweg.torch").optimizer(BySize)(params.items(), 0.25, engine=engine)
+    for share in (1.0, 3.0):
+        optimizer.param_groups[0]["share"] = share
+        for p in params.values():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert {name: set(p.flatten().tolist()) for name, p in params.items()} == {
+        "small": {-1.0},
+        "large": {-0.25},
+        "last": {-1.0},
+    }
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -203,3 +202,72 @@ class TestVersions:
         stepped(thalweg.torch.LAMB).load_state_dict(saved)
         with pytest.raises(StateError, match="a state of LAMB and cannot be loaded into Signed"):
             first.load_state_dict(saved)
+
+
+# ---- the command line, which takes a class, or ``module:MyRule`` of the current folder too
+
+
+@pytest.mark.parametrize("rule", [Signed, Turned])
+def test_plan_takes_a_class_and_a_rank_has_its_share(rule: type[Rule]) -> None:
+    module, elements = pytest.importorskip("torch").nn.Linear(40, 60), 60 * 40 + 60
+    (cost,), (rank,) = (plan(module, optimizers=[rule], world=world).optimizers for world in (1, 2))
+    assert (cost.state_bytes, rank.state_bytes) == (4 * elements + 4 * 2, 4 * elements // 2 + 4 * 2)
+    assert cost.moved_bytes >= 20 * elements  # reads p, g and m, and writes p and m
+    assert [row.state_bytes for row in cost.explanation.rows] == [4 * 2400 + 4, 4 * 60 + 4]
+    assert rule.__name__ not in [each.optimizer for each in plan(module).optimizers]  # nobody else asked for it
+
+
+def test_a_rule_that_is_called_like_one_of_the_package_has_its_module_in_front() -> None:
+    rule = type("LAMB", (Signed,), {"__module__": "mine"})
+    options = [Given("lamb", "momentum_dtype", "bfloat16"), Given("mine:LAMB", "signed", False)]
+    model = pytest.importorskip("torch").nn.Linear(40, 60)
+    costs = plan(model, optimizers=["lamb", rule, rule], options=options).optimizers
+    assert [cost.optimizer for cost in costs] == ["LAMB", "mine:LAMB"]
+
+
+@pytest.mark.parametrize("rule", [Signed, Turned])
+def test_its_temporaries_are_fewer_than_it_tells(rule: type[Rule]) -> None:
+    torch = pytest.importorskip("torch")
+    from measured_peaks import allocator_peak
+
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in [(600, 700), (300, 500), (90,)]]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer = pytest.importorskip("thalweg.torch").optimizer(rule)(params, lr=1e-3, engine="foreach")
+    assert 2**20 < allocator_peak(optimizer.step, warm_up=1) <= optimizer.explain().temporary_bytes
+
+
+@pytest.fixture
+def spelt(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module in the current folder that has a rule."""
+    pytest.importorskip("click")
+    source = inspect.getsource(Signed).replace("class Signed", "class Spelt")
+    head = "from dataclasses import dataclass\nfrom typing import Any\nfrom thalweg import *\n\n\n"
+    (tmp_path / "spelt_rules.py").write_text(head + source)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("spelt")
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("plan gpt2 --optimizers spelt_rules:Spelt,lamb --option spelt_rules:Spelt.beta=0.5 --json", 0, "Spelt"),
+        ("race --optimizers spelt_rules:Spelt --steps 2 --seeds 1 --option lr=0.1 --json", 0, "spelt_rules.Spelt"),
+        (
+            "plan gpt2 --optimizers spelt_rules:Spelled",
+            2,
+            "module 'spelt_rules' has no 'Spelled': did you mean 'Spelt'?",
+        ),
+        ("plan gpt2 --optimizers spelt_rules:Moment", 2, "it must be a rule, or a function that takes a model"),
+    ],
+)
+def test_verbs_take_a_rule_of_the_current_folder(
+    line: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if line.startswith("plan"):
+        pytest.importorskip("torch")
+    from thalweg.cli import run
+
+    assert run(line.split()) == code
+    shown = capsys.readouterr()
+    assert message in (shown.err if code else shown.out)
