@@ -57,17 +57,13 @@ def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(nam
         by_position = [key for key, p in shown.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
         assert [key for key in by_position if key != "self"] == ["params", "lr", *RULES[name].TORCH]
         assert all(p.kind is p.KEYWORD_ONLY for key, p in named.items() if key not in by_position)
+    theirs = getattr(pytest.importorskip("torch.optim"), name, None)
+    in_order = [*inspect.signature(theirs).parameters][2:] if theirs else []
+    assert list(RULES[name].TORCH) == in_order[: len(RULES[name].TORCH)]
     parameters = pytest.importorskip("torch.nn").Linear(2, 2, bias=False).parameters()
     found, unshown = cls(parameters).defaults.keys(), {*beside, *AROUND_DEFAULTS, "spikes"}
     assert found >= {*(key for key in expected if key not in unshown and expected[key] is not None)}
     assert not found & {*AROUND_DEFAULTS, "spikes"}, "groups show what is around a rule where it is on"
-
-
-@NAMES
-def test_by_position_are_the_arguments_of_torch_in_its_order(name: str) -> None:
-    torch = pytest.importorskip("torch.optim")
-    theirs = [*inspect.signature(getattr(torch, name)).parameters][2:] if hasattr(torch, name) else []
-    assert list(RULES[name].TORCH) == theirs[: len(RULES[name].TORCH)]
 
 
 @pytest.mark.parametrize("module", ["numpy", "torch", "optax"])
@@ -137,14 +133,10 @@ def test_tables_of_options_are_what_the_tool_makes_of_the_fields(page: str) -> N
 
 
 @NAMES
-def test_every_option_of_the_package_says_what_it_means(name: str) -> None:
+def test_every_option_says_what_it_means_and_the_page_of_a_rule_has_its_learning_rate_and_variants(name: str) -> None:
     kinds = (RULES[name], *AROUND, Handling)
     assert {option for kind in kinds for option in options_of(kind)} == set(option_names(RULES[name]))
     assert all(known.doc.endswith(".") for kind in kinds for known in options_of(kind).values())
-
-
-@NAMES
-def test_the_page_of_a_rule_documents_its_learning_rate_and_its_variants(name: str) -> None:
     default = inspect.signature(getattr(front_end, name)).parameters["lr"].default
     assert getattr(front_end, name)().lr == default
     text = (ROOT / "docs" / f"{name.lower()}.md").read_text()
