@@ -117,14 +117,11 @@ def test_rounding_at_random_is_right_on_average(name: str) -> None:
         ((64, 96), 0, (1, 32)),
         ((256, 48), 0, (1, 16)),
         ((256, 24), 0, None),  # a row has no room for 16
-        ((1000, 125), 0, None),
         ((65536,), 0, None),
         ((32, 64), 0, None),  # small
         ((64, 64, 3, 3), 0, (1, 64)),
-        ((64, 16, 4, 4), 0, (1, 64)),
         ((64, 3, 7, 7), 0, None),
         ((12, 64, 768), 0, (2, 64)),
-        ((4096, 32), 0, (1, 32)),
         ((12, 768), 1, None),  # twelve vectors
         ((12, 64, 64), 1, (2, 64)),
         ((100, 32, 64), 1, None),  # small, each of them
@@ -157,12 +154,12 @@ def test_zeros_are_the_codes_of_zeros(codec: Any) -> None:
             assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize(("dtype", "kept", "most"), [("int8", 1.2, 6.0), ("float16", 2.0, 2.1)])
-def test_a_first_state_takes_little_more_memory_than_it_has(dtype: str, kept: float, most: float) -> None:
+def test_a_first_state_takes_little_more_memory_than_it_has() -> None:
     p = np.zeros((512, 2048), "float16")
-    tracemalloc.start()
-    state = first_state(xp, LAMB(), Handling(state_dtype=dtype), p)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert sum(entry.nbytes for entry in state.values()) <= kept * p.nbytes
-    assert peak < most * p.nbytes
+    for dtype, kept, most in (("int8", 1.2, 6.0), ("float16", 2.0, 2.1)):
+        tracemalloc.start()
+        state = first_state(xp, LAMB(), Handling(state_dtype=dtype), p)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert sum(entry.nbytes for entry in state.values()) <= kept * p.nbytes
+        assert peak < most * p.nbytes

@@ -10,21 +10,19 @@ from thalweg.dtypes import DTYPES, NARROW, Name
 from thalweg.spaces.numpy import named_dtype
 
 
-@pytest.mark.parametrize("name", DTYPES)
-def test_a_dtype_is_what_the_table_says(name: str) -> None:
+def test_dtypes_are_what_the_table_says() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    found = named_dtype(name)
-    limits = ml_dtypes.finfo(found)
-    assert (found.itemsize, limits.nmant + 1, limits.minexp + 1) == tuple(DTYPES[name])
-    assert float(limits.eps) == DTYPES[name].rounding
-    assert float(limits.smallest_normal) == 0.5 * 2.0 ** DTYPES[name].least
+    for name, known in DTYPES.items():
+        limits = ml_dtypes.finfo(named_dtype(name))
+        assert (named_dtype(name).itemsize, limits.nmant + 1, limits.minexp + 1) == tuple(known)
+        assert (float(limits.eps), float(limits.smallest_normal)) == (known.rounding, 0.5 * 2.0**known.least)
 
 
-@pytest.mark.parametrize("name", DTYPES)
-def test_torch_has_it_under_the_same_name(name: str) -> None:
+def test_torch_has_them_under_the_same_names() -> None:
     torch = pytest.importorskip("torch")
-    assert getattr(torch, name).itemsize == DTYPES[name].bytes
-    assert torch.finfo(getattr(torch, name)).eps == DTYPES[name].rounding
+    for name, known in DTYPES.items():
+        found = getattr(torch, name)
+        assert (found.itemsize, torch.finfo(found).eps) == (known.bytes, known.rounding)
 
 
 def test_types_for_editors_name_every_dtype() -> None:

@@ -84,7 +84,6 @@ def test_the_same_command_goes_on_after_ctrl_c_runs_nothing_twice_and_skips_what
     [
         ("--steps 0", 2, "0 is not in the range x>=1"),
         ("--optimizers ,", 1, "--optimizers: nothing is left of ','"),
-        ("--option lamb.=3", 1, "--option 'lamb.=3' must be NAME=VALUE"),
         ("--option lamb.epsilon=1", 1, "LAMB has no option 'epsilon': here it is eps"),
         ("--device tpu", 1, "task 'digits': it is plain numpy and runs only on the cpu, not on 'tpu'"),
         ("--out file", 2, "file"),

@@ -26,13 +26,8 @@ def test_a_mistyped_verb_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -
     ("arguments", "code", "words"),
     [
         (["--version"], 0, [thalweg.__version__]),
-        ([], 2, ["Usage: thalweg [OPTIONS] VERB [ARGS]..."]),
-        (["--help"], 0, [f"thalweg {verb}" for verb in VERBS]),
-        (
-            ["race", "--help"],
-            0,
-            ["thalweg race mymodule:task", "torch.optim.Adam,mymodule:Sharp"],
-        ),
+        ([], 2, ["Usage: thalweg [OPTIONS] VERB [ARGS]...", *(f"thalweg {verb}" for verb in VERBS)]),
+        (["race", "--help"], 0, ["thalweg race mymodule:task", "torch.optim.Adam,mymodule:Sharp"]),
         (["plan", "--help"], 0, ["thalweg plan llama-8b --dtype bf16 --memory 80GB", "activations are"]),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -58,19 +57,6 @@ def test_random_numbers_depend_on_seed_and_step_and_the_caller_s_go_on() -> None
     assert (torch.rand(()), torch.rand(())) == (first, second)
     assert drawn(0, 1) == drawn(0, 1)
     assert len({drawn(seed, step) for seed in range(2) for step in range(2)}) == 4
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "name"),
-    [("processor\t: 0\nmodel name\t: Imaginary 9000\nmodel name\t: Imaginary 9000\n", "Imaginary 9000"), ("", "arm")],
-)
-def test_the_processor_is_named_as_well_as_the_system_does(
-    cpuinfo: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpuinfo").write_text(cpuinfo)
-    monkeypatch.setattr(devices, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(platform, "processor", lambda: "arm")
-    assert machine()["cpu"] == name
 
 
 def test_a_record_says_the_system_and_the_versions_and_nothing_of_the_owner() -> None:
