@@ -73,9 +73,9 @@ def step(optimizer: Any, module: Any) -> None:
 # ---- the figures
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize(("name", "options", "shapes"), CASES)
-def test_a_rule_keeps_what_its_plan_says(name: str, options: dict[str, Any], shapes: Any) -> None:
-    dtype = "bfloat16"  # of which state is wider, and records are kept
+def test_a_rule_keeps_what_its_plan_says(name: str, options: dict[str, Any], shapes: Any, dtype: str) -> None:
     module = hold({f"p{i}": torch.ones(shape) for i, shape in enumerate(shapes)})
     (cost,) = plan(module, optimizers=[name], options=given(name, options), dtype=dtype).optimizers
     module = module.to(getattr(torch, dtype))
