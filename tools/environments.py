@@ -25,7 +25,7 @@ DIST = ENVS / "dist"
 CORE = "thalweg/kernels/cpu/_core" + {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 LIBRARY = DIST / Path(CORE).name
 FALLBACK = "WITHOUT its native CPU core"
-PYTEST = f"-m pytest -q -p no:cacheprovider -n {os.cpu_count() or 1} -m 'not nightly and not gpu'"
+PYTEST = f"-m pytest -q -p no:cacheprovider -n {os.cpu_count() or 1} -m 'not gpu'"
 #: The packages of trainers warn of one another; what thalweg warns of is an error among them too. The examples of a
 #: page follow from one another: one process has a whole file.
 TRAINERS = "--dist loadfile -W default -W error::thalweg.UnusedOverrideWarning -W error::thalweg.ResumeWarning"
