@@ -96,14 +96,17 @@ def test_parameters_are_rounded_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "factor"), [(dict(maximize=True), -1), (dict(grad_scale=0.5), 0.5), (dict(grad_scale=2, maximize=True), -2)]
+    ("given", "factor"),
+    [(dict(maximize=True), -1), (dict(grad_scale=0.5), 0.5), (dict(grad_scale=2, maximize=True), -2)],
 )
 def test_gradients_are_scaled_and_turned(given: dict[str, Any], factor: float) -> None:
     assert step(np.ones(2), np.array([3.0, 4.0]), **given)[1]["g"].tolist() == [3 * factor, 4 * factor]
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize(("dtype", "on_nonfinite"), [("float16", "propagate"), ("float32", "skip"), ("float64", "skip")])
+@pytest.mark.parametrize(
+    ("dtype", "on_nonfinite"), [("float16", "propagate"), ("float32", "skip"), ("float64", "skip")]
+)
 def test_nothing_is_written_to(name: str, dtype: str, on_nonfinite: str) -> None:
     """Read-only arrays would say so."""
     rule, handling = RULES[name](), Handling(on_nonfinite=on_nonfinite, maximize=True, rounding="stochastic")

@@ -13,7 +13,7 @@ from thalweg.codecs import CODECS, Grouping, grouping
 from thalweg.rules import LAMB
 from thalweg.settings import Handling
 from thalweg.spaces import numpy as xp
-from thalweg.storage import first_state, kind
+from thalweg.storage import first_state
 
 GROUPS = Grouping(1, 64)
 
@@ -134,24 +134,6 @@ def test_groups_lie_within_rows_and_never_along_the_first_axis(shape: Any, stack
     assert found == wanted
     if found is not None:
         assert found.scales(shape) == (*shape[: found.axis], int(np.prod(shape[found.axis :])) // found.size)
-
-
-def test_only_tensors_that_are_grouped_alike_are_of_one_kind() -> None:
-    lean = Handling(state_dtype="int8")
-    kinds = [kind(LAMB(), lean, shape) for shape in ((64, 64), (128, 256), (64, 96), (64,), (64, 64, 3, 3))]
-    assert kinds[0] == kinds[1] == kinds[4]
-    assert len(set(kinds)) == 3
-    assert len({kind(LAMB(), Handling(), shape) for shape in ((64, 64), (64, 96), (64,))}) == 1
-
-
-@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
-def test_zeros_are_the_codes_of_zeros(codec: Any) -> None:
-    for like in (np.ones((64, 128), np.float16), np.ones((64, 4, 4, 16)).transpose(0, 3, 1, 2)):
-        groups = grouping(like.shape, 0)
-        wanted = codec.encode(xp, np.zeros(like.shape, "float32"), groups)
-        for found, expected in zip(codec.zeros(xp, like, groups), wanted, strict=True):
-            assert (found.dtype, found.shape, found.flags.c_contiguous) == (expected.dtype, expected.shape, True)
-            assert np.array_equal(found, expected)
 
 
 def test_a_first_state_takes_little_more_memory_than_it_has() -> None:

@@ -227,7 +227,6 @@ def sources() -> dict[str, Source]:
 def hostile(draw: Any, name: str, file: Source) -> Any:
     """A state with a lie, or the bytes of a file that is not what it says."""
     if file.written is None:
-        # arrays that are of no use or, where they are not taken over as they are, would take a gigabyte
         arrays = [np.ones((3, 2), "int8"), np.ones((3, 2), bool), *([] if name == "numpy" else [WIDE])]
         of_torch = name in ("torch", "AdamW of torch")
         return draw(changed(file.says, [torch.from_numpy(x) for x in arrays] if of_torch else arrays))

@@ -124,8 +124,8 @@ def test_functions_of_a_framework_are_named(library: str, module: str) -> None:
 
 def test_jax_says_so_too() -> None:
     optax = pytest.importorskip("thalweg.optax")
+    kind = doing(moving(lambda self, xp, g, s, p, t: np.sqrt(g * g)))
     with pytest.raises(RuleError, match="calls a function of numpy"):
-        kind = doing(moving(lambda self, xp, g, s, p, t: np.sqrt(g * g)))
         optax.transformation(kind, learning_rate=0.1).init(np.ones(3))
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import IntEnum
 from fractions import Fraction
 from typing import Any, get_args
@@ -14,9 +12,9 @@ import pytest
 
 from thalweg.dtypes import Name
 from thalweg.errors import OptionError
-from thalweg.given import check_known, matches, plain
+from thalweg.given import check_known, plain
 from thalweg.rules import AROUND, RULES, Annealed
-from thalweg.settings import WHOLE_STEP, Handling, Setting, Settings, combined, option_names
+from thalweg.settings import WHOLE_STEP, Handling, Setting, Settings, option_names
 
 MATRIX = np.zeros((2, 2))
 
@@ -45,31 +43,6 @@ class TestPlain:
 
         assert plain(value) == wanted
         assert kinds(plain(value)) == kinds(wanted)
-
-
-class TestMatches:
-    @pytest.mark.parametrize(
-        ("pattern", "name", "wanted"),
-        [
-            ("*.bias", "encoder.0.bias", True),
-            ("*.bias", "encoder.0.bias.scale", False),
-            ("bias", "encoder.bias", False),
-            ("*.BIAS", "encoder.bias", False),
-            ("layer.?.w", "layer.1.w", True),
-            ("layer.?.w", "layer.10.w", False),
-            ("layer.[!0].w", "layer.0.w", False),
-            ("*", "", True),
-            (re.compile("bias$"), "encoder.0.bias", True),
-            (re.compile("^bias"), "encoder.0.bias", False),
-            (re.compile("BIAS", re.IGNORECASE), "encoder.0.bias", True),
-        ],
-    )
-    def test_by_name(self, pattern: Any, name: str, wanted: bool) -> None:
-        assert matches(pattern, name, None) is wanted
-
-    def test_by_function(self) -> None:
-        assert matches(lambda name, x: len(name) + x, "ab", 1) is True
-        assert matches(lambda name, x: len(name) + x, "ab", -2) is False
 
 
 class TestHandling:
@@ -116,18 +89,6 @@ def getattr_of(settings: Settings, option: str) -> Any:
     return getattr(base.rule if hasattr(base.rule, option) else base.handling, option)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowIfLarge(RULES["LARS"]):  # type: ignore[name-defined, misc]
-    """A rule whose options depend on how large a parameter is."""
-
-    def for_shape(self, shape: Any) -> Any:
-        rule = super().for_shape(shape)
-        return rule if math.prod(shape) < 100 else replace(rule, trust_coefficient=0.25)
-
-
-SHAPES = {"small": (3, 4), "large": (30, 4), "wide": (4, 30), "big": (40, 40)}
-
-
 class TestSettings:
     @every_rule
     def test_nothing_given_nothing_changed(self, name: str) -> None:
@@ -135,19 +96,6 @@ class TestSettings:
         assert settings.base == Setting(RULES[name](), Handling())
         assert settings.changed() == {}
         assert settings.of("any", MATRIX) == (settings.base.for_shape(MATRIX.shape), [])
-
-    def test_a_rule_is_asked_for_each_shape(self) -> None:
-        """Sizes may decide, not the number of axes alone; equal answers are one object, stepped together."""
-        settings = Settings(SlowIfLarge, {}, None, [("b*", dict(momentum=0.5))])
-        asked = {name: settings.of(name, np.zeros(shape))[0] for name, shape in SHAPES.items()}
-        assert {name: (s.rule.trust_coefficient, s.rule.momentum) for name, s in asked.items()} == {
-            "small": (1e-3, 0.9),
-            "large": (0.25, 0.9),
-            "wide": (0.25, 0.9),
-            "big": (0.25, 0.5),
-        }
-        assert asked["large"] is asked["wide"]
-        assert settings.of("another", np.zeros((2, 3)))[0] is asked["small"]
 
     @every_rule
     def test_every_variant_is_valid_and_shown(self, name: str) -> None:
@@ -168,10 +116,6 @@ class TestSettings:
         assert settings.of("ab", MATRIX)[1] == [0, 1, 2]
         assert settings.of("a", MATRIX)[1] == [0]
 
-    def test_a_scale_by_name(self) -> None:
-        settings = Settings(RULES["LARS"], {}, None, [("a", dict(lr_scale=0.5)), ("b", dict(eps=0.5))])
-        assert [settings.of(name, MATRIX)[0].lr_scale for name in "abc"] == [0.5, 1.0, 1.0]
-
     def test_what_was_given_is_kept_as_plain_numbers_and_not_the_mapping_itself(self) -> None:
         given: dict[str, Any] = {"betas": [np.float32(0.5), np.float64(0.75)]}
         settings = Settings(RULES["LAMB"], given)
@@ -183,12 +127,6 @@ class TestSettings:
         for variant in ("nonsense", 1, ""):
             with pytest.raises(OptionError, match="variant must be one of"):
                 Settings(RULES["LARS"], {}, variant)  # type: ignore[arg-type]
-
-    def test_combining_leaves_the_first_as_it_was(self) -> None:
-        base = Setting(RULES["LARS"](), Handling())
-        changed = combined(base, {"momentum": 0.5, "rounding": "stochastic", "lr_scale": 2.0})
-        assert (changed.rule.momentum, changed.handling.rounding, changed.lr_scale) == (0.5, "stochastic", 2.0)
-        assert base == Setting(RULES["LARS"](), Handling())
 
 
 class TestSchedules:
