@@ -72,11 +72,7 @@ LINES: list[tuple[Any, int, str]] = [
     (lambda self, xp, g, s, p, t: np.sqrt(g * g), 0, "calls a function of numpy: use the functions of xp"),
     (lambda self, xp, g, s, p, t: np.where(g > 0, g, 0.0), 0, "calls a function of numpy"),
     (lambda self, xp, g, s, p, t: g * math.sqrt(t), 0, "turns a value into a Python number.* not those of math"),
-    (
-        lambda self, xp, g, s, p, t: g / g.sum(),
-        0,
-        r"asks an array for \.sum.*use the functions of xp, such as xp\.sums",
-    ),
+    (lambda self, xp, g, s, p, t: g / g.sum(), 0, r"asks an array for \.sum.*the functions of xp, such as xp\.sums"),
     (lambda self, xp, g, s, p, t: g * len(p.shape), 0, r"asks an array for \.shape.*use xp\.shape\(x\)"),
     (lambda self, xp, g, s, p, t: g * g[0], 0, "takes a part of a value"),
     (lambda self, xp, g, s, p, t: g @ g, 0, "uses @: use xp.matmul"),
@@ -120,13 +116,9 @@ def test_functions_of_a_framework_are_named(library: str, module: str) -> None:
     kind = doing(moving(lambda self, xp, g, s, p, t: root(g)))
     with pytest.raises(RuleError, match=f"calls a function of {library}: use the functions of xp"):
         thalweg.numpy.optimizer(kind)(0.1).step({"p": np.ones(2)}, {"p": np.ones(2)})
-
-
-def test_jax_says_so_too() -> None:
-    optax = pytest.importorskip("thalweg.optax")
-    kind = doing(moving(lambda self, xp, g, s, p, t: np.sqrt(g * g)))
-    with pytest.raises(RuleError, match="calls a function of numpy"):
-        optax.transformation(kind, learning_rate=0.1).init(np.ones(3))
+    if library == "jax":
+        with pytest.raises(RuleError, match="calls a function of jax"):
+            pytest.importorskip("thalweg.optax").transformation(kind, learning_rate=0.1).init(np.ones(3))
 
 
 def returning(answer: Any) -> Any:
@@ -180,58 +172,29 @@ class Whole(WholeRule):
         return Update(direction.tensor * -lr, state, xp.isfinite(direction.figures["norm"]))
 
 
-WRONG_SHAPE = r"returns a tensor of shape \({}\) for a parameter of \(2, 3\)"
-#: A method of such a rule, whether one line is at fault or the method as a whole, and what is said.
-PARTS: list[tuple[str, Any, bool, str]] = [
-    ("prepare", lambda self, xp, g, s, p, t: Preparation((np.sign(g),), dict(s)), True, "calls a function of numpy"),
-    ("prepare", lambda self, xp, g, s, p, t: (g, dict(s)), False, r"must return a thalweg.rules.Preparation\(tensors"),
-    (
-        "prepare",
-        lambda self, xp, g, s, p, t: Preparation(xp.sums((g, (0,))), dict(s)),
-        False,
-        WRONG_SHAPE.format("1, 3"),
-    ),
-    ("transform", lambda self, xp, x, s, **_: Direction(np.linalg.qr(x[0])[0], {}, {}), True, "a function of numpy"),
-    (
-        "transform",
-        lambda self, xp, x, s, **_: Direction(xp.matmul(*x, *x), {}, {}),
-        True,
-        "multiplies matrices of shapes",
-    ),
-    (
-        "transform",
-        lambda self, xp, x, s, **_: Direction(xp.swapaxes(*x, 0, 1), {"norm": 1.0}, {}),
-        False,
-        WRONG_SHAPE.format("3, 2"),
-    ),
-    ("transform", lambda self, xp, x, s, **_: x, False, r"must return a thalweg.rules.Direction\(tensor,"),
-    (
-        "transform",
-        lambda self, xp, x, s, **_: Direction(*x, {}, {}),
-        False,
-        r"figures \[\], and FIGURES declares \['norm'\]",
-    ),
-    ("apply", lambda self, xp, x, s, p, state, **_: Update(p if p > 0 else -p, state), True, "branches on a value"),
-    (
-        "apply",
-        lambda self, xp, x, s, p, state, **_: Update(xp.swapaxes(p, 0, 1), state),
-        False,
-        r"delta of shape \(3, 2\)",
-    ),
-    ("apply", lambda self, xp, x, s, p, state, **_: Update(p, {}), False, r"declares, \['exp_avg'\], got \[\]"),
+#: A method of such a rule, and what is said: of a line ("Mine, line"), or of the method as a whole.
+PARTS: list[tuple[str, Any, str]] = [
+    ("prepare", lambda self, xp, g, s, p, t: Preparation((np.sign(g),), dict(s)), "Mine, line.* a function of numpy"),
+    ("prepare", lambda self, xp, g, s, p, t: (g, dict(s)), r"Mine.prepare .* return a thalweg.rules.Preparation\("),
+    ("prepare", lambda self, xp, g, s, p, t: Preparation(xp.sums((g, (0,))), dict(s)), r"Mine.prepare .* \(1, 3\) for"),
+    ("transform", lambda self, xp, x, s, **_: Direction(np.linalg.qr(*x)[0], {}, {}), "Mine, line.* of numpy"),
+    ("transform", lambda self, xp, x, s, **_: Direction(xp.matmul(*x, *x), {}, {}), "Mine, line.* multiplies matrices"),
+    ("transform", lambda self, xp, x, s, **_: Direction(xp.swapaxes(*x, 0, 1), {"norm": 1.0}, {}), r" \(3, 2\) for a"),
+    ("transform", lambda self, xp, x, s, **_: x, r"Mine.transform .* must return a thalweg.rules.Direction\(tensor,"),
+    ("transform", lambda self, xp, x, s, **_: Direction(*x, {}, {}), r"figures \[\], and FIGURES declares \['norm'\]"),
+    ("apply", lambda self, xp, x, s, p, state, **_: Update(p if p > 0 else -p, state), "Mine, line.* branches on a"),
+    ("apply", lambda self, xp, x, s, p, state, **_: Update(xp.swapaxes(p, 0, 1), state), r"delta of shape \(3, 2\)"),
+    ("apply", lambda self, xp, x, s, p, state, **_: Update(p, {}), r"Mine.apply .* \['exp_avg'\], got \[\]"),
 ]
 
 
 @pytest.mark.parametrize("more", [{}, {"averaged": 0.9}], ids=["alone", "averaged"])
-@pytest.mark.parametrize(("part", "method", "is_line", "message"), PARTS, ids=[message[:40] for *_, message in PARTS])
-def test_each_part_of_a_rule_that_needs_whole_tensors(
-    part: str, method: Any, is_line: bool, message: str, more: Any
-) -> None:
+@pytest.mark.parametrize(("part", "method", "message"), PARTS)
+def test_each_part_of_a_rule_that_needs_whole_tensors(part: str, method: Any, message: str, more: Any) -> None:
     params = {"p": np.ones((2, 3))}
     with pytest.raises(RuleError, match=message) as caught:
         thalweg.numpy.optimizer(made(Whole, {part: method}))(0.1, **more).step(params, {"p": np.ones((2, 3))})
-    beginning = f"line {method.__code__.co_firstlineno} of {__file__}"
-    assert str(caught.value).startswith(f"Mine, {beginning}: " if is_line else f"Mine.{part} ({beginning}")
+    assert f"line {method.__code__.co_firstlineno} of {__file__}" in str(caught.value)
     assert (params["p"] == 1).all()
 
 
