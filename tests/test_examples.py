@@ -48,10 +48,9 @@ def test_pictures_are_the_same_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "LAMB  lr 0.05" in picture
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "kron"])
-def test_jax_over_devices(optimizer: str) -> None:
+def test_jax_over_devices() -> None:
     pytest.importorskip("optax")
-    command = [sys.executable, str(ROOT / "examples" / "jax_sharded.py"), "--optimizer", optimizer, "--steps", "3"]
+    command = [sys.executable, str(ROOT / "examples" / "jax_sharded.py"), "--optimizer", "kron", "--steps", "3"]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=3"  # the example's own counts
     surroundings = {**os.environ, "XLA_FLAGS": flags}
     result = subprocess.run([*command, "--devices", "2"], capture_output=True, text=True, check=False, env=surroundings)

@@ -83,14 +83,11 @@ def changed(draw: Any, value: Any, lies: Sequence[Any] = ()) -> Any:
         key = draw(st.sampled_from(list(value) if isinstance(value, dict) else range(len(value))))
         parts: Any = dict(value) if isinstance(value, dict) else list(value)
         what = draw(st.sampled_from(["deeper", "deeper", "deeper", "without", "renamed"]))
-        if what == "deeper" or hasattr(value, "_fields"):
-            parts[key] = draw(changed(value[key], lies))
-        else:
-            taken = parts.pop(key)
-            if what == "renamed" and isinstance(parts, dict):
-                parts[draw(st.sampled_from(NAMES))] = taken
-        if hasattr(value, "_fields"):
-            return type(value)(*parts)
+        taken = parts.pop(key) if what != "deeper" else parts[key]
+        if what == "deeper":
+            parts[key] = draw(changed(taken, lies))
+        elif what == "renamed" and isinstance(parts, dict):
+            parts[draw(st.sampled_from(NAMES))] = taken
         return tuple(parts) if isinstance(value, tuple) else parts
     return draw(st.sampled_from([*LIES, *lies]))
 

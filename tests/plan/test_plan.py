@@ -50,10 +50,6 @@ class Net(torch.nn.Module):  # type: ignore[misc]
         self.lm_head = torch.nn.Linear(64, 50, bias=False)
 
 
-def given(name: str, options: dict[str, Any]) -> list[Given]:
-    return [Given(name, key, value) for key, value in options.items()]
-
-
 def bytes_planned(path: Path, **given: Any) -> int:
     (cost,) = plan(str(path), optimizers=["AdamW"], **given).optimizers
     return cost.parameter_bytes
@@ -77,11 +73,13 @@ def step(optimizer: Any, module: Any) -> None:
 @pytest.mark.parametrize(("name", "options", "shapes"), CASES)
 def test_a_rule_keeps_what_its_plan_says(name: str, options: dict[str, Any], shapes: Any, dtype: str) -> None:
     module = hold({f"p{i}": torch.ones(shape) for i, shape in enumerate(shapes)})
-    (cost,) = plan(module, optimizers=[name], options=given(name, options), dtype=dtype).optimizers
+    (cost,) = plan(
+        module, optimizers=[name], options=[Given(name, key, value) for key, value in options.items()], dtype=dtype
+    ).optimizers
     module = module.to(getattr(torch, dtype))
     rate = {} if name == "Adafactor" else {"lr": 1e-3}
     optimizer = thalweg.torch.optimizer(RULES[name])(
-        list(module.named_parameters()), **rate, **{**USUAL.get(name, {}), **options}
+        list(module.named_parameters()), **rate, **{**USUAL.get(name, {}), **options}, engine="foreach"
     )
     told = optimizer.explain()
     step(optimizer, module)
