@@ -75,35 +75,25 @@ def test_rules_are_pure_formulas() -> None:
 
 
 def test_every_file_of_the_package_is_used() -> None:
-    """A module is imported, or named where others are imported by name; users import those that the docs import.
+    """A module is imported, or named where others are imported by name; another file is named where it is read.
 
-    The registry of rules imports its whole folder. Another file is named where it is read, in code or in another file.
+    Users import those that the docs import. The registry of rules imports its whole folder.
     """
     package = ROOT / "src" / "thalweg"
-    files = {
-        path
-        for path in package.rglob("*.*")
-        if path.is_file() and path.suffix not in (".pyc", ".so", ".dylib", ".typed")
-    }
-    readable = [path for path in files if path.suffix in (".py", ".h", ".cpp", ".html", ".css", ".js")]
+    endings = {".py", ".pyi", ".h", ".cpp", ".html", ".css", ".js", ".md", ".npz"}
+    files = [path for path in package.rglob("*.*") if path.suffix in endings]
     pages = [ROOT / "README.md", ROOT / "CMakeLists.txt", ROOT / "pyproject.toml", *(ROOT / "docs").rglob("*.md")]
-    texts = {path: path.read_text(encoding="utf-8") for path in [*readable, *pages]}
-    imported = set()
-    for text in texts.values():
-        for module, names in re.findall(r"^ *(?:>>> )?from (thalweg[\w.]*) import (\([^)]*\)|.*)", text, re.MULTILINE):
-            imported |= {module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))}
-        imported |= set(re.findall(r"\bthalweg(?:\.\w+)+", text))
-    imported |= {
-        parent for name in imported for parent in (name.rpartition(".")[0], name.rpartition(".")[0] + ".__init__")
-    }
+    texts = {path: path.read_text(encoding="utf-8") for path in [*files, *pages] if path.suffix not in (".npz", ".pyi")}
     for path in files:
-        others = [text for other, text in texts.items() if other != path]
-        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        others = "\n".join(text for other, text in texts.items() if other != path)
         if path.suffix == ".pyi":
             used = path.with_suffix(".py") in files
-        elif path.suffix == ".py" and name not in imported and path.parent.name != "rules":
-            used = any(re.search(rf"[\"}}.]{path.stem}\"", text) for text in others)
+        elif path.suffix == ".py" and path.parent.name != "rules":
+            stem = path.parent.name if path.stem == "__init__" else path.stem
+            folder = re.escape(".".join(path.relative_to(ROOT / "src").with_suffix("").parts[:-1]))
+            imported = rf"{folder}(\.{stem}\b| import (\([^)]*\b{stem}\b|.*\b{stem}\b))"
+            used = stem == path.parent.name or re.search(rf"{imported}|[\"}}.]{stem}\"", others) is not None
         else:
             word = path.stem if path.suffix == ".cpp" else path.name  # CMake has the names of these in a list
-            used = path.suffix == ".py" or any(word in text for text in others)
+            used = path.suffix == ".py" or word in others
         assert used, f"nothing uses {path}"
