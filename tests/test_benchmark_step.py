@@ -64,27 +64,6 @@ def test_jax_is_measured_by_calls_and_by_loops(script: ModuleType, tmp_path: Pat
     assert all(row["step"]["median"] > 0 and row["loop"]["median"] > 0 for row in table["rows"].values())
 
 
-def test_contestants_take_turns(script: ModuleType) -> None:
-    log: list[str] = []
-
-    class Contestant(str):
-        def measure(self, calls: int) -> dict[str, list[float]]:
-            log.append(self)
-            return {"step": [1.0, 2.0, 6.0][:calls]}
-
-    samples = script.take_turns({name: Contestant(name) for name in "abc"}, 2, 3, max)
-    assert (log, samples) == (list("abcabc"), {name: {"step": [6.0, 6.0]} for name in "abc"})
-
-
-def test_no_step_sees_addresses_of_an_earlier_one(script: ModuleType) -> None:
-    params = script.make_parameters(SHAPES, script.parse(FAST))
-    seen: list[Any] = []
-    contestant = script.TorchContestant(script.torch.optim.SGD(params), params, [p.detach() for p in params], None)
-    contestant.step = lambda: seen.append(tuple(p.grad.data_ptr() for p in params))
-    contestant.measure(50)
-    assert len(set(seen)) == len(seen) == 50
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
