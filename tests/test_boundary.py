@@ -90,7 +90,7 @@ def test_rules_see_wide_numbers_and_parameters_and_state_stay_as_they_are_stored
 def test_parameters_are_rounded_once() -> None:
     """A bit more than half the distance to the next number goes up; what is added is not rounded by itself."""
     distance = float(np.finfo("float16").eps)
-    p = np.ones(3, "float16")
+    p = np.ones(100, "float16")
     result, _ = step(p, p, Probe(delta=distance / 2 * (1 + 2.0**-12)))
     assert (result.p == 1 + distance).all()
 
