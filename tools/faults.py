@@ -42,9 +42,8 @@ ELSEWHERE = ("kernels/cpu/shipped.py", "kernels/triton/launching.py", "check/com
 UNREAD = (ast.Raise, ast.Assert, ast.JoinedStr, ast.arguments, ast.While, ast.ExceptHandler)
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "sitecustomize", "-m", "not gpu"]
 PYTEST += ["--hypothesis-profile=few", "--hypothesis-seed=0"]
-LANE = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
-LANE |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "THALWEG_TESTS_SOON"), "1")
-LANE |= {"PYTHONDONTWRITEBYTECODE": ""}
+LANE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "THALWEG_TESTS_SOON"), "1")
+LANE |= {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
 #: Seconds: of a whole file, unbroken; of a fault; of tests that run before others are collected; of one file's tests.
 FILE_LIMIT, FAULT_LIMIT, FIRST_RUN, MOST_OF_FILE = 300.0, 60.0, 10.0, 20.0
 #: What a copy of the tree is made without.
@@ -82,8 +81,10 @@ def changes(node: Any) -> Iterator[tuple[str, Any, Any]]:
         yield "and-or", node, ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
     elif isinstance(node, ast.comprehension) and node.ifs:
         yield "all-taken", node.ifs[0], ast.Constant(True)
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and called(node.value) not in FOR_SPEED:
-        yield "not-done", node, ast.Pass()
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        called = getattr(node.value.func, "attr", getattr(node.value.func, "id", ""))
+        if called not in FOR_SPEED:
+            yield "not-done", node, ast.Pass()
     elif isinstance(node, ast.Assign) and isinstance(node.targets[0], (ast.Attribute, ast.Subscript)):
         yield "not-stored", node, ast.Pass()
     elif isinstance(node, (ast.Subscript, ast.Compare)):
@@ -95,10 +96,6 @@ def changes(node: Any) -> Iterator[tuple[str, Any, Any]]:
 def is_text(node: ast.AST) -> bool:
     text = isinstance(node, ast.Constant) and isinstance(node.value, str)
     return text or isinstance(node, (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict))
-
-
-def called(node: ast.Call) -> str:
-    return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
 def walk(nodes: Iterable[Any], around: str = "", inside: bool = False) -> Iterator[tuple[str, Any]]:
@@ -130,7 +127,7 @@ def change_syntax(path: str, room: str) -> Iterator[Fault]:
             yield Fault(name, room, path, function, source[start:end].decode(), text, start, kind)
 
 
-def read_written(row: str, rooms: dict[str, Any]) -> Fault:
+def read_written(row: str, room_of: Callable[[str], str]) -> Fault:
     """A fault that is written by hand: its head, and lines that are taken out and put in."""
     head, *lines = row.strip("\n").split("\n")
     path, says = head.split(": ", 1)
@@ -141,11 +138,7 @@ def read_written(row: str, rooms: dict[str, Any]) -> Fault:
     nodes = ((name, node) for name, node in walk(ast.parse(source).body) if hasattr(node, "lineno"))
     inside = (name for name, node in nodes if start >= 0 and node.lineno <= line <= node.end_lineno)
     function, digest = next(inside, ""), hashlib.sha256(f"{old}>{new}".encode()).hexdigest()[:6]
-    return Fault(f"{path}:{function}:written:{digest}", room_of(path, rooms), path, function, old, new, start, says)
-
-
-def room_of(path: str, rooms: dict[str, Any]) -> str:
-    return next((room for room, (_, paths, _) in rooms.items() if path.startswith(paths)), "")
+    return Fault(f"{path}:{function}:written:{digest}", room_of(path), path, function, old, new, start, says)
 
 
 def list_faults() -> tuple[dict[str, Any], list[Fault], set[str]]:
@@ -156,13 +149,15 @@ def list_faults() -> tuple[dict[str, Any], list[Fault], set[str]]:
     rooms: dict[str, Any] = {}
     for name, number, *lists in (line[1].split(" | ") for line in lines if line[0] == "room"):
         rooms[name] = int(number), *(tuple(words.split()) for words in lists)
+
+    def room_of(path: str) -> str:
+        return next((room for room, (_, paths, _) in rooms.items() if path.startswith(paths)), "")
+
     faults: dict[str, list[Fault]] = collections.defaultdict(list)
-    for row in rows:
-        if "\n- " in row:
-            fault = read_written(row, rooms)
-            faults[fault.room].append(fault)
+    for fault in (read_written(row, room_of) for row in rows if "\n- " in row):
+        faults[fault.room].append(fault)
     paths = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
-    homes = {path: room_of(path, rooms) for path in paths if path not in ELSEWHERE}
+    homes = {path: room_of(path) for path in paths if path not in ELSEWHERE}
     drawn = [fault for path, room in homes.items() if room for fault in change_syntax(path, room)]
     counted: Any = collections.Counter()
     for fault in sorted(drawn, key=order_of):
@@ -185,8 +180,8 @@ class Worker:
         shutil.copytree(ROOT, self.tree, ignore=shutil.ignore_patterns(*LEFT_OUT))
         shutil.copy(ROOT / "tools/fault_watch.py", folder / "sitecustomize.py")
         paths = os.pathsep.join([str(folder), str(self.tree / "src"), os.environ.get("PYTHONPATH", "")])
-        self.surroundings = {**os.environ, **LANE, "PYTHONPATH": paths, "THALWEG_CACHE": str(self.cache)}
-        self.surroundings |= {"FAULTS_LOG": str(self.log), "FAULTS_CHOSEN": str(self.chosen)}
+        own = {"PYTHONPATH": paths, "THALWEG_CACHE": self.cache, "FAULTS_LOG": self.log, "FAULTS_CHOSEN": self.chosen}
+        self.surroundings = {**os.environ, **LANE, "PYTHONDONTWRITEBYTECODE": "", **{k: str(v) for k, v in own.items()}}
 
     def run(self, tests: list[str], limit: float, *options: str, **more: str) -> tuple[str, list[list[str]]]:
         """Run tests, or files of them: how it ended, and what fault_watch.py has written."""
