@@ -106,10 +106,11 @@ class TestSettings:
 
     def test_each_source_wins_over_the_one_before(self) -> None:
         """Default, variant, given, overrides in their order."""
-        entries = [("a*", dict(eps=0.25)), ("ab", dict(eps=0.5)), ("ab", dict(momentum=0.5))]
+        entries = [("a*", dict(eps=0.25, lr_scale=0.5)), ("ab", dict(eps=0.5)), ("ab", dict(momentum=0.5))]
         settings = Settings(RULES["LARS"], {"eps": 0.125}, "larc", entries)
         eps = {name: settings.of(name, MATRIX)[0].rule.eps for name in ("b", "a", "ab")}
         assert eps == {"b": 0.125, "a": 0.25, "ab": 0.5}
+        assert [settings.of(name, MATRIX)[0].lr_scale for name in ("b", "a", "ab")] == [1.0, 0.5, 0.5]
         assert Settings(RULES["LARS"], {}, "larc").base.rule.eps == 1e-8
         assert Settings(RULES["LARS"], {}).base.rule.eps == 0.0
         assert settings.of("ab", MATRIX)[0].rule.trust_coefficient == 0.02

@@ -57,7 +57,7 @@ def bytes_planned(path: Path, **given: Any) -> int:
 
 def bytes_of(optimizer: Any) -> int:
     entries = {id(entry): entry for state in optimizer.state.values() for entry in state.values()}  # some are shared
-    return sum(entry.nbytes for entry in entries.values())
+    return sum((entry.to_local() if hasattr(entry, "to_local") else entry).nbytes for entry in entries.values())
 
 
 def step(optimizer: Any, module: Any) -> None:
@@ -73,9 +73,8 @@ def step(optimizer: Any, module: Any) -> None:
 @pytest.mark.parametrize(("name", "options", "shapes"), CASES)
 def test_a_rule_keeps_what_its_plan_says(name: str, options: dict[str, Any], shapes: Any, dtype: str) -> None:
     module = hold({f"p{i}": torch.ones(shape) for i, shape in enumerate(shapes)})
-    (cost,) = plan(
-        module, optimizers=[name], options=[Given(name, key, value) for key, value in options.items()], dtype=dtype
-    ).optimizers
+    given = [Given(name, key, value) for key, value in options.items()]
+    (cost,) = plan(module, optimizers=[name], options=given, dtype=dtype).optimizers
     module = module.to(getattr(torch, dtype))
     rate = {} if name == "Adafactor" else {"lr": 1e-3}
     optimizer = thalweg.torch.optimizer(RULES[name])(
@@ -132,12 +131,7 @@ def test_a_rank_of_fsdp2_keeps_what_its_plan_says(name: str) -> None:
         rate = {"lr": 1e-3} if name in ("AdamW", "Kron") else {}
         optimizer = make(module if name == "muon_adamw" else list(module.named_parameters()), **rate)
         optimizer.make_state()
-        held = [
-            entry.to_local() if hasattr(entry, "to_local") else entry
-            for state in optimizer.state.values()
-            for entry in state.values()
-        ]
-        assert cost.state_bytes == sum(entry.nbytes for entry in held)
+        assert cost.state_bytes == bytes_of(optimizer)
         assert cost.parameter_bytes == sum(p.to_local().nbytes for p in module.parameters())
     finally:
         torch.distributed.destroy_process_group()
@@ -177,10 +171,8 @@ def test_a_module_is_not_changed_and_what_is_tied_counts_once() -> None:
 
 def test_a_folder_of_safetensors(tmp_path: Path) -> None:
     save = pytest.importorskip("safetensors.torch").save_file
-    save(
-        {"a.weight": torch.ones(4, 6, dtype=torch.bfloat16), "ids": torch.ones(3, dtype=torch.int64)},
-        tmp_path / "1.safetensors",
-    )
+    tensors = {"a.weight": torch.ones(4, 6, dtype=torch.bfloat16), "ids": torch.ones(3, dtype=torch.int64)}
+    save(tensors, tmp_path / "1.safetensors")
     save({"b.weight": torch.ones(5)}, tmp_path / "2.safetensors")
     assert bytes_planned(tmp_path) == 2 * 24 + 4 * 5
     assert bytes_planned(tmp_path / "1.safetensors", dtype="float32") == 4 * 24

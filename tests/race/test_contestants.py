@@ -15,7 +15,6 @@ from tolerances import FLOAT32, FLOAT64
 
 from thalweg.errors import CommandError
 from thalweg.race import race
-from thalweg.race.contest import Race
 from thalweg.race.run import Training
 from thalweg.rules import RULES
 from thalweg.show.extras import MissingExtra
@@ -106,12 +105,10 @@ def test_everyone_races_once_however_they_are_written() -> None:
 def test_runs_are_of_the_version_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
 
-    def ready() -> Race:
-        return race(LAYER, optimizers=["SGD", "torch.optim.Adam"], options={"": {"lr": 0.05}}, folder=tmp_path)
-
-    assert ready().run().waiting == ready().waiting == []
+    asked: dict[str, Any] = dict(optimizers=["SGD", "torch.optim.Adam"], options={"": {"lr": 0.05}}, folder=tmp_path)
+    assert race(LAYER, **asked).run().waiting == race(LAYER, **asked).waiting == []
     monkeypatch.setattr(torch, "__version__", "another")
-    assert [run.contestant for run in ready().waiting] == ["torch.optim.Adam"]
+    assert [run.contestant for run in race(LAYER, **asked).waiting] == ["torch.optim.Adam"]
 
 
 def test_a_framework_that_is_missing_is_named_and_rules_race_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
