@@ -18,23 +18,58 @@ NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt \
 EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake=true) --editable
 
 .PHONY: race test test-fast test-all test-environments test-integrations wheel sanitize release-checks docs format clean
+.PHONY: tests-by-day tests-fast tests-all checks checks-with-docs style sizes types imports pages
 
 # What is installed for tests serves the race too. Else a core of few options is built, for this machine alone.
 race: $(if $(wildcard .venv/ready-to-test),.venv/ready-to-test,.venv/ready-to-race)
 	$(BIN)/thalweg race
 
+# One thread each: tests run side by side, and small matrices gain nothing from more. Compiled Python is kept, whatever
+# the machine is used to: dozens of processes import the package.
+ALONE := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+# jax compiles what is run once without optimization, by a code generator that takes a seventh of the time; and Triton's
+# interpreter does not look for overflows of integers. In test-all both are as users have them.
+SOON := $(ALONE) THALWEG_TESTS_SOON=1 XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+PYTEST := $(BIN)/python -m pytest --quiet --dist worksteal --numprocesses $(shell getconf _NPROCESSORS_ONLN)
+# What examples are drawn by: the commit's hash, or 0 in an sdist, which has no commit.
+SEED = $(or $(shell git -c safe.directory='*' rev-parse HEAD 2>/dev/null),0)
+# The checks beside the tests: all are run, and make names those that fail.
+TOGETHER := --no-print-directory --keep-going --jobs=2
+
 test: .venv/ready-to-test
-	$(BIN)/python tools/check.py
+	$(MAKE) $(TOGETHER) tests-by-day checks-with-docs
 
 test-fast: .venv/ready-to-test
-	$(BIN)/python tools/check.py --fast
+	$(MAKE) $(TOGETHER) tests-fast checks
 
 # For the night, and before a release. Forty faults are made, one at a time, and some test has to find each.
 test-all: .venv/ready-to-test
-	$(BIN)/python tools/check.py --all
+	$(MAKE) $(TOGETHER) SOON='$(ALONE)' tests-all checks-with-docs
 	rm -rf build/faults
-	$(BIN)/python tools/faults.py --sample 40 --baseline build/faults/green.jsonl --record build/faults/bank.jsonl
+	$(BIN)/python tools/faults.py build/faults/green.jsonl build/faults/bank.jsonl 40
 	$(BIN)/python tools/environments.py
+
+tests-by-day:
+	$(SOON) $(PYTEST) --hypothesis-profile=day --hypothesis-seed=$(SEED) -m "not gpu" tests
+tests-fast:
+	$(SOON) $(PYTEST) --hypothesis-profile=few --hypothesis-seed=$(SEED) -m "not slow and not gpu" tests
+tests-all:
+	$(ALONE) $(PYTEST) --hypothesis-profile=all -m "not gpu" tests
+
+checks: style sizes types imports
+checks-with-docs: checks pages
+style:
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+sizes:
+	$(BIN)/python tools/size.py
+types:
+	$(BIN)/mypy --strict
+imports:
+	$(BIN)/lint-imports
+# Those of a page follow from one another: in one process.
+pages:
+	$(SOON) $(BIN)/python -m pytest --quiet README.md CONTRIBUTING.md docs src
 
 # The package with nothing but numpy, with torch, jax or the command line alone: "optional" stays true.
 # make test-environments ENVIRONMENTS=numpy tries that one.

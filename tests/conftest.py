@@ -27,16 +27,12 @@ else:
         settings.register_profile(name, steady, max_examples=examples)
     settings.load_profile("day")
 
-collect_ignore_glob = []
+#: What tests share has no examples of its own. Folders and files that need a package which is not installed.
+collect_ignore_glob = ["support/*"]
 if importlib.util.find_spec("optax") is None:
-    collect_ignore_glob += ["optax/*.py", "support/*jax*.py", "support/optax_runs.py"]
-if importlib.util.find_spec("torch") is None:
-    collect_ignore_glob += ["support/check_faulty*.py", "support/mixed.py"]
-    collect_ignore_glob += ["support/world_*.py"]
+    collect_ignore_glob += ["optax/*.py"]
 if importlib.util.find_spec("hypothesis") is None:
     collect_ignore_glob += ["test_hostile_files.py"]
-if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
-    collect_ignore_glob += ["support/compile_launches.py", "support/interpreter.py"]
 
 
 def pytest_collection_finish() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -46,19 +47,13 @@ def test_every_rule_is_measured_beside_its_peers(
     for table in record["tables"]:
         assert next(iter(table["rows"])) == f"thalweg {table['rule']}"
         assert "torch AdamW fused=True" in table["rows"]
-        peers = [peer for peer in script.PEERS if peer[0] == table["rule"] and not peer[1].startswith("optax.")]
-        beside = len(table["rows"]) + len(table["left_out"]) - (table["rule"] != "AdamW")
-        assert beside == 1 + len(peers)
         assert all("No module named" in reason for reason in table["left_out"].values()), table["left_out"]
         for name, row in table["rows"].items():
             first, third = row["step"]["quartiles"]
             assert 0 < first <= row["step"]["median"] <= third
-            assert len(row["step"]["samples"]) == 2
             assert f"\n{name}" in shown
     moved = {table["rule"]: table["bytes_moved"] for table in record["tables"]}
     assert (moved["AdamW"], moved["Muon"], moved["Kron"], moved["SOAP"]) == (28 * (24 + 24 + 6 + 36), None, None, None)
-    tensors = {table["rule"]: table["tensors"] for table in record["tables"]}
-    assert (tensors["LAMB"], tensors["Muon"]) == (4, 2)
     assert {"date", "command", "cpu", "device", "versions", "copied_bytes_per_s"} < set(record)
 
 
@@ -70,50 +65,25 @@ def test_jax_is_measured_by_calls_and_by_loops(script: ModuleType, tmp_path: Pat
     assert all(row["step"]["median"] > 0 and row["loop"]["median"] > 0 for row in table["rows"].values())
 
 
-def test_contestants_take_turns(script: ModuleType) -> None:
-    log: list[str] = []
-
-    class Contestant:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def measure(self, calls: int) -> dict[str, list[float]]:
-            log.append(self.name)
-            return {"step": [1.0, 2.0, 6.0][:calls]}
-
-    samples = script.take_turns({name: Contestant(name) for name in "abc"}, 2, 3, max)
-    assert log == list("abcabc")
-    assert samples == {name: {"step": [6.0, 6.0]} for name in "abc"}
-
-
-def test_no_step_sees_addresses_of_an_earlier_one(script: ModuleType) -> None:
-    params = script.make_parameters(SHAPES, script.parse(FAST))
-    seen: list[Any] = []
-    contestant = script.TorchContestant(script.torch.optim.SGD(params), params, [p.detach() for p in params], None)
-    contestant.step = lambda: seen.append(tuple(p.grad.data_ptr() for p in params))
-    contestant.measure(50)
-    assert len(set(seen)) == len(seen) == 50
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--optimizers", "lamp"], "there is no rule 'lamp': here are "),
-        (["--optimizers", "lamb", "--option", "momentum=0.9"], "--option momentum: lamb has no such option"),
-        (["--optimizers", "lamb", "--option", "betas=3"], "betas"),
-        (["--rounds", "1"], "--rounds must be at least 2, got 1"),
-        (["--front-end", "flax"], "argument --front-end: invalid choice"),
+        ("--optimizers lamp", "there is no rule 'lamp': here are "),
+        ("--optimizers lamb --option momentum=0.9", "--option momentum: lamb has no such option"),
+        ("--rounds 1", "--rounds must be at least 2, got 1"),
     ],
 )
 def test_a_mistake_is_one_sentence(
-    script: ModuleType, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        script.main(arguments)
+        script.main(arguments.split())
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.skipif("THALWEG_TESTS_SOON" in os.environ, reason="make test-all starts so many processes")
 def test_ranks_are_measured_in_processes_of_their_own() -> None:
     command = [sys.executable, str(SCRIPT), *FAST, "--ranks", "2", "--optimizers", "sgd"]
     assert "\nthalweg SGD" in subprocess.run(command, capture_output=True, text=True, check=True).stdout

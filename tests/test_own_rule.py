@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_rules import Signed, Turned, every
-from tolerances import FLOAT64
+from agree import agree
+from own_rules import Signed, Turned
 
 import thalweg.numpy
 from thalweg import Rule, Update
 from thalweg.errors import OptionError, StateError
+from thalweg.plan import plan
+from thalweg.rules import RULES
+from thalweg.show.arguments import Given
 
 # ---- classes
 
@@ -36,8 +39,6 @@ def test_a_class_shows_the_options_of_its_rule(front_end: str) -> None:
 
 
 def test_classes_of_ours_are_made_by_the_same_call() -> None:
-    from thalweg.rules import RULES
-
     for name, rule in RULES.items():
         assert thalweg.numpy.optimizer(rule) is getattr(thalweg.numpy, name)
 
@@ -68,114 +69,53 @@ class BySize(Rule):
         return Update(g * (-lr * lr_scale * self.share), {})
 
 
-# ---- the same numbers everywhere
+# ---- steps
 
 
-def gradients(steps: int = 4) -> list[dict[str, Any]]:
-    random = np.random.default_rng(0)
-    return [{"w": random.normal(size=(3, 4)), "b": random.normal(size=5)} for _ in range(steps)]
+@pytest.mark.parametrize("engine", ["torch lists", "torch native", "optax update"])
+def test_a_rule_of_which_no_fused_code_can_be_made_steps_as_the_reference(engine: str) -> None:
+    options: dict[str, Any] = dict(lr=0.1, weight_decay=0.1, signed=False)
+    overrides = [("b", dict(beta=0.5, lr_scale=0.25))]
+    agree(engine, Turned, {"w": (3, 4), "b": (5,)}, "float64", overrides=overrides, **options)
 
 
-OPTIONS: dict[str, Any] = dict(weight_decay=0.1, signed=False)
-OVERRIDES = [("b", dict(beta=0.5, lr_scale=0.25))]
-
-
-def by_numpy(rule: type[Rule], engine: str) -> tuple[dict[str, Any], str]:
-    params = {"w": np.ones((3, 4)), "b": np.ones(5)}
-    optimizer = thalweg.numpy.optimizer(rule)(0.1, engine=engine, overrides=OVERRIDES, **OPTIONS)
-    for step in gradients():
-        optimizer.step(params, step)
-    return params, optimizer.engine
-
-
-@pytest.mark.slow
-@every
-@pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
-def test_torch(rule: type[Rule], engine: str) -> None:
-    torch = pytest.importorskip("torch")
-    import thalweg.torch
-
-    shapes = {"w": (3, 4), "b": (5,)}
-    params = {name: torch.nn.Parameter(torch.ones(shape, dtype=torch.float64)) for name, shape in shapes.items()}
-    optimizer = thalweg.torch.optimizer(rule)(params.items(), 0.1, engine=engine, overrides=OVERRIDES, **OPTIONS)
-    for step in gradients():
-        for name, p in params.items():
-            p.grad = torch.tensor(step[name])
-        optimizer.step()
-    expected, _ = by_numpy(rule, "reference")
-    for name, p in params.items():
-        assert np.allclose(p.detach().numpy(), expected[name], rtol=FLOAT64, atol=FLOAT64), name
-    assert [row.treatment for row in optimizer.explain().rows] == ["elementwise"] * 2
-
-
-def test_native_code() -> None:
-    from side_by_side import reason_missing
-
-    if reason_missing() is not None:
-        pytest.skip("no native core")
-    expected, _ = by_numpy(Signed, "reference")
-    found, engine = by_numpy(Signed, "auto")
-    assert engine == "fused"
-    for name, p in found.items():
-        assert np.allclose(p, expected[name], rtol=FLOAT64, atol=FLOAT64), name
-
-
-@every
-def test_optax(rule: type[Rule]) -> None:
+def test_its_state_in_jax_is_pickled_and_goes_to_another_front_end() -> None:
     optax = pytest.importorskip("thalweg.optax")
-    import jax
-    import jax.numpy as jnp
-    from optax import apply_updates
-
-    solver = optax.transformation(rule, learning_rate=0.1, overrides=OVERRIDES, **OPTIONS)
-    params = {"w": jnp.ones((3, 4)), "b": jnp.ones(5)}
-    state = solver.init(params)
-    for step in gradients():
-        updates, state = jax.jit(solver.update)(jax.tree.map(jnp.asarray, step), state, params)
-        params = apply_updates(params, updates)
-    expected, _ = by_numpy(rule, "reference")
-    for name, p in params.items():
-        assert np.allclose(p, expected[name], rtol=FLOAT64, atol=FLOAT64), name
+    params = {"w": np.ones((3, 4))}
+    solver = optax.transformation(Signed, learning_rate=0.1)
+    _, state = solver.update(params, solver.init(params), params)
     again = pickle.loads(pickle.dumps(state))
     assert type(again) is type(state)
-    assert (again.exp_avg["w"] == state.exp_avg["w"]).all()
-    exported = optax.export_state(state, params)
-    assert (exported["optimizer"], exported["version"]) == (rule.__name__, 1)
-    other = thalweg.numpy.optimizer(rule)(0.1, **OPTIONS)
+    exported = optax.export_state(again, params)
+    assert (exported["optimizer"], exported["version"]) == ("Signed", 1)
+    other = thalweg.numpy.optimizer(Signed)(0.1)
     other.load_state_dict(exported)
     assert (other.state["w"]["exp_avg"] == np.asarray(state.exp_avg["w"])).all()
 
 
-@pytest.mark.parametrize("front_end", ["numpy", "torch", "torch list", "optax"])
-def test_options_by_size(front_end: str) -> None:
-    """``for_shape`` is asked for each shape, and not for the first of those that have as many axes."""
-    shapes = {"small": (2, 3), "large": (20, 3), "last": (3, 2)}
-    steps = {"small": -0.5, "large": -0.125, "last": -0.5}
-    if front_end == "optax":
-        optax = pytest.importorskip("thalweg.optax")
-        import jax.numpy as jnp
+BY_SIZE = {"small": (2, 3), "large": (20, 3), "last": (3, 2)}
 
-        params = {name: jnp.ones(shape) for name, shape in shapes.items()}
-        solver = optax.transformation(BySize, learning_rate=0.5)
-        found, _ = solver.update(params, solver.init(params), params)
-    elif front_end == "numpy":
-        arrays = {name: np.ones(shape) for name, shape in shapes.items()}
-        thalweg.numpy.optimizer(BySize)(0.5).step(arrays, {name: np.ones(shape) for name, shape in shapes.items()})
-        found = {name: array - 1 for name, array in arrays.items()}
-    else:
-        torch = pytest.importorskip("torch")
-        of_torch = pytest.importorskip("thalweg.torch")
-        tensors = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
-        engine = "foreach" if front_end == "torch list" else "auto"
-        optimizer = of_torch.optimizer(BySize)(tensors.items(), 0.25, engine=engine)
-        for t in range(2):
-            for p in tensors.values():
-                p.grad = torch.ones_like(p)
-            optimizer.step()
-            optimizer.param_groups[0]["share"] = 1.0 + t  # numbers that change are followed for each shape, too
-        found = {name: p.detach().numpy() - 1 for name, p in tensors.items()}
-    for name, step in steps.items():
-        assert np.allclose(found[name], step), name
+
+@pytest.mark.parametrize("engine", ["numpy native", "torch lists", "optax update"])
+def test_options_by_size(engine: str) -> None:
+    """``for_shape`` is asked for each shape, and not for the first of those that have as many axes."""
+    params, ones = ({name: np.full(shape, x) for name, shape in BY_SIZE.items()} for x in (0.0, 1.0))
+    thalweg.numpy.optimizer(BySize)(0.5, engine="reference").step(params, ones)
+    assert [set(p.flat) for p in params.values()] == [{-0.5}, {-0.125}, {-0.5}]
+    agree(engine, BySize, BY_SIZE, lr=0.5)
+
+
+@pytest.mark.parametrize("engine", ["foreach", "auto"])
+def test_an_option_that_changes_is_followed_for_each_size(engine: str) -> None:
+    torch = pytest.importorskip("torch")
+    params = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in BY_SIZE.items()}
+    optimizer = pytest.importorskip("thalweg.torch").optimizer(BySize)(params.items(), 0.25, engine=engine)
+    for share in (1.0, 3.0):
+        optimizer.param_groups[0]["share"] = share
+        for p in params.values():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert [set(p.flatten().tolist()) for p in params.values()] == [{-1.0}, {-0.25}, {-1.0}]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -213,47 +153,88 @@ def of_version(version: int) -> type[Rule]:
     return kind
 
 
-class TestVersions:
-    def test_numpy(self, tmp_path: Any) -> None:
-        first, second = (thalweg.numpy.optimizer(of_version(n))(0.1) for n in (1, 2))
-        p = np.ones(2)
-        second.step({"p": p}, {"p": p})
-        second.save(tmp_path / "state.npz")
-        with pytest.raises(StateError, match="a state of version 2 of Signed and cannot be loaded into version 1"):
-            first.load(tmp_path / "state.npz")
-        assert first.num_parameters == 0
-        again = thalweg.numpy.optimizer(of_version(2))(0.1)
-        again.load(tmp_path / "state.npz")
-        assert again.num_parameters == 1
-
-    def test_states_without_one_are_of_the_first(self) -> None:
-        optimizer = thalweg.numpy.LAMB(0.1, variant="paper")
-        optimizer.step({"p": np.ones(2)}, {"p": np.ones(2)})
-        saved = optimizer.state_dict()
-        assert saved.pop("version") == 1
-        thalweg.numpy.LAMB(0.1, variant="paper").load_state_dict(saved)
-        with pytest.raises(StateError, match="a state of LAMB and cannot be loaded into Signed"):
-            thalweg.numpy.optimizer(Signed)(0.1).load_state_dict(saved)
-
-    def test_torch(self) -> None:
+def stepped(front_end: str, kind: type[Rule]) -> Any:
+    """An optimizer after a step."""
+    made, p = pytest.importorskip(f"thalweg.{front_end}").optimizer(kind), np.ones(2)
+    if front_end == "numpy":
+        optimizer = made(0.1)
+        optimizer.step({"p": p}, {"p": p})
+    else:
         torch = pytest.importorskip("torch")
-        import thalweg.torch
+        parameter = torch.nn.Parameter(torch.from_numpy(p))
+        parameter.grad = torch.ones_like(parameter)
+        optimizer = made([parameter], 0.1)
+        optimizer.step()
+    return optimizer
 
-        def stepped(kind: Any) -> Any:
-            p = torch.nn.Parameter(torch.ones(2))
-            p.grad = torch.ones(2)
-            optimizer = kind([p], 0.1)
-            optimizer.step()
-            return optimizer
 
-        first, second = (stepped(thalweg.torch.optimizer(of_version(n))) for n in (1, 2))
-        before = first.state_dict()
-        with pytest.raises(StateError, match="version 2 of Signed and cannot be loaded into version 1"):
-            first.load_state_dict(second.state_dict())
-        assert str(first.state_dict()) == str(before)
-        saved = stepped(thalweg.torch.LAMB).state_dict()
-        for group in saved["param_groups"]:  # as 0.1.0 wrote it
-            del group["rule_version"]
-        stepped(thalweg.torch.LAMB).load_state_dict(saved)
-        with pytest.raises(StateError, match="a state of LAMB and cannot be loaded into Signed"):
-            first.load_state_dict(saved)
+@pytest.mark.parametrize("front_end", ["numpy", "torch"])
+def test_a_state_of_another_version_or_rule_is_refused_and_one_without_is_of_the_first(front_end: str) -> None:
+    first, second, other = (stepped(front_end, kind) for kind in (of_version(1), of_version(2), RULES["LARS"]))
+    before = str(first.state_dict())
+    for saved, words in ((second, "version 2 of Signed and cannot be loaded into version 1"), (other, "state of LARS")):
+        with pytest.raises(StateError, match=words):
+            first.load_state_dict(saved.state_dict())
+        assert str(first.state_dict()) == before
+    stepped(front_end, of_version(2)).load_state_dict(second.state_dict())
+    saved = other.state_dict()
+    for place in saved.get("param_groups", [saved]):
+        assert place.pop("rule_version" if front_end == "torch" else "version") == 1
+    stepped(front_end, RULES["LARS"]).load_state_dict(saved)
+
+
+# ---- the command line, which takes a class, or ``module:MyRule`` of the current folder too
+
+
+@pytest.mark.parametrize("rule", [Signed, Turned])
+def test_plan_takes_a_class_and_a_rank_has_its_share(rule: type[Rule]) -> None:
+    module, elements = pytest.importorskip("torch").nn.Linear(40, 60), 60 * 40 + 60
+    (cost,), (rank,) = (plan(module, optimizers=[rule], world=world).optimizers for world in (1, 2))
+    assert (cost.state_bytes, rank.state_bytes) == (4 * elements + 4 * 2, 4 * elements // 2 + 4 * 2)
+    assert cost.moved_bytes >= 20 * elements  # reads p, g and m, and writes p and m
+    assert [row.state_bytes for row in cost.explanation.rows] == [4 * 2400 + 4, 4 * 60 + 4]
+    assert rule.__name__ not in [each.optimizer for each in plan(module).optimizers]  # nobody else asked for it
+
+
+def test_a_rule_that_is_called_like_one_of_the_package_has_its_module_in_front() -> None:
+    rule = type("LAMB", (Signed,), {"__module__": "mine"})
+    options = [Given("lamb", "momentum_dtype", "bfloat16"), Given("mine:LAMB", "signed", False)]
+    model = pytest.importorskip("torch").nn.Linear(40, 60)
+    costs = plan(model, optimizers=["lamb", rule, rule], options=options).optimizers
+    assert [cost.optimizer for cost in costs] == ["LAMB", "mine:LAMB"]
+
+
+@pytest.fixture
+def spelt(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module in the current folder that has a rule."""
+    pytest.importorskip("click")
+    source = inspect.getsource(Signed).replace("class Signed", "class Spelt")
+    head = "from dataclasses import dataclass\nfrom typing import Any\nfrom thalweg import *\n\n\n"
+    (tmp_path / "spelt_rules.py").write_text(head + source)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("spelt")
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("plan gpt2 --optimizers spelt_rules:Spelt,lamb --option spelt_rules:Spelt.beta=0.5 --json", 0, "Spelt"),
+        ("race --optimizers spelt_rules:Spelt --steps 2 --seeds 1 --option lr=0.1 --json", 0, "spelt_rules.Spelt"),
+        (
+            "plan gpt2 --optimizers spelt_rules:Spelled",
+            2,
+            "module 'spelt_rules' has no 'Spelled': did you mean 'Spelt'?",
+        ),
+        ("plan gpt2 --optimizers spelt_rules:Moment", 2, "it must be a rule, or a function that takes a model"),
+    ],
+)
+def test_verbs_take_a_rule_of_the_current_folder(
+    line: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if line.startswith("plan"):
+        pytest.importorskip("torch")
+    from thalweg.cli import run
+
+    assert run(line.split()) == code
+    shown = capsys.readouterr()
+    assert message in (shown.err if code else shown.out)

@@ -57,17 +57,16 @@ def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(nam
         by_position = [key for key, p in shown.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
         assert [key for key in by_position if key != "self"] == ["params", "lr", *RULES[name].TORCH]
         assert all(p.kind is p.KEYWORD_ONLY for key, p in named.items() if key not in by_position)
-    parameters = pytest.importorskip("torch.nn").Linear(2, 2, bias=False).parameters()
-    found, unshown = cls(parameters).defaults.keys(), {*beside, *AROUND_DEFAULTS, "spikes"}
-    assert found >= {*(key for key in expected if key not in unshown and expected[key] is not None)}
-    assert not found & {*AROUND_DEFAULTS, "spikes"}, "groups show what is around a rule where it is on"
-
-
-@NAMES
-def test_by_position_are_the_arguments_of_torch_in_its_order(name: str) -> None:
-    torch = pytest.importorskip("torch.optim")
-    theirs = [*inspect.signature(getattr(torch, name)).parameters][2:] if hasattr(torch, name) else []
-    assert list(RULES[name].TORCH) == theirs[: len(RULES[name].TORCH)]
+    theirs = getattr(pytest.importorskip("torch.optim"), name, None)
+    in_order = [*inspect.signature(theirs).parameters][2:] if theirs else []
+    assert list(RULES[name].TORCH) == in_order[: len(RULES[name].TORCH)]
+    made = cls(pytest.importorskip("torch.nn").Linear(2, 2, bias=False).parameters(), lr=0.1)
+    group, own = made.param_groups[0], {**defaults(RULES[name]), **defaults(Handling)}
+    assert not made.defaults.keys() & {*AROUND_DEFAULTS, "spikes"}, "groups show what is around a rule where it is on"
+    own_affair = "precond_update_probability"  # of Kron, which shows that of the step
+    assert all(group[key] == default for key, default in own.items() if key in group and key != own_affair)
+    # a momentum of None is not shown, so that schedulers do not give it another value
+    assert own.keys() - group.keys() == {"spikes", *(["momentum"] if own.get("momentum", 0) is None else [])}
 
 
 @pytest.mark.parametrize("module", ["numpy", "torch", "optax"])
@@ -137,43 +136,21 @@ def test_tables_of_options_are_what_the_tool_makes_of_the_fields(page: str) -> N
 
 
 @NAMES
-def test_every_option_of_the_package_says_what_it_means(name: str) -> None:
+def test_every_option_says_what_it_means_and_pages_have_the_learning_rate_and_the_variants_of_a_rule(name: str) -> None:
     kinds = (RULES[name], *AROUND, Handling)
     assert {option for kind in kinds for option in options_of(kind)} == set(option_names(RULES[name]))
     assert all(known.doc.endswith(".") for kind in kinds for known in options_of(kind).values())
-
-
-@NAMES
-def test_the_page_of_a_rule_documents_its_learning_rate_and_its_variants(name: str) -> None:
     default = inspect.signature(getattr(front_end, name)).parameters["lr"].default
     assert getattr(front_end, name)().lr == default
     text = (ROOT / "docs" / f"{name.lower()}.md").read_text()
     assert f"`lr` is `{default!r}` by default in numpy and torch" in text.split("\n## Options\n", 1)[1]
     for variant in RULES[name].VARIANTS:
         assert f'"{variant}"' in text or f"`{variant}`" in text, variant
-
-
-@NAMES
-def test_the_page_of_options_names_every_rule_and_its_variants(name: str) -> None:
     opening, _, rest = (ROOT / "docs/options.md").read_text().partition("\n## Options\n")
     assert f"({name.lower()}.md)" in opening
     table = rest.split("\n## Variants\n")[1].split("\n## ")[0]
     (row,) = (row for row in table.splitlines() if re.match(rf"\| ([\w, ]+, )?{name}[, ]", row))
     assert re.findall(r'`"(\w+)"`', row) == list(RULES[name].VARIANTS)
-
-
-@NAMES
-def test_groups_of_the_torch_front_end_hold_every_option_with_its_default(name: str) -> None:
-    torch = pytest.importorskip("torch.nn")
-    import thalweg.torch
-
-    optimizer = getattr(thalweg.torch, name)(torch.Linear(2, 2, bias=False).parameters(), lr=0.1)
-    group = {key: value for key, value in optimizer.param_groups[0].items() if key != "precond_update_probability"}
-    expected = {**defaults(RULES[name]), **defaults(Handling)}
-    assert all(group[key] == expected[key] for key in expected if key in group)
-    # a momentum of None is not shown, so that schedulers do not give it another value
-    unshown = {key for key, default in expected.items() if key == "momentum" and default is None} | {"spikes"}
-    assert set(expected) - set(group) == unshown | ({"precond_update_probability"} & set(expected))
 
 
 @NAMES

@@ -86,7 +86,7 @@ def test_torch_goes_on(path: Path, form: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", STATES, ids=lambda path: f"{path.stem} of {path.parent.name}")
+@saved
 def test_optax_goes_on(path: Path) -> None:
     jax = pytest.importorskip("jax")
     front_end = pytest.importorskip("thalweg.optax")
@@ -97,6 +97,6 @@ def test_optax_goes_on(path: Path) -> None:
         solver = front_end.transformation(RULES[rule], learning_rate=0.01, **options)
         changed = path.parent.name == "0.1.0" and RULES[rule].first_default is not None
         with pytest.warns(ResumeWarning, match="0.1.0") if changed else contextlib.nullcontext():
-            state = front_end.import_state(solver.init(params), params, read_file(path))
-        updates, _ = solver.update(of_the_run(path, "gradient"), state, params)
+            state = front_end.import_state(jax.jit(solver.init)(params), params, read_file(path))
+        updates, _ = jax.jit(solver.update)(of_the_run(path, "gradient"), state, params)
         check_after(path, optax.apply_updates(params, updates))

@@ -83,12 +83,10 @@ def test_the_same_command_goes_on_and_scores_test_data_once_at_the_end(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what peers import
-@pytest.mark.parametrize(
-    "name",
-    contestants.CONTESTANTS,
-)
+@pytest.mark.parametrize("name", contestants.CONTESTANTS)
 def test_a_contestant_can_be_made_and_is_known_again(name: str) -> None:
-    peer(contestants.CONTESTANTS[name].package)
+    package = contestants.CONTESTANTS[name].package
+    peer(package)
     task = line_task("line", None, tiny=True)
     first, second = (contestants.enter(name, task) for _ in range(2))
     assert str(first) == str(second)
@@ -96,5 +94,9 @@ def test_a_contestant_can_be_made_and_is_known_again(name: str) -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 8))
     optimizer = first.make(model, lr=first.rates[1], **first.options)
     model(torch.arange(8)).square().sum().backward()
-    optimizer.step()
+    if package == "thalweg":
+        optimizer.make_state()
+    else:
+        with torch.compiler.set_stance("force_eager"):  # one compiles for a minute
+            optimizer.step()
     assert len(optimizer.state) == len(list(model.parameters()))

@@ -25,7 +25,7 @@ DIST = ENVS / "dist"
 CORE = "thalweg/kernels/cpu/_core" + {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 LIBRARY = DIST / Path(CORE).name
 FALLBACK = "WITHOUT its native CPU core"
-PYTEST = f"-m pytest -q -p no:cacheprovider -n {os.cpu_count() or 1} -m 'not nightly and not gpu'"
+PYTEST = f"-m pytest -q -p no:cacheprovider -n {os.cpu_count() or 1} -m 'not gpu'"
 #: The packages of trainers warn of one another; what thalweg warns of is an error among them too. The examples of a
 #: page follow from one another: one process has a whole file.
 TRAINERS = "--dist loadfile -W default -W error::thalweg.UnusedOverrideWarning -W error::thalweg.ResumeWarning"
@@ -49,7 +49,6 @@ ENVIRONMENTS = {
     "sdist": (["numpy", "--verbose SDIST"], "torch jax pytest", ["-I tools/smoke.py pure"]),
 }
 ALONE = ("numpy", "torch", "jax", "cli")
-SURROUNDINGS = {"THALWEG_INTEGRATIONS": "required", "HF_HUB_OFFLINE": "1"}  # no test of trainers is left out
 
 
 def run(*command: str | Path, shown: bool = False, **surroundings: str) -> str:
@@ -70,18 +69,13 @@ def build() -> tuple[Path, Path]:
     return sdist, wheel
 
 
-def sources() -> set[str]:
-    """The files under version control; what is new must be added to it before it can be released."""
+def look_inside(sdist: Path, wheel: Path) -> None:
+    """Both have just the files under version control; one wheel serves every Python, and shows its own symbols."""
     git = ["git", "-c", "safe.directory=*", "ls-files"]
     if not (ROOT / ".git").exists():  # a copy: all that is there and not ignored
         run("git", "init", "--quiet", "--bare", DIST / "git")
         git = ["git", f"--git-dir={DIST / 'git'}", "--work-tree=.", "ls-files", "--others", "--exclude-standard"]
-    return set(run(*git).splitlines())
-
-
-def look_inside(sdist: Path, wheel: Path) -> None:
-    """Both have just their files; one wheel serves every Python of a platform, and shows no symbols but its own."""
-    files = sources()
+    files = set(run(*git).splitlines())
     package = {name.removeprefix("src/") for name in files if name.startswith("src/") and not name.endswith(".cpp")}
     with tarfile.open(sdist) as archive:
         inside = {member.name.partition("/")[2] for member in archive if member.isfile()}
@@ -90,20 +84,20 @@ def look_inside(sdist: Path, wheel: Path) -> None:
         inside = {name for name in archive.namelist() if ".dist-info/" not in name}
         LIBRARY.write_bytes(archive.read(CORE))
     assert inside == package | {CORE}, f"the wheel has not just its files: {inside ^ (package | {CORE})}"
-    _, _, python, abi, platform = wheel.stem.split("-")
-    assert (python, abi) == ("py3", "none"), wheel.name
-    assert platform != "any", wheel.name
+    assert wheel.stem.split("-")[2:4] == ["py3", "none"], wheel.name
+    assert not wheel.stem.endswith("any"), wheel.name
     if shutil.which("nm") and sys.platform == "linux":
         names = [line.split()[-1] for line in run("nm", "--dynamic", "--defined-only", LIBRARY).splitlines()]
-        assert names, "the library exports nothing"
-        assert all(name.startswith("thalweg_") for name in names), f"the library exports {names}"
+        assert {name.partition("_")[0] for name in names} == {"thalweg"}, f"the library exports {names}"
 
 
 def use(name: str, packages: dict[str, str]) -> None:
     """Make an environment, and run what is for it."""
     print(f"\n== {name}", flush=True)
     installs, absent, commands = ENVIRONMENTS[name]
-    folder, surroundings = ENVS / name, SURROUNDINGS if name == "integrations" else {}
+    folder, surroundings = ENVS / name, dict[str, str]()
+    if name == "integrations":  # no test of trainers is left out
+        surroundings = {"THALWEG_INTEGRATIONS": "required", "HF_HUB_OFFLINE": "1"}
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--constraint", "constraints.txt"]
@@ -131,9 +125,8 @@ def main(names: list[str]) -> None:
         shutil.rmtree(ENVS / "sdist", ignore_errors=True)
         look_inside(sdist, wheel)
         # the core that other tests have is built for one vector level; this one has all that this machine knows
-        tests = [
-            f"tests/kernels/test_{name}.py" for name in ("same_bits", "conversions", "stochastic_rounding", "kron")
-        ]
+        kernels = ("same_bits", "conversions", "stochastic_rounding", "kron")
+        tests = [f"tests/kernels/test_{kernel}.py" for kernel in kernels]
         run(sys.executable, *shlex.split(PYTEST), *tests, shown=True, THALWEG_CPU_LIBRARY=str(LIBRARY))
     for name in names or ALONE:
         use(name, {"WHEEL": str(wheel), "SDIST": str(sdist)})

@@ -9,14 +9,12 @@ import inspect
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 LOG = os.open(os.environ.get("FAULTS_LOG", os.devnull), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 #: The folder whose functions are watched, if any, and the code that this test has called.
 SOURCE, SEEN = os.environ.get("FAULTS_SOURCE", ""), set[Any]()
-BEGIN = [0.0]
 
 
 def write(kind: str, what: object) -> None:
@@ -41,15 +39,11 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 def pytest_runtest_logstart(nodeid: str) -> None:
     write("test", nodeid)
-    BEGIN[0] = time.perf_counter()
     SEEN.clear()
 
 
-def pytest_runtest_logfinish() -> None:
-    write("took", time.perf_counter() - BEGIN[0])
-
-
 def pytest_runtest_logreport(report: Any) -> None:
+    write("took", getattr(report, "duration", 0.0))
     if report.failed:
         write("failed", report.nodeid)
 

@@ -1,9 +1,9 @@
 """A bank of faults, each of which some test has to find: made one at a time, in copies of the source.
 
-python tools/faults.py --list                                 the faults, each with a name
-python tools/faults.py --baseline green.jsonl --record bank.jsonl    make them; a second call goes on
-python tools/faults.py ... --sample 40                        only forty of them, drawn by the commit's hash
-python tools/faults.py --compare before.jsonl after.jsonl     by room what was killed, and what survives
+python tools/faults.py list                                 the faults, each with a name
+python tools/faults.py green.jsonl bank.jsonl               make them; a second call goes on
+python tools/faults.py green.jsonl bank.jsonl 40            only forty of them, drawn by the commit's hash
+python tools/faults.py compare before.jsonl after.jsonl     by room what was killed, and what survives
 
 First all tests run on unbroken code: what each takes, and which functions it reaches. Those tests are asked about a
 fault that reach its function, and the first failure ends it. faults.txt has the rooms, the faults that are written by
@@ -12,7 +12,6 @@ hand, and the survivors that are known; other faults are changes of syntax, draw
 
 from __future__ import annotations
 
-import argparse
 import ast
 import collections
 import contextlib
@@ -29,7 +28,7 @@ import tempfile
 import threading
 import time
 from bisect import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,13 +40,14 @@ FOR_PEOPLE = ("__repr__", "__str__", "explain", "warn", "refuse", "tell", "reaso
 FOR_SPEED = ("warn", "cache_clear", "flush", "fsync", "mkdir", "unlink", "simplefilter")
 ELSEWHERE = ("kernels/cpu/shipped.py", "kernels/triton/launching.py", "check/command.py", "check/devices.py")
 UNREAD = (ast.Raise, ast.Assert, ast.JoinedStr, ast.arguments, ast.While, ast.ExceptHandler)
-PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "sitecustomize", "-m", "not nightly and not gpu"]
+PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "sitecustomize", "-m", "not gpu"]
 PYTEST += ["--hypothesis-profile=few", "--hypothesis-seed=0"]
-LANE = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
-LANE |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "THALWEG_TESTS_SOON"), "1")
-LANE |= {"PYTHONDONTWRITEBYTECODE": ""}
+LANE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "THALWEG_TESTS_SOON"), "1")
+LANE |= {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
 #: Seconds: of a whole file, unbroken; of a fault; of tests that run before others are collected; of one file's tests.
 FILE_LIMIT, FAULT_LIMIT, FIRST_RUN, MOST_OF_FILE = 300.0, 60.0, 10.0, 20.0
+#: What a copy of the tree is made without.
+LEFT_OUT = (".git", ".venv", ".envs", "build", "dist", "report", "__pycache__", ".*_cache")
 
 
 class Fault(NamedTuple):
@@ -81,8 +81,10 @@ def changes(node: Any) -> Iterator[tuple[str, Any, Any]]:
         yield "and-or", node, ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
     elif isinstance(node, ast.comprehension) and node.ifs:
         yield "all-taken", node.ifs[0], ast.Constant(True)
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and called(node.value) not in FOR_SPEED:
-        yield "not-done", node, ast.Pass()
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        called = getattr(node.value.func, "attr", getattr(node.value.func, "id", ""))
+        if called not in FOR_SPEED:
+            yield "not-done", node, ast.Pass()
     elif isinstance(node, ast.Assign) and isinstance(node.targets[0], (ast.Attribute, ast.Subscript)):
         yield "not-stored", node, ast.Pass()
     elif isinstance(node, (ast.Subscript, ast.Compare)):
@@ -94,10 +96,6 @@ def changes(node: Any) -> Iterator[tuple[str, Any, Any]]:
 def is_text(node: ast.AST) -> bool:
     text = isinstance(node, ast.Constant) and isinstance(node.value, str)
     return text or isinstance(node, (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict))
-
-
-def called(node: ast.Call) -> str:
-    return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
 def walk(nodes: Iterable[Any], around: str = "", inside: bool = False) -> Iterator[tuple[str, Any]]:
@@ -129,7 +127,7 @@ def change_syntax(path: str, room: str) -> Iterator[Fault]:
             yield Fault(name, room, path, function, source[start:end].decode(), text, start, kind)
 
 
-def read_written(row: str, rooms: dict[str, Any]) -> Fault:
+def read_written(row: str, room_of: Callable[[str], str]) -> Fault:
     """A fault that is written by hand: its head, and lines that are taken out and put in."""
     head, *lines = row.strip("\n").split("\n")
     path, says = head.split(": ", 1)
@@ -140,11 +138,7 @@ def read_written(row: str, rooms: dict[str, Any]) -> Fault:
     nodes = ((name, node) for name, node in walk(ast.parse(source).body) if hasattr(node, "lineno"))
     inside = (name for name, node in nodes if start >= 0 and node.lineno <= line <= node.end_lineno)
     function, digest = next(inside, ""), hashlib.sha256(f"{old}>{new}".encode()).hexdigest()[:6]
-    return Fault(f"{path}:{function}:written:{digest}", room_of(path, rooms), path, function, old, new, start, says)
-
-
-def room_of(path: str, rooms: dict[str, Any]) -> str:
-    return next((room for room, (_, paths, _) in rooms.items() if path.startswith(paths)), "")
+    return Fault(f"{path}:{function}:written:{digest}", room_of(path), path, function, old, new, start, says)
 
 
 def list_faults() -> tuple[dict[str, Any], list[Fault], set[str]]:
@@ -155,13 +149,15 @@ def list_faults() -> tuple[dict[str, Any], list[Fault], set[str]]:
     rooms: dict[str, Any] = {}
     for name, number, *lists in (line[1].split(" | ") for line in lines if line[0] == "room"):
         rooms[name] = int(number), *(tuple(words.split()) for words in lists)
+
+    def room_of(path: str) -> str:
+        return next((room for room, (_, paths, _) in rooms.items() if path.startswith(paths)), "")
+
     faults: dict[str, list[Fault]] = collections.defaultdict(list)
-    for row in rows:
-        if "\n- " in row:
-            fault = read_written(row, rooms)
-            faults[fault.room].append(fault)
+    for fault in (read_written(row, room_of) for row in rows if "\n- " in row):
+        faults[fault.room].append(fault)
     paths = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
-    homes = {path: room_of(path, rooms) for path in paths if path not in ELSEWHERE}
+    homes = {path: room_of(path) for path in paths if path not in ELSEWHERE}
     drawn = [fault for path, room in homes.items() if room for fault in change_syntax(path, room)]
     counted: Any = collections.Counter()
     for fault in sorted(drawn, key=order_of):
@@ -179,25 +175,22 @@ class Worker:
     """A copy of the tree, in which one fault at a time is made."""
 
     def __init__(self, folder: Path) -> None:
-        self.tree, self.made = folder / "tree", 0
-        self.log, self.chosen, self.cache, self.site = (folder / name for name in ("log", "chosen", "cache", "site"))
-        left_out = shutil.ignore_patterns(
-            ".git", ".venv", ".envs", "build", "dist", "report", "__pycache__", ".*_cache"
-        )
-        shutil.copytree(ROOT, self.tree, ignore=left_out)
-        self.site.mkdir()
-        shutil.copy(ROOT / "tools/fault_watch.py", self.site / "sitecustomize.py")
+        self.tree, self.log, self.chosen, self.cache = (folder / name for name in ("tree", "log", "chosen", "cache"))
+        self.source, self.made = self.tree / "src/thalweg", 0
+        shutil.copytree(ROOT, self.tree, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        shutil.copy(ROOT / "tools/fault_watch.py", folder / "sitecustomize.py")
+        paths = os.pathsep.join([str(folder), str(self.tree / "src"), os.environ.get("PYTHONPATH", "")])
+        own = {"PYTHONPATH": paths, "THALWEG_CACHE": self.cache, "FAULTS_LOG": self.log, "FAULTS_CHOSEN": self.chosen}
+        self.surroundings = {**os.environ, **LANE, "PYTHONDONTWRITEBYTECODE": "", **{k: str(v) for k, v in own.items()}}
 
-    def run(self, tests: list[str], limit: float, *options: str, **surroundings: str) -> tuple[str, list[list[str]]]:
+    def run(self, tests: list[str], limit: float, *options: str, **more: str) -> tuple[str, list[list[str]]]:
         """Run tests, or files of them: how it ended, and what fault_watch.py has written."""
         self.log.write_text("")
         self.chosen.write_text("\n".join(tests))
-        paths = os.pathsep.join([str(self.site), str(self.tree / "src"), os.environ.get("PYTHONPATH", "")])
-        own = {"PYTHONPATH": paths, "THALWEG_CACHE": str(self.cache), "FAULTS_LOG": str(self.log), **surroundings}
-        own |= {"FAULTS_CHOSEN": str(self.chosen)}
+        files = dict.fromkeys(test.partition("::")[0] for test in tests)
         process = subprocess.Popen(
-            [sys.executable, *PYTEST, *options, *dict.fromkeys(test.partition("::")[0] for test in tests)],
-            **dict(cwd=self.tree, env={**os.environ, **LANE, **own}, start_new_session=True),
+            [sys.executable, *PYTEST, *options, *files],
+            **dict(cwd=self.tree, env={**self.surroundings, **more}, start_new_session=True),
             **dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL),
         )
         try:
@@ -212,24 +205,22 @@ class Worker:
     def try_file(self, file: str) -> dict[str, Any]:
         """What each test of a file takes, and which tests reach each function; without those that fail."""
         start = time.perf_counter()
-        ended, log = self.run([file], FILE_LIMIT, FAULTS_SOURCE=str(self.tree / "src/thalweg"))
-        failed, test, tests, functions = {what for kind, what in log if kind == "failed"}, "", {}, {}
+        ended, log = self.run([file], FILE_LIMIT, FAULTS_SOURCE=str(self.source))
+        failed, tests, functions = {what for kind, what in log if kind == "failed"}, [], {}
         for kind, what in log:
             if kind == "test":
-                test = what
-            elif kind == "took" and test not in failed:
-                tests[test] = float(what)
-            elif kind == "function" and test not in failed:
-                functions.setdefault(what, {})[test] = None
-        places = {name: place for place, name in enumerate(tests)}
-        reached = {name: [places[test] for test in by if test in places] for name, by in functions.items()}
-        seconds = time.perf_counter() - start
-        return {"name": file, "status": ended, "seconds": seconds, "tests": [*tests.items()], "functions": reached}
+                tests.append([what, 0.0])
+            elif tests and tests[-1][0] not in failed and kind == "took":
+                tests[-1][1] += float(what)
+            elif tests and tests[-1][0] not in failed and kind == "function":
+                functions.setdefault(what, {})[len(tests) - 1] = None
+        told = {"name": file, "status": ended, "seconds": time.perf_counter() - start, "tests": tests}
+        return {**told, "functions": {name: [*places] for name, places in functions.items()}}
 
     def try_fault(self, fault: Fault, asked: list[tuple[float, list[str]]]) -> dict[str, Any]:
         """Make a fault, and see which test fails of those that reach its function."""
         start, status, by = time.perf_counter(), "survived" if fault.start >= 0 else "stale", ""
-        path, original = self.tree / "src/thalweg" / fault.path, SOURCE / fault.path
+        path, original = self.source / fault.path, SOURCE / fault.path
         times = list(itertools.accumulate(cost for cost, _ in asked))
         cut, end = bisect(times, FIRST_RUN), max(1, bisect(times, 0.75 * FAULT_LIMIT))
         if status != "stale":
@@ -261,33 +252,32 @@ def choose_tests(fault: Fault, green: list[Any], first: tuple[str, ...]) -> list
         places = {place for name in names & row["functions"].keys() for place in row["functions"][name]}
         reaching = sorted((row["tests"][place][1], row["tests"][place][0]) for place in places)
         times = list(itertools.accumulate(took for took, _ in reaching))
-        within = bisect(times, MOST_OF_FILE) or 1
         if reaching:
+            within = bisect(times, MOST_OF_FILE) or 1
             cost = max(0.1, row["seconds"] - sum(took for _, took in row["tests"])) + times[within - 1]
             far = 1 if row["name"].startswith(first) else 4
             found.append((far * (cost + 1), cost, [test for _, test in reaching[:within]]))
     return [(cost, tests) for _, cost, tests in sorted(found)]
 
 
-def work(tasks: Iterable[Any], do: Any, record: Path, given: argparse.Namespace) -> None:
-    """Do what is not recorded yet, by workers beside one another and while there is time."""
+def work(tasks: Iterable[Any], do: Callable[[Worker, Any], dict[str, Any]], record: Path) -> None:
+    """Do what is not recorded yet, in as many copies of the tree as there are cores."""
     record.parent.mkdir(parents=True, exist_ok=True)
-    known, lock, waiting = {row["name"] for row in read(record)}, threading.Lock(), queue.SimpleQueue[Any]()
-    for task in tasks:
-        if getattr(task, "name", task) not in known:
-            waiting.put(task)
+    known, lock, workers = {row["name"] for row in read(record)}, threading.Lock(), queue.SimpleQueue[Worker]()
+    cores = os.cpu_count() or 1
 
-    def go_on(number: int) -> None:
-        worker = Worker(Path(folder, str(number)))
-        with contextlib.suppress(queue.Empty):
-            while time.monotonic() < given.end:
-                row = do(worker, waiting.get_nowait())
-                with lock, record.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-                    print(f"{row['status']:9}{row['seconds']:7.1f} s  {row['name']}  {row.get('by', '')}", flush=True)
+    def do_one(task: Any) -> None:
+        worker = workers.get()
+        row = do(worker, task)
+        workers.put(worker)
+        with lock, record.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            print(f"{row['status']:9}{row['seconds']:7.1f} s  {row['name']}  {row.get('by', '')}", flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder, ThreadPoolExecutor(given.workers) as executor:
-        list(executor.map(go_on, range(given.workers)))
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder, ThreadPoolExecutor(cores) as executor:
+        for number in range(cores):
+            workers.put(Worker(Path(folder, str(number))))
+        list(executor.map(do_one, [task for task in tasks if getattr(task, "name", task) not in known]))
 
 
 def read(path: Path) -> list[Any]:
@@ -301,58 +291,40 @@ def shorten(name: str) -> str:
 
 def compare(before: list[dict[str, Any]], after: list[dict[str, Any]], known: set[str]) -> bool:
     """Print by room what was killed, and what survives; whether all of that is known, and was not killed before."""
-    killed = {shorten(row["name"]) for row in before if row["status"] == "killed"}
+    killed, all_known = {shorten(row["name"]) for row in before if row["status"] == "killed"}, True
     print(f"{'room':<30}{'made':>7}{'killed before':>15}{'killed after':>14}{'stale':>7}")
     for room in [*sorted({row["room"] for row in after}), "all"]:
         rows = [row for row in after if room in ("all", row["room"])]
         counts = collections.Counter(row["status"] for row in rows)
         old = sum(shorten(row["name"]) in killed for row in rows)
         print(f"{room:<30}{len(rows):7}{old:15}{counts['killed']:14}{counts['stale']:7}")
-    survivors = sorted((row for row in after if row["status"] != "killed"), key=lambda row: row["name"])
-    lost = [
-        row
-        for row in survivors
-        if row["status"] == "survived" and (shorten(row["name"]) in killed or shorten(row["name"]) not in known)
-    ]
-    for row in survivors:
-        print(f"{row['status']:9}{'LOST ' * (row in lost)}{row['name']}: {row['says']}")
-    return not lost
+    for row in sorted(after, key=lambda row: row["name"]):
+        name, survived = shorten(row["name"]), row["status"] == "survived"
+        is_lost = survived and (name in killed or name not in known)
+        all_known = all_known and not is_lost
+        if row["status"] != "killed":
+            print(f"{row['status']:9}{'LOST ' * is_lost}{row['name']}: {row['says']}")
+    return all_known
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true")
-    parser.add_argument("--baseline", type=Path)
-    parser.add_argument("--record", type=Path)
-    parser.add_argument("--sample", type=int)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--compare", nargs=2, type=Path)
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds, after which nothing is begun")
-    given = parser.parse_args()
-    given.end = time.monotonic() + given.budget
+def main(*given: str) -> int:
     rooms, faults, known = list_faults()
-    if given.compare:
-        return 0 if compare(*map(read, given.compare), known) else 1
-    if given.sample:
-        commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
-        faults = sorted(faults, key=lambda fault: order_of(fault, commit))[: given.sample]
-    if given.list or not given.baseline:
+    if given == ("list",):
         for fault in faults:
             print(f"{fault.name}\n    {fault.says}: {fault.old!r} -> {fault.new!r}{' STALE' * (fault.start < 0)}")
         return 0
+    if given[:1] == ("compare",):
+        return 0 if compare(read(Path(given[1])), read(Path(given[2])), known) else 1
+    baseline, record, *sample = given
+    if sample:
+        commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
+        faults = sorted(faults, key=lambda fault: order_of(fault, commit))[: int(*sample)]
     found = sorted(ROOT.glob("tests/**/test_*.py"), key=lambda path: -path.stat().st_size)
-    files = [path.relative_to(ROOT).as_posix() for path in found if path.parent.name != "gpu"]
-    work(files, Worker.try_file, given.baseline, given)
-    if not given.record:
-        return 0
-    green = [row for row in read(given.baseline) if row["status"] in ("passed", "failed")]
-
-    def try_fault(worker: Worker, fault: Fault) -> dict[str, Any]:
-        return worker.try_fault(fault, choose_tests(fault, green, rooms[fault.room][2]))
-
-    work(faults, try_fault, given.record, given)
-    return 0 if compare([], read(given.record), known) else 1
+    work([str(path.relative_to(ROOT)) for path in found if path.parent.name != "gpu"], Worker.try_file, Path(baseline))
+    green = [row for row in read(Path(baseline)) if row["status"] in ("passed", "failed")]
+    work(faults, lambda at, fault: at.try_fault(fault, choose_tests(fault, green, rooms[fault.room][2])), Path(record))
+    return 0 if compare([], read(Path(record)), known) else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(*sys.argv[1:]) if sys.argv[1:] else __doc__)

@@ -17,17 +17,15 @@ import thalweg.numpy
 from thalweg.kernels.cpu import library
 from thalweg.rules import RULES
 
-SHAPES = {"matrix": (17, 5), "square": (8, 8)}
-
 
 def step_all() -> None:
-    numbers = np.random.default_rng(0)
+    shapes, numbers = {"matrix": (17, 5), "square": (8, 8)}, np.random.default_rng(0)
     for name in RULES:
         for dtype in (np.float32, np.float64):
             optimizer = getattr(thalweg.numpy, name)(lr=0.01)
-            params = {key: np.ones(shape, dtype) for key, shape in SHAPES.items()}
+            params = {key: np.ones(shape, dtype) for key, shape in shapes.items()}
             for _ in range(3):
-                grads = {key: numbers.standard_normal(shape).astype(dtype) for key, shape in SHAPES.items()}
+                grads = {key: numbers.standard_normal(shape).astype(dtype) for key, shape in shapes.items()}
                 optimizer.step(params, grads)
             for key, p in params.items():
                 assert p.dtype == dtype, (name, key, p.dtype)

@@ -112,8 +112,6 @@ def test_a_mixture_of_a_file_has_groups_that_the_monitor_names(tmp_path: Path) -
     [
         (dict(lr=1e-3, muon=dict(scaling="match_rms_adamw")), [1e-3, 1e-3, 1e-3]),
         (dict(lr=0.1), [0.1, 1.5e-3, 1.5e-3]),
-        (dict(lr=0.1, adamw_lr=0.5), [0.1, 0.5, 0.5]),
-        ({}, [0.02, 3e-4, 3e-4]),
     ],
 )
 def test_the_rate_of_adamw_follows_from_that_of_the_file(options: dict, rates: list, tmp_path: Path) -> None:
@@ -121,9 +119,6 @@ def test_the_rate_of_adamw_follows_from_that_of_the_file(options: dict, rates: l
     given["init_args"]["options"] = options
     optimizer = fitted(ByModule, tmp_path, model={"optimizer": given})
     assert [group["initial_lr"] for group in optimizer.param_groups] == pytest.approx(rates)
-
-
-def test_an_unknown_recipe_is_told() -> None:
     with pytest.raises(OptionError, match="recipe must be one of kron_adamw, muon_adamw, got 'kron'"):
         MixtureOf("kron")
 

@@ -106,7 +106,9 @@ def test_a_function_of_ones_own_keeps_the_ratio_of_its_defaults(tmp_path: Path) 
     assert (given["lr"], given["adamw_lr"]) == (0.05, pytest.approx(0.01))
 
 
-def test_axolotl_gives_one_argument_more(tmp_path: Path) -> None:
+def test_axolotl_gives_one_argument_more_and_an_unknown_rule_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"rule must be one of SGD, .*muon_adamw, a rule or a class"):
+        optimizer_cls_and_kwargs(arguments(tmp_path), "lambda")
     factory, given = optimizer_cls_and_kwargs(arguments(tmp_path), "Lion")
     model = torch.nn.Linear(2, 2)
     assert type(factory()(model, object(), **given)).__name__ == "Lion"
@@ -121,11 +123,6 @@ def test_a_rule_without_weight_decay_needs_arguments_without(tmp_path: Path) -> 
     assert factory()(model, **given).param_groups[0]["param_names"] == ["weight", "bias"]
 
 
-def test_an_unknown_rule_is_told_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"rule must be one of SGD, .*muon_adamw, a rule or a class"):
-        optimizer_cls_and_kwargs(arguments(tmp_path), "lambda")
-
-
 def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole = trained(arguments(tmp_path / "whole", max_steps=4), "kron_adamw")
     trained(arguments(tmp_path / "part", max_steps=4, save_strategy="steps", save_steps=2), "kron_adamw")
@@ -135,11 +132,8 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_options_of_a_command_line_may_be_tuples() -> None:
-    assert parsed("trust=False, betas=(0.9, 0.95),rounding=stochastic") == {
-        "trust": False,
-        "betas": (0.9, 0.95),
-        "rounding": "stochastic",
-    }
+    wanted = {"trust": False, "betas": (0.9, 0.95), "rounding": "stochastic"}
+    assert parsed("trust=False, betas=(0.9, 0.95),rounding=stochastic") == wanted
     with pytest.raises(OptionError, match=r"optim_args must be a list such as .* got 'trust' in it"):
         parsed("trust")
 

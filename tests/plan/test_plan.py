@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,6 @@ class Net(torch.nn.Module):  # type: ignore[misc]
         self.lm_head = torch.nn.Linear(64, 50, bias=False)
 
 
-def given(name: str, options: dict[str, Any]) -> list[Given]:
-    return [Given(name, key, value) for key, value in options.items()]
-
-
 def bytes_planned(path: Path, **given: Any) -> int:
     (cost,) = plan(str(path), optimizers=["AdamW"], **given).optimizers
     return cost.parameter_bytes
@@ -60,7 +57,7 @@ def bytes_planned(path: Path, **given: Any) -> int:
 
 def bytes_of(optimizer: Any) -> int:
     entries = {id(entry): entry for state in optimizer.state.values() for entry in state.values()}  # some are shared
-    return sum(entry.nbytes for entry in entries.values())
+    return sum((entry.to_local() if hasattr(entry, "to_local") else entry).nbytes for entry in entries.values())
 
 
 def step(optimizer: Any, module: Any) -> None:
@@ -72,15 +69,16 @@ def step(optimizer: Any, module: Any) -> None:
 # ---- the figures
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize(("name", "options", "shapes"), CASES)
 def test_a_rule_keeps_what_its_plan_says(name: str, options: dict[str, Any], shapes: Any, dtype: str) -> None:
     module = hold({f"p{i}": torch.ones(shape) for i, shape in enumerate(shapes)})
-    (cost,) = plan(module, optimizers=[name], options=given(name, options), dtype=dtype).optimizers
+    given = [Given(name, key, value) for key, value in options.items()]
+    (cost,) = plan(module, optimizers=[name], options=given, dtype=dtype).optimizers
     module = module.to(getattr(torch, dtype))
     rate = {} if name == "Adafactor" else {"lr": 1e-3}
     optimizer = thalweg.torch.optimizer(RULES[name])(
-        list(module.named_parameters()), **rate, **{**USUAL.get(name, {}), **options}
+        list(module.named_parameters()), **rate, **{**USUAL.get(name, {}), **options}, engine="foreach"
     )
     told = optimizer.explain()
     step(optimizer, module)
@@ -106,18 +104,13 @@ def test_a_mixture_keeps_what_its_plan_says(name: str) -> None:
     assert count_rules(cost) == {"Muon" if name == "muon_adamw" else "Kron": hidden, "AdamW": rest}
 
 
-@pytest.mark.parametrize(
-    ("rule", "moved"), [("SGD", 20), ("AdamW", 28), ("LARS", 28), ("LAMB", 40), ("Lion", 20), ("Muon", 20)]
-)
-def test_bytes_moved_are_those_of_the_passes(rule: str, moved: int) -> None:
-    (cost,) = plan(torch.nn.Linear(1000, 500, bias=False), optimizers=[rule]).optimizers
-    assert cost.moved_bytes == pytest.approx(moved * 500_000, rel=1e-4)
-
-
-def test_factors_are_read_and_what_is_like_the_parameter_is_written_too() -> None:
-    (cost,) = plan(torch.nn.Linear(100, 100, bias=False), optimizers=["Kron"]).optimizers
-    parameter = gradient = momentum = factor = 4 * 100 * 100
-    assert cost.moved_bytes == pytest.approx(gradient + 2 * parameter + 2 * momentum + 2 * factor, rel=1e-3)
+def test_bytes_moved_are_those_of_the_passes() -> None:
+    """Of Kron gradient, parameter, momentum and factors, of which all but the gradient are written too."""
+    moved = {"SGD": 20, "AdamW": 28, "LARS": 28, "LAMB": 40, "Lion": 20, "Muon": 20, "Kron": 28}
+    costs = plan(torch.nn.Linear(1000, 1000, bias=False), optimizers=[*moved]).optimizers
+    assert {cost.optimizer: cost.moved_bytes for cost in costs} == pytest.approx(
+        {rule: number * 10**6 for rule, number in moved.items()}, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Adafactor", "Kron", "muon_adamw"])
@@ -138,23 +131,17 @@ def test_a_rank_of_fsdp2_keeps_what_its_plan_says(name: str) -> None:
         rate = {"lr": 1e-3} if name in ("AdamW", "Kron") else {}
         optimizer = make(module if name == "muon_adamw" else list(module.named_parameters()), **rate)
         optimizer.make_state()
-        held = [
-            entry.to_local() if hasattr(entry, "to_local") else entry
-            for state in optimizer.state.values()
-            for entry in state.values()
-        ]
-        assert cost.state_bytes == sum(entry.nbytes for entry in held)
+        assert cost.state_bytes == bytes_of(optimizer)
         assert cost.parameter_bytes == sum(p.to_local().nbytes for p in module.parameters())
     finally:
         torch.distributed.destroy_process_group()
 
 
 def test_the_temporaries_are_those_that_the_optimizer_tells() -> None:
-    module = torch.nn.Linear(300, 200)
-    lamb, kron = plan(module, optimizers=["LAMB", "Kron"]).optimizers
-    for cost in (lamb, kron):
-        assert cost.temporary_bytes == cost.explanation.temporary_bytes
-    assert plan(module, optimizers=["LAMB"], world=4).optimizers[0].temporary_bytes < lamb.temporary_bytes
+    lamb, kron = plan(torch.nn.Linear(300, 200), optimizers=["LAMB", "Kron"]).optimizers
+    assert all(cost.temporary_bytes == cost.explanation.temporary_bytes for cost in (lamb, kron))
+    (rank,) = plan(torch.nn.Linear(300, 200), optimizers=["LAMB"], world=4).optimizers
+    assert rank.temporary_bytes < lamb.temporary_bytes
 
 
 # ---- models
@@ -172,14 +159,10 @@ def test_what_is_built_in_is_told_apart_by_names(model: str, parameters: int, hi
     assert {name: tuple(p.shape) for name, p in module.named_parameters()} == dict(BUILT_IN[model]())
 
 
-def test_a_module_is_not_changed() -> None:
+def test_a_module_is_not_changed_and_what_is_tied_counts_once() -> None:
     module = Net()
     plan(module, dtype="bf16", frozen=["embed.*"], optimizers=["AdamW"])
     assert all(p.requires_grad and p.device.type == "cpu" and p.dtype == torch.float32 for p in module.parameters())
-
-
-def test_what_is_tied_counts_once() -> None:
-    module = Net()
     module.embed = torch.nn.Embedding(50, 64)
     module.lm_head.weight = module.embed.weight
     (cost,) = plan(module, optimizers=["AdamW"]).optimizers
@@ -188,10 +171,8 @@ def test_what_is_tied_counts_once() -> None:
 
 def test_a_folder_of_safetensors(tmp_path: Path) -> None:
     save = pytest.importorskip("safetensors.torch").save_file
-    save(
-        {"a.weight": torch.ones(4, 6, dtype=torch.bfloat16), "ids": torch.ones(3, dtype=torch.int64)},
-        tmp_path / "1.safetensors",
-    )
+    tensors = {"a.weight": torch.ones(4, 6, dtype=torch.bfloat16), "ids": torch.ones(3, dtype=torch.int64)}
+    save(tensors, tmp_path / "1.safetensors")
     save({"b.weight": torch.ones(5)}, tmp_path / "2.safetensors")
     assert bytes_planned(tmp_path) == 2 * 24 + 4 * 5
     assert bytes_planned(tmp_path / "1.safetensors", dtype="float32") == 4 * 24
@@ -205,11 +186,10 @@ def test_a_folder_of_safetensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_configuration_is_built_by_transformers(tmp_path: Path) -> None:
+def test_a_configuration_is_built_by_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=50
-    )
+    sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=50)
+    config = transformers.LlamaConfig(**sizes)
     model = transformers.LlamaForCausalLM(config)
     for architectures, wanted in ((["LlamaForCausalLM"], model), (None, model.model)):
         config.architectures = architectures
@@ -218,12 +198,6 @@ def test_a_configuration_is_built_by_transformers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no such"}')
     with pytest.raises(CommandError, match=r"could not be built: "):
         plan(str(tmp_path))
-
-
-def test_without_transformers_one_sentence_says_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(CommandError, match=r"could not be built: ModuleNotFoundError: .*transformers"):
         plan(str(tmp_path))
@@ -243,21 +217,19 @@ def test_options_for_all_go_to_those_on_which_they_have_an_effect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "option", "value", "message"),
     [
-        ([Given("", "momentumm", 1)], "no optimizer here has an option 'momentumm': did you mean 'momentum'?"),
-        ([Given("", "lr", 1)], "no figure depends on the learning rate: leave out --option lr"),
-        ([Given("lamb", "trust", True)], "the option lamb.trust is for lamb, which is not among the optimizers: SGD"),
-        ([Given("sgd", "momentum", -1)], "SGD: momentum must be"),
-        ([Given("sgd", "momentumm", 1)], "SGD has no option 'momentumm': did you mean 'momentum'?"),
-        ([Given("", "offload_state", True)], "no optimizer here has an option 'offload_state': it is gone since 0.3"),
-        ([Given("adamm", "eps", 1)], "the option adamm.eps is for adamm, which is not among the optimizers: SGD"),
+        ("", "momentumm", 1, "no optimizer here has an option 'momentumm': did you mean 'momentum'?"),
+        ("", "lr", 1, "no figure depends on the learning rate: leave out --option lr"),
+        ("lamb", "trust", True, "the option lamb.trust is for lamb, which is not among the optimizers: SGD"),
+        ("sgd", "momentum", -1, "SGD: momentum must be"),
+        ("sgd", "momentumm", 1, "SGD has no option 'momentumm': did you mean 'momentum'?"),
+        ("", "offload_state", True, "no optimizer here has an option 'offload_state': it is gone since 0.3"),
     ],
 )
-def test_options_that_cannot_be_meant(options: list[Given], message: str) -> None:
-    with pytest.raises(CommandError) as refused:
-        plan("small", optimizers=["SGD"], options=options)
-    assert message in str(refused.value)
+def test_options_that_cannot_be_meant(name: str, option: str, value: Any, message: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(message)):
+        plan("small", optimizers=["SGD"], options=[Given(name, option, value)])
 
 
 # ---- the command
@@ -324,7 +296,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("gpt2 --bandwidth fast", "--bandwidth fast must be a number with a unit"),
         ("gpt2 --world 0", "0 is not in the range"),
         ("gpt2 --option eps", "--option 'eps' must be NAME=VALUE"),
-        ("gpt2 --mesh dp=8", "No such option"),
         ("", "Missing argument 'MODEL'"),
     ],
 )
@@ -356,7 +327,7 @@ def test_a_factory_takes_no_memory_and_the_table_shows_what_fits(capsys: pytest.
     assert "Muon is not planned: parameter '0.bias'" in out
 
 
-def test_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_is_shown_as_json_and_every_parameter_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
     words = "gpt2 --optimizers lamb,adafactor --dtype bf16 --frozen *.wte.* --world 4"
     found = json.loads(shown(f"{words} --bandwidth 1TB/s --memory 220MB --json", capsys))
     expected = plan("gpt2", optimizers=["LAMB", "Adafactor"], dtype="bfloat16", frozen=["*.wte.*"], world=4).optimizers
@@ -368,9 +339,6 @@ def test_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert expected[0].frozen_bytes == 2 * 768 * math.ceil(50257 / 4)
     rows = json.loads(shown("gpt2 --optimizers lamb --explain --json", capsys))["optimizers"][0]["tensors"]
     assert [row["name"] for row in rows] == list(dict(BUILT_IN["gpt2"]()))
-
-
-def test_explain_lists_every_parameter(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown("gpt2 --optimizers adafactor --explain", capsys)
     assert "factored over axes 0 and 1" in out
     assert all(name in out for name, _ in BUILT_IN["gpt2"]())

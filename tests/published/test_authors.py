@@ -11,6 +11,7 @@ from cases import added_early
 from published_runs import STEPS, error, ours, peer, problem, torch_peer
 from tolerances import FLOAT64
 
+import thalweg.numpy
 from thalweg.numpy import LAMB, LARS, MARS, AdEMAMix, Muon
 
 Arrays = list[Any]
@@ -259,3 +260,32 @@ def test_muon(variant: str, own: dict[str, Any]) -> None:
     for step in grads:
         current = [step_muon(p, g, b, **given) for p, g, b in zip(current, step, buffers, strict=True)]
     assert error(ours(Muon(lr=0.02, variant=variant, ns_dtype=None), params, grads), current, params) < FLOAT64
+
+
+# ---- schedule-free training
+
+
+@pytest.mark.parametrize(
+    ("theirs", "rule", "options", "published"),
+    [
+        ("SGDScheduleFree", "SGD", dict(weight_decay=0.1), dict(weight_decay=0.1)),
+        ("SGDScheduleFree", "SGD", dict(schedule_free=0.7), dict(momentum=0.7)),
+        ("AdamWScheduleFree", "AdamW", dict(betas=(0.0, 0.99), weight_decay=0.1), dict(weight_decay=0.1)),
+        ("AdamWScheduleFree", "AdamW", dict(betas=(0.0, 0.99), schedule_free_warmup=6), dict(warmup_steps=6)),
+    ],
+)
+def test_schedule_free(theirs: str, rule: str, options: dict[str, Any], published: dict[str, Any]) -> None:
+    make = getattr(peer("schedulefree"), theirs)
+    betas = dict(betas=(0.9, 0.99)) if rule == "AdamW" else {}
+    params, grads = problem()
+
+    def run(after: Any) -> Arrays:
+        given = dict(before=lambda optimizer, t: optimizer.train(), after=after)
+        return torch_peer(lambda p: make(p, lr=0.05, **betas, **published), params, grads, **given)
+
+    options = {"schedule_free": True, "weight_decay": 0.0, **options}
+    optimizer = getattr(thalweg.numpy, rule)(lr=0.05, engine="reference", **options)
+    mine = ours(optimizer, params, grads)
+    assert error(mine, run(None), params) < FLOAT64
+    with optimizer.averaged({f"p{i}": p for i, p in enumerate(mine)}):
+        assert error(mine, run(lambda optimizer: optimizer.eval()), params) < FLOAT64

@@ -7,7 +7,7 @@ import pytest
 from published_runs import SHAPES, error, optax_peer, ours, peer, problem, torch_peer
 from tolerances import FLOAT64
 
-from thalweg.numpy import LARS, SGD, Adafactor
+from thalweg.numpy import LARS, Adafactor
 
 pytestmark = pytest.mark.slow
 
@@ -81,11 +81,3 @@ def test_the_two_momenta_differ_under_a_schedule() -> None:
     assert error(ours(LARS(**inside), params, grads), ours(LARS(**outside), params, grads), params) > 0.1
     inside["lr"] = outside["lr"] = 5.0
     assert error(ours(LARS(**inside), params, grads), ours(LARS(**outside), params, grads), params) < FLOAT64
-
-
-def test_the_first_gradient_is_not_dampened_and_later_ones_are() -> None:
-    p = np.zeros(1)
-    optimizer = SGD(lr=1.0, momentum=0.5, dampening=0.25)
-    for expected in (-1.0, -2.25, -3.625):  # the sum is 1, then 0.5 + 0.75, then 0.625 + 0.75
-        optimizer.update("p", p, np.ones(1))
-        assert p[0] == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,289 +20,202 @@ MATRICES = [(24, 40), (40, 24), (16, 16), (1, 30)]
 #: Of the fourth parameter nothing is decayed.
 MASK = [True, True, True, False, True]
 UNDECAYED = dict(weight_decay=0.1, overrides=[("p3", dict(weight_decay=0.0))])
+MANUAL = dict(lr=0.01, relative_step=False)
+#: Steps of optax count from 0.
+FALLING, FALLING_FROM_0 = (lambda t: 0.1 / t), (lambda count: 0.1 / (count + 1))
 
 
 class Peer(NamedTuple):
-    """What is published, and what both are given: the same options, or ours and theirs, under a description."""
+    """What both are given in every row: options of ours, and arguments of what is published."""
 
-    rule: str
-    name: str
     ours: dict[str, Any]
     theirs: dict[str, Any]
-    rows: Mapping[str, Any]
     tolerance: float = FLOAT64
     shapes: list[tuple[int, ...]] = SHAPES
     #: Whether the function of this name in thalweg.optax takes the same arguments.
     in_jax: bool = False
 
 
-PEERS = [
-    Peer(
-        "Adafactor",
-        "optax.adafactor",
-        dict(lr=0.01, variant="optax"),
-        dict(learning_rate=0.01),
-        {
-            "defaults": {},
-            "lr=None is a step of 1": (dict(lr=None), dict(learning_rate=None)),
-            "schedule": (dict(lr=lambda t: 0.1 / t), dict(learning_rate=lambda count: 0.1 / (count + 1))),
-            "factored": dict(min_dim_size_to_factor=16),
-            "factored whatever the size": dict(min_dim_size_to_factor=1),
-            "not factored": dict(factored=False),
-            "decay_rate": (dict(beta2_decay=0.6), dict(decay_rate=0.6)),
-            "absolute steps": (dict(scale_parameter=False), dict(multiply_by_parameter_scale=False)),
-            "clip 2": (dict(clip_threshold=2.0), dict(clipping_threshold=2.0)),
-            "no clip": (dict(clip_threshold=None), dict(clipping_threshold=None)),
-            "momentum": (dict(momentum=0.9), dict(momentum=0.9, dtype_momentum="float64")),
-            "weight decay": (dict(weight_decay=0.01), dict(weight_decay_rate=0.01)),
-            "weight decay schedule": (
-                dict(weight_decay=lambda t: 0.1 / t),
-                dict(weight_decay_rate=lambda count: 0.1 / (count + 1)),
-            ),
-            "weight decay mask": (UNDECAYED, dict(weight_decay_rate=0.1, weight_decay_mask=MASK)),
-            "eps": (dict(eps=(1e-4, 1e-3)), dict(eps=1e-4)),
-        },
-        OPTAX_ADAFACTOR,
+PEERS = {
+    "Adafactor = optax.adafactor": Peer(
+        dict(lr=0.01, variant="optax"), dict(learning_rate=0.01), tolerance=OPTAX_ADAFACTOR
     ),
-    Peer(
-        "Adafactor",
-        "torch.optim.Adafactor",
-        # torch takes the eps of the first parameter's dtype
-        dict(variant="torch", eps=(float(np.finfo(np.float64).eps), 1e-3)),
-        {},
-        {
-            "defaults": {},
-            "lr as the cap of the relative step": dict(lr=0.3),
-            "beta2_decay": dict(beta2_decay=-0.5),
-            "weight decay": dict(weight_decay=0.1),
-            "d": (dict(clip_threshold=2.5), dict(d=2.5)),
-            "eps": dict(eps=(1e-2, 0.5)),
-            "maximize": dict(maximize=True),
-        },
-    ),
-    Peer(
-        "Adafactor",
-        "transformers.optimization.Adafactor",
-        dict(variant="hf"),
-        {},
-        {
-            "relative step": {},
-            "warmup_init": dict(warmup_init=True),
-            "manual": (dict(lr=0.01), dict(lr=0.01, relative_step=False)),
-            "manual, absolute": (
-                dict(lr=0.01, scale_parameter=False),
-                dict(lr=0.01, relative_step=False, scale_parameter=False),
-            ),
-            "beta1": (dict(momentum=0.9), dict(beta1=0.9)),
-            "weight decay": dict(weight_decay=0.1),
-            "numbers": (
-                dict(clip_threshold=0.7, beta2_decay=-0.6, eps=(1e-8, 0.1)),
-                dict(clip_threshold=0.7, decay_rate=-0.6, eps=(1e-8, 0.1)),
-            ),
-        },
-    ),
-    Peer(
-        "Adafactor",
-        "timm.optim.adafactor.Adafactor",
-        # timm factors sizes above 16, and scales by RMS(p) only beside the relative step
-        dict(min_dim_size_to_factor=17, scale_parameter="relative"),
-        {},
-        {
-            "relative step": {},
-            "manual": dict(lr=0.01),
-            "momentum": (dict(lr=0.01, momentum=0.9), dict(lr=0.01, betas=(0.9, 0.999))),
-            "weight decay": dict(lr=0.01, weight_decay=0.1),
-            "warmup_init": dict(warmup_init=True),
-        },
-    ),
-    Peer(
-        "LAMB",
-        "optax.lamb",
-        dict(lr=0.01, variant="optax"),
-        dict(learning_rate=0.01),
-        {
-            "defaults": {},
-            "betas": (dict(betas=(0.8, 0.95)), dict(b1=0.8, b2=0.95)),
-            "eps": dict(eps=1e-2),
-            "eps_root": dict(eps_root=1e-2),
-            "weight decay": dict(weight_decay=0.1),
-            "mask": (UNDECAYED, dict(weight_decay=0.1, mask=MASK)),
-            "schedule": (dict(lr=lambda t: 0.1 / t), dict(learning_rate=lambda count: 0.1 / (count + 1))),
-        },
-    ),
-    Peer(
-        "LAMB",
-        "timm.optim.lamb.Lamb",
-        dict(lr=0.01, variant="apex"),
-        dict(lr=0.01),
-        {
-            "defaults": {},
-            "no decay, no adaptation": dict(weight_decay=0.0),
-            "always_adapt": dict(weight_decay=0.0, always_adapt=True),
-            "no bias correction": dict(bias_correction=False),
-            "no averaging": dict(grad_averaging=False),
-            "no global clip": dict(max_grad_norm=None),
-            "global clip 30": dict(max_grad_norm=30.0),
-            "trust_clip": (dict(trust_clip=(0.0, 1.0)), dict(trust_clip=True)),
-            "decoupled": (
-                dict(weight_decay_mode="decoupled", weight_decay=0.5),
-                dict(decoupled_decay=True, weight_decay=0.5),
-            ),
-            "numbers": dict(betas=(0.8, 0.9), eps=1e-3),
-            "nvlamb": (dict(variant="nvlamb", weight_decay=0.0), dict(always_adapt=True, weight_decay=0.0)),
-            "lambc": (dict(variant="lambc"), dict(always_adapt=True, trust_clip=True)),
-        },
-    ),
-    Peer(
-        "LAMB",
-        "torch.optim.AdamW",
-        dict(lr=0.01, trust=False, exempt=None),
-        dict(lr=0.01),
-        {"without trust": dict(eps=1e-8, weight_decay=0.1)},
-    ),
-    Peer(
-        "LARS",
-        "optax.lars",
-        dict(lr=5.0, variant="optax"),
-        dict(learning_rate=5.0),
-        {
-            "defaults": {},
-            "weight decay": dict(weight_decay=0.1),
-            "weight decay mask": (UNDECAYED, dict(weight_decay=0.1, weight_decay_mask=MASK)),
-            "trust ratio mask": (dict(overrides=[("p3", dict(trust=False))]), dict(trust_ratio_mask=MASK)),
-            "numbers": dict(trust_coefficient=0.02, eps=0.5),
-            "momentum": dict(momentum=0.5),
-            "nesterov": dict(nesterov=True),
-            "schedule": (dict(lr=lambda t: 10.0 / t), dict(learning_rate=lambda count: 10.0 / (count + 1))),
-        },
-    ),
-    Peer(
-        "LARS",
-        "timm.optim.lars.Lars",
-        dict(lr=lambda t: 0.01 / t, variant="timm"),
-        dict(lr=0.01),
-        {
-            "weight decay": dict(weight_decay=0.1),
-            "no decay, no adaptation": {},
-            "always_adapt": dict(always_adapt=True),
-            "momentum": dict(weight_decay=0.1, momentum=0.9),
-            "nesterov": dict(weight_decay=0.1, momentum=0.9, nesterov=True),
-            "LARC clipping": (dict(weight_decay=0.1, clip=True), dict(weight_decay=0.1, trust_clip=True)),
-            "numbers": (
-                dict(weight_decay=0.1, trust_coefficient=0.02, eps=0.1),
-                dict(weight_decay=0.1, trust_coeff=0.02, eps=0.1),
-            ),
-            "a constant rate": (dict(lr=0.01, weight_decay=0.1), dict(weight_decay=0.1)),
-        },
-    ),
-    Peer(
-        "LARS",
-        "torch.optim.SGD",
-        dict(lr=0.01, trust=False),
-        dict(lr=0.01, momentum=0.9),
-        {
-            "without trust": dict(weight_decay=0.1),
-            "without trust, nesterov": dict(weight_decay=0.1, nesterov=True),
-        },
-    ),
-    Peer(
-        "AdamW",
-        "torch.optim.AdamW",
-        dict(lr=lambda t: 0.01 / t),
-        dict(lr=0.01),
-        {
-            "defaults": {},
-            "amsgrad": dict(amsgrad=True, betas=(0.5, 0.7)),
-            "numbers": dict(eps=0.1, weight_decay=0.3),
-            "maximize": dict(maximize=True),
-        },
-    ),
-    Peer(
-        "AdamW",
-        "torch.optim.Adam",
-        dict(lr=lambda t: 0.01 / t, decoupled=False),
-        dict(lr=0.01),
-        {"L2": dict(weight_decay=0.1)},
-    ),
-    Peer(
-        "AdamW",
-        "optax.adamw",
-        dict(lr=0.01),
-        dict(learning_rate=0.01),
-        {
-            "defaults": (dict(variant="optax"), {}),
-            "numbers": (
-                dict(betas=(0.8, 0.9), eps=1e-3, eps_root=1e-3, weight_decay=0.1),
-                dict(b1=0.8, b2=0.9, eps=1e-3, eps_root=1e-3, weight_decay=0.1),
-            ),
-            "nesterov": dict(nesterov=True, weight_decay=0.0),
-            "mask": (UNDECAYED, dict(weight_decay=0.1, mask=MASK)),
-        },
-        in_jax=True,
-    ),
-    Peer(
-        "SGD",
-        "torch.optim.SGD",
-        dict(lr=lambda t: 0.01 / t),
-        dict(lr=0.01),
-        {
-            "defaults": {},
-            "momentum": dict(momentum=0.9, weight_decay=0.1),
-            "dampening": dict(momentum=0.9, dampening=0.5),
-            "nesterov": dict(momentum=0.9, nesterov=True, weight_decay=0.1),
-            "maximize": dict(momentum=0.9, maximize=True),
-        },
-    ),
-    Peer(
-        "SGD",
-        "optax.sgd",
-        dict(lr=0.01),
-        dict(learning_rate=0.01),
-        {"defaults": {}, "momentum": dict(momentum=0.9), "nesterov": dict(momentum=0.9, nesterov=True)},
-        in_jax=True,
-    ),
-    Peer(
-        "Muon",
-        "optax.contrib.muon",
-        dict(lr=0.02, variant="optax"),
-        dict(learning_rate=0.02),
-        {
-            "defaults": {},
-            "without nesterov": (dict(nesterov=False, momentum=0.8), dict(nesterov=False, beta=0.8)),
-            "consistent_rms": (
-                dict(scaling="match_rms_adamw", rms=0.3, weight_decay=0.1),
-                dict(consistent_rms=0.3, weight_decay=0.1),
-            ),
-            "numbers": dict(eps=0.1, ns_steps=3),
-            "aol": (dict(ns_preconditioning="aol", ns_steps=4), dict(preconditioning="aol", ns_steps=4)),
-        },
-        shapes=MATRICES,
-    ),
-    *(
-        Peer(case.name, name, dict(lr=0.01), {}, {description: (options, theirs)}, in_jax=name.startswith("optax"))
-        for case in CASES
-        for description, (name, options, theirs) in case.published.items()
-    ),
-]
+    # torch takes the eps of the first parameter's dtype
+    "Adafactor = torch.optim.Adafactor": Peer(dict(variant="torch", eps=(float(np.finfo(np.float64).eps), 1e-3)), {}),
+    "Adafactor = transformers.optimization.Adafactor": Peer(dict(variant="hf"), {}),
+    # timm factors sizes above 16, and scales by RMS(p) only beside the relative step
+    "Adafactor = timm.optim.adafactor.Adafactor": Peer(dict(min_dim_size_to_factor=17, scale_parameter="relative"), {}),
+    "LAMB = optax.lamb": Peer(dict(lr=0.01, variant="optax"), dict(learning_rate=0.01)),
+    "LAMB = timm.optim.lamb.Lamb": Peer(dict(lr=0.01, variant="apex"), dict(lr=0.01)),
+    "LAMB = torch.optim.AdamW": Peer(dict(lr=0.01, trust=False, exempt=None), dict(lr=0.01)),
+    "LARS = optax.lars": Peer(dict(lr=5.0, variant="optax"), dict(learning_rate=5.0)),
+    "LARS = timm.optim.lars.Lars": Peer(dict(lr=lambda t: 0.01 / t, variant="timm"), dict(lr=0.01)),
+    "LARS = torch.optim.SGD": Peer(dict(lr=0.01, trust=False), dict(lr=0.01, momentum=0.9)),
+    "AdamW = torch.optim.AdamW": Peer(dict(lr=lambda t: 0.01 / t), dict(lr=0.01)),
+    "AdamW = torch.optim.Adam": Peer(dict(lr=lambda t: 0.01 / t, decoupled=False), dict(lr=0.01)),
+    "AdamW = timm.optim.adamw.AdamWLegacy": Peer(dict(lr=0.05, weight_decay=0.1), dict(lr=0.05, weight_decay=0.1)),
+    "AdamW = optax.adamw": Peer(dict(lr=0.01), dict(learning_rate=0.01), in_jax=True),
+    "SGD = torch.optim.SGD": Peer(dict(lr=lambda t: 0.01 / t), dict(lr=0.01)),
+    "SGD = optax.sgd": Peer(dict(lr=0.01), dict(learning_rate=0.01), in_jax=True),
+    "Muon = optax.contrib.muon": Peer(dict(lr=0.02, variant="optax"), dict(learning_rate=0.02), shapes=MATRICES),
+}
+#: By description what both are given beside: the same, or ours and theirs.
+ROWS: dict[str, dict[str, Any]] = {
+    "Adafactor = optax.adafactor": {
+        "defaults": {},
+        "lr=None is a step of 1": (dict(lr=None), dict(learning_rate=None)),
+        "schedule": (dict(lr=FALLING), dict(learning_rate=FALLING_FROM_0)),
+        "factored": dict(min_dim_size_to_factor=16),
+        "factored whatever the size": dict(min_dim_size_to_factor=1),
+        "not factored": dict(factored=False),
+        "decay_rate": (dict(beta2_decay=0.6), dict(decay_rate=0.6)),
+        "absolute steps": (dict(scale_parameter=False), dict(multiply_by_parameter_scale=False)),
+        "clip 2": (dict(clip_threshold=2.0), dict(clipping_threshold=2.0)),
+        "no clip": (dict(clip_threshold=None), dict(clipping_threshold=None)),
+        "momentum": (dict(momentum=0.9), dict(momentum=0.9, dtype_momentum="float64")),
+        "weight decay": (dict(weight_decay=0.01), dict(weight_decay_rate=0.01)),
+        "decay schedule": (dict(weight_decay=FALLING), dict(weight_decay_rate=FALLING_FROM_0)),
+        "weight decay mask": (UNDECAYED, dict(weight_decay_rate=0.1, weight_decay_mask=MASK)),
+        "eps": (dict(eps=(1e-4, 1e-3)), dict(eps=1e-4)),
+    },
+    "Adafactor = torch.optim.Adafactor": {
+        "defaults": {},
+        "lr as the cap of the relative step": dict(lr=0.3),
+        "beta2_decay": dict(beta2_decay=-0.5),
+        "weight decay": dict(weight_decay=0.1),
+        "d": (dict(clip_threshold=2.5), dict(d=2.5)),
+        "eps": dict(eps=(1e-2, 0.5)),
+        "maximize": dict(maximize=True),
+    },
+    "Adafactor = transformers.optimization.Adafactor": {
+        "relative step": {},
+        "warmup_init": dict(warmup_init=True),
+        "manual": (dict(lr=0.01), MANUAL),
+        "absolute": (dict(lr=0.01, scale_parameter=False), dict(MANUAL, scale_parameter=False)),
+        "beta1": (dict(momentum=0.9), dict(beta1=0.9)),
+        "weight decay": dict(weight_decay=0.1),
+        "beta2_decay": (dict(beta2_decay=-0.6), dict(decay_rate=-0.6)),
+        "numbers": dict(clip_threshold=0.7, eps=(1e-8, 0.1)),
+    },
+    "Adafactor = timm.optim.adafactor.Adafactor": {
+        "relative step": {},
+        "manual": dict(lr=0.01),
+        "momentum": (dict(lr=0.01, momentum=0.9), dict(lr=0.01, betas=(0.9, 0.999))),
+        "weight decay": dict(lr=0.01, weight_decay=0.1),
+        "warmup_init": dict(warmup_init=True),
+    },
+    "LAMB = optax.lamb": {
+        "defaults": {},
+        "betas": (dict(betas=(0.8, 0.95)), dict(b1=0.8, b2=0.95)),
+        "eps": dict(eps=1e-2),
+        "eps_root": dict(eps_root=1e-2),
+        "weight decay": dict(weight_decay=0.1),
+        "mask": (UNDECAYED, dict(weight_decay=0.1, mask=MASK)),
+        "schedule": (dict(lr=FALLING), dict(learning_rate=FALLING_FROM_0)),
+    },
+    "LAMB = timm.optim.lamb.Lamb": {
+        "defaults": {},
+        "no decay, no adaptation": dict(weight_decay=0.0),
+        "always_adapt": dict(weight_decay=0.0, always_adapt=True),
+        "no bias correction": dict(bias_correction=False),
+        "no averaging": dict(grad_averaging=False),
+        "no global clip": dict(max_grad_norm=None),
+        "global clip 30": dict(max_grad_norm=30.0),
+        "trust_clip": (dict(trust_clip=(0.0, 1.0)), dict(trust_clip=True)),
+        "decoupled": (dict(weight_decay_mode="decoupled"), dict(decoupled_decay=True)),
+        "numbers": dict(betas=(0.8, 0.9), eps=1e-3),
+        "nvlamb": (dict(variant="nvlamb", weight_decay=0.0), dict(always_adapt=True, weight_decay=0.0)),
+        "lambc": (dict(variant="lambc"), dict(always_adapt=True, trust_clip=True)),
+    },
+    "LAMB = torch.optim.AdamW": {
+        "without trust": dict(eps=1e-8, weight_decay=0.1),
+    },
+    "LARS = optax.lars": {
+        "defaults": {},
+        "weight decay": dict(weight_decay=0.1),
+        "weight decay mask": (UNDECAYED, dict(weight_decay=0.1, weight_decay_mask=MASK)),
+        "trust ratio mask": (dict(overrides=[("p3", dict(trust=False))]), dict(trust_ratio_mask=MASK)),
+        "numbers": dict(trust_coefficient=0.02, eps=0.5),
+        "momentum": dict(momentum=0.5),
+        "nesterov": dict(nesterov=True),
+        "schedule": (dict(lr=lambda t: 10.0 / t), dict(learning_rate=lambda count: 10.0 / (count + 1))),
+    },
+    "LARS = timm.optim.lars.Lars": {
+        "weight decay": dict(weight_decay=0.1),
+        "no decay, no adaptation": {},
+        "always_adapt": dict(always_adapt=True),
+        "momentum": dict(weight_decay=0.1, momentum=0.9),
+        "nesterov": dict(weight_decay=0.1, momentum=0.9, nesterov=True),
+        "LARC clipping": (dict(weight_decay=0.1, clip=True), dict(weight_decay=0.1, trust_clip=True)),
+        "trust": (dict(weight_decay=0.1, trust_coefficient=0.02), dict(weight_decay=0.1, trust_coeff=0.02)),
+        "eps": dict(weight_decay=0.1, eps=0.1),
+        "a constant rate": (dict(lr=0.01, weight_decay=0.1), dict(weight_decay=0.1)),
+    },
+    "LARS = torch.optim.SGD": {
+        "without trust": dict(weight_decay=0.1),
+        "without trust, nesterov": dict(weight_decay=0.1, nesterov=True),
+    },
+    "AdamW = torch.optim.AdamW": {
+        "defaults": {},
+        "amsgrad": dict(amsgrad=True, betas=(0.5, 0.7)),
+        "numbers": dict(eps=0.1, weight_decay=0.3),
+        "maximize": dict(maximize=True),
+    },
+    "AdamW = torch.optim.Adam": {
+        "L2": dict(weight_decay=0.1),
+    },
+    "AdamW = timm.optim.adamw.AdamWLegacy": {
+        "cautious": (dict(cautious=True), dict(caution=True)),
+    },
+    "AdamW = optax.adamw": {
+        "defaults": (dict(variant="optax"), {}),
+        "betas": (dict(betas=(0.8, 0.9), weight_decay=0.1), dict(b1=0.8, b2=0.9, weight_decay=0.1)),
+        "numbers": dict(eps=1e-3, eps_root=1e-3, weight_decay=0.1),
+        "nesterov": dict(nesterov=True, weight_decay=0.0),
+        "mask": (UNDECAYED, dict(weight_decay=0.1, mask=MASK)),
+    },
+    "SGD = torch.optim.SGD": {
+        "defaults": {},
+        "momentum": dict(momentum=0.9, weight_decay=0.1),
+        "dampening": dict(momentum=0.9, dampening=0.5),
+        "nesterov": dict(momentum=0.9, nesterov=True, weight_decay=0.1),
+        "maximize": dict(momentum=0.9, maximize=True),
+    },
+    "SGD = optax.sgd": {
+        "defaults": {},
+        "momentum": dict(momentum=0.9),
+        "nesterov": dict(momentum=0.9, nesterov=True),
+    },
+    "Muon = optax.contrib.muon": {
+        "defaults": {},
+        "without nesterov": (dict(nesterov=False, momentum=0.8), dict(nesterov=False, beta=0.8)),
+        "consistent_rms": (dict(scaling="match_rms_adamw", rms=0.3), dict(consistent_rms=0.3)),
+        "weight decay": dict(weight_decay=0.1),
+        "numbers": dict(eps=0.1, ns_steps=3),
+        "aol": (dict(ns_preconditioning="aol", ns_steps=4), dict(preconditioning="aol", ns_steps=4)),
+    },
+}
 
 
-def every_row() -> list[Any]:
-    found = []
-    for each in PEERS:
-        for description, row in each.rows.items():
-            words = f"{each.rule}-{each.name}-{description}"
-            given = row if isinstance(row, tuple) else (row, row)
-            found.append(pytest.param(each, *given, id=words))
-    return found
+def every_row() -> Iterator[Any]:
+    for who, rows in ROWS.items():
+        for words, row in rows.items():
+            yield pytest.param(who, PEERS[who], *(row if isinstance(row, tuple) else (row, row)), id=f"{who}, {words}")
+    for case in CASES:
+        for words, (name, options, theirs) in case.published.items():
+            who = f"{case.name} = {name}"
+            made = Peer(dict(lr=0.01), {}, in_jax=name.startswith("optax"))
+            yield pytest.param(who, made, options, theirs, id=f"{who}, {words}")
 
 
-@pytest.mark.parametrize(("published", "options", "theirs"), every_row())
-def test_equals_what_is_published(published: Peer, options: dict[str, Any], theirs: dict[str, Any]) -> None:
-    module, _, attribute = published.name.rpartition(".")
+@pytest.mark.parametrize(("who", "published", "options", "theirs"), [*every_row()])
+def test_equals_what_is_published(who: str, published: Peer, options: dict[str, Any], theirs: dict[str, Any]) -> None:
+    rule, _, name = who.partition(" = ")
+    module, _, attribute = name.rpartition(".")
     make = getattr(peer(module), attribute)
     options, theirs = {**published.ours, **options}, {**published.theirs, **theirs}
     params, grads = problem(published.shapes)
-    mine = ours(getattr(thalweg.numpy, published.rule)(**options), params, grads)
+    mine = ours(getattr(thalweg.numpy, rule)(**options), params, grads)
     if module.startswith("optax"):
         theirs.setdefault("learning_rate", options["lr"])
         wanted = optax_peer(make(**theirs), params, grads)
@@ -346,30 +259,6 @@ def test_muon_equals_torch(row: str, is_rounded: bool, monkeypatch: pytest.Monke
     wanted = torch_peer(lambda p: torch.optim.Muon(p, lr=0.02, **theirs), params, grads)
     mine = ours(Muon(lr=0.02, variant="torch", **options), params, grads)
     assert error(mine, wanted, params) < (BFLOAT16_PRODUCTS if is_rounded else FLOAT64)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "keys"),
-    [
-        ("AdamW", dict(amsgrad=True), {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}),
-        ("SGD", dict(momentum=0.9, dampening=0.5), {"momentum_buffer"}),
-    ],
-)
-def test_state_is_that_of_torch(name: str, options: dict[str, Any], keys: set[str]) -> None:
-    torch = peer("torch")
-    import thalweg.torch
-
-    states = []
-    for library in (torch.optim, thalweg.torch):
-        p = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
-        optimizer = getattr(library, name)([p], lr=0.1, **options)
-        for t in range(3):
-            p.grad = torch.full_like(p, 3.0 - t)
-            optimizer.step()
-        states.append({key: value for key, value in optimizer.state[p].items() if key != "step" or "step" in keys})
-    assert states[0].keys() == states[1].keys() == keys
-    for key, value in states[0].items():
-        assert torch.allclose(value, states[1][key].to(value.dtype), rtol=FLOAT64, atol=0.0), key
 
 
 def test_equals_big_vision_made_of_optax_parts() -> None:

@@ -32,12 +32,13 @@ def test_everyone_learns_and_the_same_run_gives_the_same_result_but_for_its_seco
         pytest.importorskip("torch")
     # the network is smaller than those for which the rate is typical
     lr = 3 * (RULES["AdamW" if rule == "muon_adamw" else rule].typical_lr or 0)
-    result, other = (result_of(rule, lr=lr, steps=44, seed=seed) for seed in (0, 1))
+    result = result_of(rule, lr=lr, steps=44)
     assert (result.loss[-1] or 0) < 0.5 * (result.loss[0] or 0)
     assert (result.score or [0])[-1] > 0.75  # type: ignore[operator]
     assert 0 < result.seconds[1] < result.seconds[-1]
-    assert result == result_of(rule, lr=lr, steps=44)
-    assert result.loss != other.loss
+    once, again, other = (result_of(rule, lr=lr, seed=seed) for seed in (0, 0, 1))
+    assert once == again
+    assert once.loss != other.loss
 
 
 def test_everyone_starts_from_the_same_place_and_measures_divide_the_steps_evenly() -> None:
@@ -84,7 +85,7 @@ def test_a_task_of_your_own_that_was_edited_is_another(tmp_path: Path, monkeypat
 def test_text_learns_and_repeats_itself() -> None:
     torch = pytest.importorskip("torch")
     before = torch.get_rng_state()
-    first, again = (race("text", optimizers=["AdamW"], options={"": {"lr": 0.01}}, steps=6).run() for _ in range(2))
+    first, again = (race("text", optimizers=["AdamW"], options={"": {"lr": 0.01}}, steps=2).run() for _ in range(2))
     assert first.records == again.records
     (result,) = first.summary["results"]
     assert result["loss"] < result["curve"]["loss"][0] - 1

@@ -38,19 +38,13 @@ def peer(module: str) -> Any:
 
 def _load_only_submodules(*packages: str) -> None:
     for name in packages:
-        if name in sys.modules:
-            continue
-        parent, _, own = name.rpartition(".")
-        if parent:
-            folders = [f"{path}/{own}" for path in sys.modules[parent].__path__]
-        else:
+        if name not in sys.modules:
             spec = importlib.util.find_spec(name)
             assert spec is not None
-            folders = list(spec.submodule_search_locations or ())
-        package = types.ModuleType(name)
-        package.__path__ = folders
-        package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
-        sys.modules[name] = package
+            package = types.ModuleType(name)
+            package.__path__ = list(spec.submodule_search_locations or ())
+            package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+            sys.modules[name] = package
 
 
 def problem(
@@ -81,6 +75,7 @@ def torch_peer(
     grads: Sequence[Sequence[Any]],
     *,
     before: Callable[[Any, int], None] | None = None,
+    after: Callable[[Any], None] | None = None,
 ) -> list[Any]:
     """Final parameters under a torch.optim.Optimizer. Gradients are cloned: some peers overwrite them."""
     import torch
@@ -93,6 +88,8 @@ def torch_peer(
         if before is not None:
             before(optimizer, t)
         optimizer.step()
+    if after is not None:
+        after(optimizer)
     return [p.detach().numpy() for p in current]
 
 
