@@ -387,7 +387,7 @@ PINNED = [
         for row in pin("one's own", GPU, rule, {"matrix": (5, 7), "cube": (3, 4, 5)}, lr=0.01, on_nonfinite="skip")
     ),
     *pin("one's own, stacks", GPU, Outer, {"cube": (3, 4, 5)}, lr=0.01, stacked_axes=1, steps=2),
-    *pin("one's own, whole", (*LISTS, "torch native"), Centred, {"matrix": (5, 7)}, lr=0.01, strict=False),
+    *pin("one's own, whole", (*LISTS, "torch native"), Centred, MATRICES, lr=0.01, strict=False),
     # Muon
     *pin("Gram", GPU, "Muon", MATRICES, **EXACT, ns_method="gram", cautious_decay=True, steps=2),
     *pin("sum", GPU, "Muon", MATRICES, **EXACT, momentum_mode="sum", scaling="match_rms_adamw", steps=2),

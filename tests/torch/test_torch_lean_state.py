@@ -10,57 +10,39 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
+from thalweg.check.problem import train, weights  # noqa: E402
 from thalweg.errors import NonFiniteError, OptionError, ResumeWarning, StateError  # noqa: E402
 
 #: Two that are stepped as one list, one that is grouped otherwise, and one that stays in float32.
 SHAPES = {"first": (64, 128), "filter": (64, 64, 3, 3), "thin": (64, 96), "bias": (64,)}
 
 
-def model(seed: int = 0, dtype: Any = torch.float32) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(seed)
-    drawn = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in SHAPES.items()}
-    return {name: torch.nn.Parameter(x) for name, x in drawn.items()}
-
-
-def stepped(params: dict[str, Any], optimizer: Any, first: int, last: int) -> Any:
-    for t in range(first, last):
-        for name, g in model(100 + t).items():
-            params[name].grad = g.data.to(params[name].dtype)
-        optimizer.step()
-    return optimizer
-
-
-def made(rule: str = "LAMB", steps: int = 2, dtype: Any = torch.float32, **options: Any) -> tuple[dict[str, Any], Any]:
-    params = model(dtype=dtype)
-    optimizer = getattr(thalweg.torch, rule)(list(params.items()), lr=0.01, **options)
-    return params, stepped(params, optimizer, 0, steps)
-
-
-def dtypes(optimizer: Any, p: Any) -> dict[str, str]:
-    return {key: str(entry.dtype)[6:] for key, entry in optimizer.state[p].items() if key != "step"}
+def make(steps: int = 2, dtype: Any = torch.float32, **options: Any) -> tuple[dict[str, Any], Any]:
+    params = dict(zip(SHAPES, weights([*SHAPES.values()], dtype), strict=True))
+    optimizer = thalweg.torch.LAMB(params.items(), lr=0.01, **{"state_dtype": "int8", **options})
+    train(optimizer, [*params.values()], steps)
+    return params, optimizer
 
 
 def test_a_filter_of_other_strides() -> None:
-    params, optimizer = made(state_dtype="int8", steps=0)
-    wanted, other = made(state_dtype="int8")
+    params, optimizer = make(steps=0)
+    wanted, other = make()
     params["filter"].data = params["filter"].data.to(memory_format=torch.channels_last)
-    stepped(params, optimizer, 0, 2)
+    train(optimizer, [*params.values()], 2)
     for key in ("exp_avg", "exp_avg_scale", "exp_avg_sq"):
         assert torch.equal(optimizer.state[params["filter"]][key], other.state[wanted["filter"]][key])
 
 
 def test_options_that_change_convert_state_once_and_tell_it_once() -> None:
-    params, optimizer = made(state_dtype="int8")
-    before = optimizer.state[params["first"]]["exp_avg_sq"].clone()
-    for group in optimizer.param_groups:
-        group.update(state_dtype=None, momentum_dtype="int8")
+    params, optimizer = make()
+    assert optimizer.state[params["first"]]["exp_avg_sq"].dtype == torch.uint8
+    optimizer.param_groups[0].update(state_dtype=None, momentum_dtype="int8")
     with pytest.warns(ResumeWarning, match="no longer exp_avg_sq_scale") as told:
-        stepped(params, optimizer, 2, 3)
+        train(optimizer, [*params.values()], 1, first=2)
     assert len(told) == 1
-    wanted = {"exp_avg": "int8", "exp_avg_scale": "float32", "exp_avg_sq": "float32"}
-    assert dtypes(optimizer, params["first"]) == wanted
-    assert before.dtype == torch.uint8
-    stepped(params, optimizer, 3, 4)
+    dtypes = {key: str(entry.dtype)[6:] for key, entry in optimizer.state[params["first"]].items() if key != "step"}
+    assert dtypes == {"exp_avg": "int8", "exp_avg_scale": "float32", "exp_avg_sq": "float32"}
+    train(optimizer, [*params.values()], 1, first=3)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +59,7 @@ def test_options_that_change_convert_state_once_and_tell_it_once() -> None:
     ],
 )
 def test_damaged_scales_are_refused_and_nothing_is_loaded(damage: Any, message: str) -> None:
-    params, optimizer = made(state_dtype="int8")
+    params, optimizer = make()
     saved = copy.deepcopy(optimizer.state_dict())
     before = {name: optimizer.state[p]["exp_avg_scale"] for name, p in params.items() if name != "bias"}
     damage(saved["state"][0])
@@ -89,9 +71,7 @@ def test_damaged_scales_are_refused_and_nothing_is_loaded(damage: Any, message: 
 @pytest.mark.parametrize("engine", ["foreach", "auto"])
 @pytest.mark.parametrize("what", ["skip", "raise"])
 def test_what_is_not_finite_leaves_codes_and_record_as_they_were(engine: str, what: str) -> None:
-    params, optimizer = made(
-        engine=engine, dtype=torch.bfloat16, state_dtype="int8", rounding="compensated", on_nonfinite=what
-    )
+    params, optimizer = make(engine=engine, dtype=torch.bfloat16, rounding="compensated", on_nonfinite=what)
     p = params["first"]
     before = {"p": p.detach().clone(), **{key: entry.clone() for key, entry in optimizer.state[p].items()}}
     assert before["rounding_error"].any()
@@ -107,9 +87,9 @@ def test_what_is_not_finite_leaves_codes_and_record_as_they_were(engine: str, wh
 
 
 def test_unknown_codes_are_refused_also_in_a_group() -> None:
-    params, optimizer = made(state_dtype="int8")
+    params, optimizer = make()
     with pytest.raises(OptionError, match=r"state_dtype must be one of .*'int8', None, got 'int4'"):
-        made(state_dtype="int4")
+        make(state_dtype="int4")
     optimizer.param_groups[0]["state_dtype"] = "uint8"
     before = params["first"].detach().clone()
     with pytest.raises(OptionError, match=r"state_dtype must be one of .*'int8', None, got 'uint8'"):
@@ -117,10 +97,9 @@ def test_unknown_codes_are_refused_also_in_a_group() -> None:
     assert torch.equal(params["first"], before)
 
 
-def test_explain_counts_codes_and_says_what_cannot_be_grouped() -> None:
-    weights = [("grouped", torch.nn.Parameter(torch.ones(64, 128))), ("odd", torch.nn.Parameter(torch.ones(100, 125)))]
-    told = thalweg.torch.LAMB(weights, state_dtype="int8").explain()
-    assert told.rows[0].state_bytes == 2 * (64 * 128 + 4 * 64 * 2) + 4
-    assert told.rows[1].state_bytes == 2 * 4 * 100 * 125 + 4
-    assert "stays in float32" in told.warnings[0]
-    assert "odd" in told.warnings[0]
+def test_explain_says_what_cannot_be_grouped() -> None:
+    """Its bytes are those allocated: test_torch_conveniences.py."""
+    params = zip(("grouped", "odd"), weights([(64, 128), (100, 125)]), strict=True)
+    (warning,) = thalweg.torch.LAMB(params, state_dtype="int8").explain().warnings
+    assert "stays in float32" in warning
+    assert "odd" in warning
