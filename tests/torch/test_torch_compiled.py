@@ -29,7 +29,8 @@ def drive(params: Any, steps: int, step: Callable[[], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("rule", "engine"), [("AdamW", "auto"), ("LAMB", "foreach"), ("Adafactor", "auto"), ("Muon", "auto"), ("Kron", "auto")]
+    ("rule", "engine"),
+    [("AdamW", "auto"), ("LAMB", "foreach"), ("Adafactor", "auto"), ("Muon", "auto"), ("Kron", "auto")],
 )
 def test_compiled_steps_run_as_they_are(rule: str, engine: str, caplog: pytest.LogCaptureFixture) -> None:
     """What follows the step is compiled once, and nothing is said of it; of every rule: check's test_compiles."""
