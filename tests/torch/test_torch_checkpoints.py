@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,8 @@ from cases import CASES, Case
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
+from thalweg.check.problem import assert_same, train, weights  # noqa: E402
+from thalweg.check.state import through_a_file  # noqa: E402
 from thalweg.errors import OptimError  # noqa: E402
 
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
@@ -28,53 +29,22 @@ def case_of(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
-def tensors(dtype: Any = None, shapes: Any = SHAPES) -> list[Any]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype or torch.float32)) for shape in shapes]
-
-
-def train(params: list[Any], optimizer: Any, first: int, last: int) -> None:
-    for step in range(first, last):
-        generator = torch.Generator().manual_seed(step)
-        for p in params:
-            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-        optimizer.step()
-
-
-def through_file(state: dict) -> dict:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def snapshot(params: list[Any], optimizer: Any) -> Any:
     return copy.deepcopy(([p.detach() for p in params], optimizer.state_dict()))
 
 
-def identical(first: Any, second: Any) -> bool:
-    """Whether two nested structures are equal to the last bit, dtypes included."""
-    if isinstance(first, torch.Tensor):
-        return isinstance(second, torch.Tensor) and first.dtype == second.dtype and torch.equal(first, second)
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(identical(first[key], second[key]) for key in first)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(identical, first, second))
-    return bool(first == second)
-
-
 def resumed(case: Case, engine: str, dtype: Any = None, **options: Any) -> Any:
     """Train 3 + 3 steps through a file, and 6 at once; both must end in the same bits."""
-    whole = tensors(dtype)
+    whole = weights(SHAPES, dtype or torch.float32)
     at_once = make(case, whole, engine, **options)
-    train(whole, at_once, 0, 3)
-    saved, middle = through_file(at_once.state_dict()), [p.detach().clone() for p in whole]
-    train(whole, at_once, 3, 6)
+    middle = train(at_once, whole, 3)
+    saved = through_a_file(at_once.state_dict(), weights_only=True)
+    train(at_once, whole, 3, first=3)
     halves = [torch.nn.Parameter(p.clone()) for p in middle]
     again = make(case, halves, engine, **options)
     again.load_state_dict(saved)
-    train(halves, again, 3, 6)
-    assert identical(snapshot(whole, at_once), snapshot(halves, again))
+    train(again, halves, 3, first=3)
+    assert_same(snapshot(halves, again), snapshot(whole, at_once), "resumed")
     assert not torch.equal(whole[0], middle[0])
     return again
 
@@ -113,15 +83,15 @@ def test_chosen_dtypes_survive(name: str, options: dict, dtype: Any, expected: d
 def test_options_that_shape_the_state_come_with_it(name: str, options: dict) -> None:
     """As in torch, where SGD without momentum loads the state of SGD with momentum."""
     case = case_of(name)
-    params, others = tensors(), tensors()
+    params, others = weights(SHAPES), weights(SHAPES)
     optimizer, other = make(case, params, **options), make(case, others)
-    train(params, optimizer, 0, 3)
+    train(optimizer, params, 3)
     for p, q in zip(params, others, strict=True):
         q.data.copy_(p.data)
-    other.load_state_dict(through_file(optimizer.state_dict()))
-    train(params, optimizer, 3, 5)
-    train(others, other, 3, 5)
-    assert identical(snapshot(params, optimizer), snapshot(others, other))
+    other.load_state_dict(through_a_file(optimizer.state_dict(), weights_only=True))
+    train(optimizer, params, 2, first=3)
+    train(other, others, 2, first=3)
+    assert_same(snapshot(others, other), snapshot(params, optimizer), "with the options of the saved state")
 
 
 def of_another(case: Case) -> Case:
@@ -129,9 +99,9 @@ def of_another(case: Case) -> Case:
 
 
 def saved_by(case: Case, shapes: Any = SHAPES, **options: Any) -> dict:
-    params = tensors(shapes=shapes)
+    params = weights(shapes)
     optimizer = make(case, params, **options)
-    train(params, optimizer, 0, 2)
+    train(optimizer, params, 2)
     return optimizer.state_dict()
 
 
@@ -152,9 +122,9 @@ def round_entries(state: dict[str, Any]) -> None:
 
 
 def stepped_adam() -> dict:
-    params = tensors()
+    params = weights(SHAPES)
     optimizer = torch.optim.Adam(params)
-    train(params, optimizer, 0, 2)
+    train(optimizer, params, 2)
     return optimizer.state_dict()
 
 
@@ -189,7 +159,7 @@ MISFITS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "Adam": (lambda case: stepped_adam(), "not a state of thalweg.torch"),
     "no state dict": (lambda case: {"model": 1}, "not a state_dict"),
     "SGD before its first step": (
-        lambda case: torch.optim.SGD(tensors(), lr=0.5).state_dict(),
+        lambda case: torch.optim.SGD(weights(SHAPES), lr=0.5).state_dict(),
         "not a state of thalweg.torch",
     ),
 }
@@ -201,24 +171,24 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(name: str, misfit: str
     case = case_of(name)
     make_saved, told = MISFITS[misfit]
     saved = make_saved(case)
-    params = tensors()
+    params = weights(SHAPES)
     optimizer = make(case, params, weight_decay=0.125)
-    train(params, optimizer, 0, 2)
+    train(optimizer, params, 2)
     before = snapshot(params, optimizer)
     with pytest.raises(OptimError, match=told):
         optimizer.load_state_dict(saved)
-    assert identical(snapshot(params, optimizer), before)
-    train(params, optimizer, 2, 3)
+    assert_same(snapshot(params, optimizer), before, "after a state that was refused")
+    train(optimizer, params, 1, first=2)
 
 
 def test_a_state_without_an_option_that_came_later() -> None:
     """A state of an older version lacks the newest options: they keep the values they have."""
     saved = copy.deepcopy(saved_by(CASES[0]))
     saved["param_groups"][0].pop("maximize")
-    params = tensors()
+    params = weights(SHAPES)
     optimizer = make(CASES[0], params)
     optimizer.load_state_dict(saved)
-    train(params, optimizer, 2, 3)
+    train(optimizer, params, 1, first=2)
     assert optimizer.param_groups[0]["maximize"] is False
 
 
@@ -232,23 +202,23 @@ def test_a_state_without_an_option_that_came_later() -> None:
 def test_an_option_that_no_longer_fits_the_state(name: str, before: dict, after: dict, engine: str) -> None:
     """Said by name, before anything is stepped; numpy says it in the same way."""
     case = case_of(name)
-    params = tensors()
+    params = weights(SHAPES)
     optimizer = make(case, params, engine, **before)
-    train(params, optimizer, 0, 2)
+    train(optimizer, params, 2)
     kept = snapshot(params, optimizer)
     optimizer.param_groups[0].update(after)
     with pytest.raises(OptimError, match=r"'0'"):
-        train(params, optimizer, 2, 3)
-    assert identical(snapshot(params, optimizer)[0], kept[0])
+        train(optimizer, params, 1, first=2)
+    assert_same(snapshot(params, optimizer)[0], kept[0], "after a step that was refused")
 
 
 def test_state_that_is_older_than_its_option_keeps_its_dtype() -> None:
     """Options that are set later are for state that is made later: saving and loading rounds nothing."""
-    params, others = tensors(), tensors()
+    params, others = weights(SHAPES), weights(SHAPES)
     optimizer, other = (thalweg.torch.AdamW(each, lr=0.1) for each in (params, others))
-    train(params, optimizer, 0, 2)
+    train(optimizer, params, 2)
     optimizer.param_groups[0]["state_dtype"] = "bfloat16"
     before = copy.deepcopy(optimizer.state_dict()["state"])
-    other.load_state_dict(through_file(optimizer.state_dict()))
-    assert identical(before, other.state_dict()["state"])
+    other.load_state_dict(through_a_file(optimizer.state_dict(), weights_only=True))
+    assert_same(other.state_dict()["state"], before, "loaded")
     assert before[0]["exp_avg"].dtype == torch.float32

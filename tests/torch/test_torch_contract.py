@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E40
 
 import thalweg.numpy  # noqa: E402
 import thalweg.torch  # noqa: E402
-from thalweg.errors import OptimError, OptionError, ParameterError  # noqa: E402
+from thalweg.errors import OptimError, OptionError  # noqa: E402
 from thalweg.rules import RULES  # noqa: E402
 from thalweg.torch import LAMB  # noqa: E402
 
@@ -55,11 +55,43 @@ def test_a_refused_group_changes_nothing(group: dict, told: str) -> None:
     assert all(a is b for a, b in zip(optimizer.parameters(), net.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("option", [dict(max_grad_norm=0.01), dict(on_nonfinite="raise"), dict(on_nonfinite="skip")])
-def test_options_of_the_whole_step_cannot_differ_between_groups(option: dict) -> None:
+def two_groups(**of_the_second: Any) -> Any:
     net = model()
-    with pytest.raises(OptionError, match="whole step"):
-        make([{"params": net[0].parameters()}, {"params": net[2].parameters(), **option}])
+    return [{"params": net[0].parameters()}, {"params": net[2].parameters(), **of_the_second}]
+
+
+def guilty(tensor: Any) -> Any:
+    return [("fine", torch.nn.Parameter(torch.ones(2))), ("guilty", tensor)]
+
+
+#: Options, or parameters with the options of the whole step that only some groups have; and what is said of them.
+REFUSED: list[tuple[Any, str]] = [
+    (dict(lr=-0.1), "lr must be"),
+    (dict(lr=float("inf")), "lr must be"),
+    (dict(lr="0.1"), "lr must be"),
+    (dict(lr=torch.ones(2)), "one element"),
+    (dict(lr=lambda t: 0.1), "scheduler"),
+    (dict(engine="fast"), "engine must be one of"),
+    (dict(capturable=1), "capturable must be True or False"),
+    (dict(maximize="yes"), "maximize must be True or False"),
+    (dict(variant="nothing"), "variant must be one of|has no variants"),
+    (dict(state_dtype="uint8"), "state_dtype must be one of"),
+    (dict(state_dtype=torch.int32), "state_dtype must be one of"),
+    (two_groups(max_grad_norm=0.01), "whole step"),
+    (two_groups(on_nonfinite="raise"), "whole step"),
+    (two_groups(on_nonfinite="skip"), "whole step"),
+    (two_groups(spikes=True), "spikes concerns the whole step"),
+    (guilty(torch.ones(2, dtype=torch.complex64)), "'guilty'.*complex"),
+    (guilty(torch.ones(2).to_sparse()), "'guilty'.*sparse"),
+    (guilty(torch.ones(2, dtype=torch.float8_e4m3fn)), "'guilty'.*float8"),
+]
+
+
+@pytest.mark.parametrize(("given", "told"), REFUSED, ids=lambda given: given if isinstance(given, str) else "")
+def test_refused(given: Any, told: str) -> None:
+    params, options = (model().parameters(), given) if isinstance(given, dict) else (given, {})
+    with pytest.raises(OptimError, match=told):
+        make(params, **options)
 
 
 def test_maximize_may_be_said_for_all_groups() -> None:
@@ -67,42 +99,6 @@ def test_maximize_may_be_said_for_all_groups() -> None:
     train(net, make([{"params": net.parameters(), "maximize": True}]), 1)
     train(other, make(other.parameters(), maximize=True), 1)
     assert equal(values(net), values(other))
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (dict(lr=-0.1), "lr must be"),
-        (dict(lr=float("inf")), "lr must be"),
-        (dict(lr="0.1"), "lr must be"),
-        (dict(lr=torch.ones(2)), "one element"),
-        (dict(lr=lambda t: 0.1), "scheduler"),
-        (dict(engine="fast"), "engine must be one of"),
-        (dict(capturable=1), "capturable must be True or False"),
-        (dict(maximize="yes"), "maximize must be True or False"),
-        (dict(variant="nothing"), "variant must be one of|has no variants"),
-        (dict(state_dtype="uint8"), "state_dtype must be one of"),
-        (dict(state_dtype=torch.int32), "state_dtype must be one of"),
-    ],
-    ids=lambda given: given if isinstance(given, str) else ",".join(given),
-)
-def test_refused_options(options: dict, told: str) -> None:
-    with pytest.raises(OptionError, match=told):
-        make(model().parameters(), **options)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "told"),
-    [
-        (torch.ones(2, dtype=torch.complex64), "complex"),
-        (torch.ones(2).to_sparse(), "sparse"),
-        (torch.ones(2, dtype=torch.float8_e4m3fn), "float8"),
-    ],
-    ids=["complex", "sparse", "float8"],
-)
-def test_refused_parameters_are_named(tensor: Any, told: str) -> None:
-    with pytest.raises(ParameterError, match=f"'guilty'.*{told}"):
-        make([("fine", torch.nn.Parameter(torch.ones(2))), ("guilty", tensor)])
 
 
 @pytest.mark.parametrize(("option", "value"), [("lr", float("nan")), ("weight_decay", -1.0)])
@@ -161,8 +157,7 @@ def test_a_rate_that_nobody_gives_is_the_rules(name: str) -> None:
 
 
 def test_lr_of_all_groups() -> None:
-    net = model()
-    optimizer = make([{"params": net[0].parameters()}, {"params": net[2].parameters()}])
+    optimizer = make(two_groups())
     assert optimizer.lr == LR
     optimizer.lr = 0.125
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
@@ -171,8 +166,11 @@ def test_lr_of_all_groups() -> None:
             optimizer.lr = wrong
     assert optimizer.lr == 0.125
     optimizer.param_groups[1]["lr"] = 0.5
-    with pytest.raises(OptionError, match="different learning rates"):
+    with pytest.raises(OptionError, match=r"different learning rates, \[0.125, 0.5\]: read and write them in"):
         _ = optimizer.lr
+    with pytest.raises(OptionError, match="different learning rates"):
+        optimizer.lr = 0.01
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.5]
 
 
 @pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])

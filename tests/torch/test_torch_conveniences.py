@@ -272,37 +272,6 @@ def test_steps_of_single_parameters_refuse() -> None:
         backward(net)
 
 
-class Watched(list[Any]):
-    """A list that counts how many of its elements were looked at."""
-
-    looks = 0
-
-    def __getitem__(self, place: Any) -> Any:
-        self.looks += len(super().__getitem__(place)) if isinstance(place, slice) else 1
-        return super().__getitem__(place)
-
-    def __iter__(self) -> Iterator[Any]:
-        for each in super().__iter__():
-            self.looks += 1
-            yield each
-
-
-def test_a_step_in_backward_does_not_look_at_all_parameters_for_each_one() -> None:
-    counts = []
-    for size in (100, 200):
-        net = torch.nn.ParameterList(torch.ones(2) for _ in range(size))
-        optimizer = thalweg.torch.SGD(net.named_parameters(), lr=0.25)
-        (group,) = optimizer.param_groups
-        watched = group["params"] = Watched(group["params"])
-        with step_in_backward(net, optimizer):
-            for _ in range(2):  # the first of which lays out the steps
-                watched.looks = 0
-                sum(p.sum() for p in net).backward()
-                counts.append(watched.looks)
-        assert all(torch.equal(p, torch.full((2,), 0.5)) for p in net)
-    assert all(more <= 2.5 * fewer for fewer, more in zip(counts[:2], counts[2:], strict=True)), counts
-
-
 def test_a_thousand_small_tensors_are_stepped_together_in_backward() -> None:
     """Counted by calls of Python's functions in the package, in steps that repeat the one before."""
     net = torch.nn.ParameterList(torch.ones(8, 8) for _ in range(1000))

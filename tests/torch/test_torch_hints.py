@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from thalweg.errors import HintWarning, OptionError, ResumeWarning  # noqa: E402
+from thalweg.errors import HintWarning  # noqa: E402
 from thalweg.torch import LAMB, AdamW, Mixture, kron_adamw, muon_adamw  # noqa: E402
 
 nn = torch.nn
@@ -225,33 +224,6 @@ def test_rates_that_stay_apart_are_not_told(schedule: Any) -> None:
 
 def test_rules_may_have_one_rate_from_the_start() -> None:
     assert told_by_steps(kron_adamw(gpt([grouped()]), lr=0.01)) == []
-
-
-def test_one_rate_is_not_written_where_none_can_be_read() -> None:
-    optimizer = Mixture(nn.Linear(3, 2).named_parameters(), entries())
-    with pytest.raises(OptionError, match=r"different learning rates, \[0.02, 0.0003\]: read and write them in"):
-        optimizer.lr = 0.01
-    assert [group["lr"] for group in optimizer.param_groups] == [0.02, 3e-4]
-
-
-# ---- what is around a rule, and the table
-
-
-@pytest.mark.parametrize("options", [dict(cautious=True), dict(averaged=0.9), dict(spikes=True)], ids=str)
-def test_what_a_loaded_run_gains_is_told(options: dict[str, Any]) -> None:
-    model = nn.Linear(3, 2)
-    saved = AdamW(model.parameters(), lr=0.1)
-    step(saved)
-    state = copy.deepcopy(saved.state_dict())
-    (name,) = options
-    gaining = AdamW(model.parameters(), lr=0.1, **options)
-    with pytest.warns(ResumeWarning, match=f"saved without {name}, and the run goes on with it") as told:
-        gaining.load_state_dict(state)
-    assert told[0].filename == __file__
-    assert gaining.param_groups[0][name]
-    restored = AdamW(model.parameters(), lr=0.1)
-    restored.load_state_dict(gaining.state_dict())  # what is in the state comes from there, as every option does
-    assert restored.param_groups[0][name] == gaining.param_groups[0][name]
 
 
 def test_the_table_of_a_mixture_always_tells_rules() -> None:

@@ -160,20 +160,6 @@ def test_in_the_backward_pass() -> None:
     assert_same(ours, theirs)
 
 
-@pytest.mark.slow
-def test_compiled_steps_run_as_they_are_beside_kron() -> None:
-    ours, theirs = model(), model()
-    optimizer = Mixture(ours.named_parameters(), entries())
-    torch._dynamo.reset()
-    step = torch.compile(optimizer.step, backend="eager")
-    for number in range(2):
-        optimizer.zero_grad()
-        loss_of(ours, number).backward()
-        step()
-    train(theirs, apart(theirs), range(2))
-    assert_same(ours, theirs)
-
-
 # ---- groups
 
 
@@ -190,18 +176,6 @@ def test_each_entry_has_a_group_with_its_rule_and_options() -> None:
     assert isinstance(optimizer, torch.optim.Optimizer)
 
 
-def test_schedulers_multiply_each_rate() -> None:
-    net = model()
-    optimizer = Mixture(net.named_parameters(), entries())
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda t: 0.5**t, lambda t: 0.1**t, lambda t: 1.0])
-    train(net, [optimizer], [0])
-    scheduler.step()
-    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.001, 0.05]
-    assert [group["initial_lr"] for group in optimizer.param_groups] == [1.0, 0.01, 0.05]
-    with pytest.raises(OptionError, match="groups have different learning rates"):
-        _ = optimizer.lr
-
-
 def test_groups_of_a_trainer_are_divided_and_their_options_win() -> None:
     named = list(model().named_parameters())
     groups = [
@@ -215,14 +189,6 @@ def test_groups_of_a_trainer_are_divided_and_their_options_win() -> None:
         ("Kron", 0.0, ["2.weight"], None),
         ("AdamW", 0.0, ["1.bias", "2.bias", "3.bias"], None),
     ]
-
-
-def test_parameters_without_names() -> None:
-    net = model()
-    optimizer = Mixture(net.parameters(), [(is_matrix, Kron.options(lr=0.01)), ("*", AdamW.options())])
-    assert [len(group["params"]) for group in optimizer.param_groups] == [3, 4]
-    with pytest.raises(OptionError, match=r"entries by name \('\*.weight'\) need a name for every parameter"):
-        Mixture(net.parameters(), [("*.weight", Kron.options(lr=0.01)), ("*", AdamW.options())])
 
 
 def test_groups_are_added_by_their_rule_or_by_the_patterns() -> None:
@@ -387,21 +353,6 @@ def test_copies_have_the_overrides_of_all_rules(copied: Any) -> None:
     assert len(optimizer.param_groups) == 2
 
 
-def test_a_saved_state_goes_on_bit_by_bit() -> None:
-    net = model(torch.bfloat16)
-    optimizer = Mixture(net.named_parameters(), picklable())
-    train(net, [optimizer], range(3))
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    twin = copy.deepcopy(net)
-    resumed = Mixture(reversed(list(twin.named_parameters())), picklable())  # state goes by name
-    resumed.load_state_dict(torch.load(file, weights_only=True))
-    train(net, [optimizer], range(3, 6))
-    train(twin, [resumed], range(3, 6))
-    assert_same(net, twin)
-
-
 def test_a_state_of_other_rules_is_refused_whole() -> None:
     net = model()
     optimizer = Mixture(net.named_parameters(), [("*.weight", Kron.options(lr=0.1)), ("*", AdamW.options())])
@@ -430,13 +381,6 @@ def test_a_state_of_other_rules_is_refused_whole() -> None:
             target.load_state_dict(state)
         after = target.state_dict()
         assert str(before) == str(after)
-
-
-def test_arguments_that_a_checkpoint_does_not_restore_are_compared() -> None:
-    net = model()
-    saved = Mixture(net.named_parameters(), picklable()).state_dict()
-    with pytest.warns(ResumeWarning, match="this state was saved with engine='auto'"):
-        Mixture(net.named_parameters(), picklable(), engine="foreach").load_state_dict(saved)
 
 
 def test_schedulers_that_divide_by_the_default_rate_find_it_and_groups_keep_their_own() -> None:

@@ -242,35 +242,6 @@ def test_kron_knows_stacks_and_needs_no_blocks() -> None:
     ]
 
 
-def losses(make: Any) -> list[float]:
-    """Of experts that learn the answers of others, whose inputs are far from white."""
-    torch.manual_seed(0)
-    teacher, student = Experts(4, 12, 8), Experts(4, 12, 8)
-    model, x = Model(experts=student), torch.randn(4, 64, 8) * torch.logspace(0, -1.5, 8)
-
-    def answer(own: Any) -> Any:
-        gate, up = (x @ own.gate_up_proj.transpose(1, 2)).chunk(2, -1)
-        return (nn.functional.silu(gate) * up) @ own.down_proj.transpose(1, 2)
-
-    optimizer, found, wanted = make(model), [], answer(teacher).detach()
-    for _ in range(40):
-        loss = (answer(student) - wanted).square().mean() / wanted.square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        found.append(float(loss.detach()))
-    return found
-
-
-def test_experts_train_as_stacks_of_matrices() -> None:
-    routed = losses(lambda model: muon_adamw(model, muon=dict(ns_dtype=None)))
-    overrides = [("*.gate_up_proj", dict(split=2))]
-    stacked = losses(lambda model: Muon(model.named_parameters(), ns_dtype=None, stacked_axes=1, overrides=overrides))
-    flat = losses(lambda model: Muon(model.named_parameters(), ns_dtype=None))
-    assert routed == stacked
-    assert routed[-1] < 0.7 * flat[-1]
-
-
 class Conv1D(nn.Module):
     """As transformers has it: the weight is stored as (in, out)."""
 

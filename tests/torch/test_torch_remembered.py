@@ -133,12 +133,20 @@ class Both:
 # ---- what is changed
 
 
+def nothing(training: Training) -> None:
+    pass
+
+
 def set_option(index: int = 0, **news: Any) -> Change:
     def change(training: Training) -> None:
         known = {name: copy.copy(value) for name, value in news.items() if name in training.groups[index]}
         training.groups[index].update(known)
 
     return change
+
+
+def edit_betas(beta: float) -> Change:
+    return lambda training: training.groups[0]["betas"].__setitem__(0, beta)
 
 
 def add_group(training: Training) -> None:
@@ -148,13 +156,8 @@ def add_group(training: Training) -> None:
 
 
 def swap_order(training: Training) -> None:
-    group = training.groups[-1]
-    group["params"] = group["params"][::-1]
-    group["param_names"] = group["param_names"][::-1]
-
-
-def rename(training: Training) -> None:
-    training.groups[-1]["param_names"][-1] = "another"
+    for key in ("params", "param_names"):
+        training.groups[-1][key] = training.groups[-1][key][::-1]
 
 
 def put_in_tuple(training: Training) -> None:
@@ -183,11 +186,7 @@ def load_own_state(training: Training) -> None:
     training.optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))
 
 
-def delete_state(training: Training) -> None:
-    training.optimizer.state.pop(training.params["b"], None)
-
-
-def of_state(how: Callable[[dict[str, Any], str], None]) -> Change:
+def of_state(how: Callable[[dict[str, Any], str], Any]) -> Change:
     """Do something to an entry of a state, if there is one."""
 
     def change(training: Training) -> None:
@@ -198,45 +197,23 @@ def of_state(how: Callable[[dict[str, Any], str], None]) -> Change:
     return change
 
 
-def clone_entry(state: dict[str, Any], key: str) -> None:
-    state[key] = state[key].clone()
-
-
 def move_entry(state: dict[str, Any], key: str) -> None:
     state[key].data = state[key].data.clone()
 
 
-def reset_entry(state: dict[str, Any], key: str) -> None:
-    state[key].zero_()
-
-
-def count_otherwise(state: dict[str, Any], key: str) -> None:
-    state["step"].add_(3)
-
-
 def set_idle(*names: str) -> Change:
+    return lambda training: setattr(training, "idle", set(names))
+
+
+def copy_by(how: Callable[[Any], Any]) -> Change:
     def change(training: Training) -> None:
-        training.idle = set(names)
+        training.params, training.optimizer = how((training.params, training.optimizer))
+        training.hooks = []  # which copies do not have
 
     return change
 
 
-def freeze(training: Training) -> None:
-    training.params["b"].requires_grad_(not training.params["b"].requires_grad)
-
-
-def clear(training: Training) -> None:
-    training.optimizer.clear_state()
-
-
-def copy_deeply(training: Training) -> None:
-    training.params, training.optimizer = copy.deepcopy((training.params, training.optimizer))
-    training.hooks = []  # which copies do not have
-
-
-def pickle_all(training: Training) -> None:
-    training.params, training.optimizer = pickle.loads(pickle.dumps((training.params, training.optimizer)))
-    training.hooks = []
+pickle_all = copy_by(lambda both: pickle.loads(pickle.dumps(both)))
 
 
 def hook(training: Training) -> None:
@@ -254,8 +231,8 @@ def hook(training: Training) -> None:
 def move_between_groups(training: Training) -> None:
     """A parameter of a mixture has another rule from now on."""
     first, last = training.groups
-    first["params"], last["params"] = [*first["params"], last["params"][0]], last["params"][1:]
-    first["param_names"], last["param_names"] = [*first["param_names"], last["param_names"][0]], last["param_names"][1:]
+    for key in ("params", "param_names"):
+        first[key], last[key] = [*first[key], last[key][0]], last[key][1:]
     training.optimizer.state.pop(first["params"][-1])
 
 
@@ -292,18 +269,6 @@ def turned(g: Any) -> Any:
     return g.t().contiguous().t() if g.ndim == 2 else g
 
 
-def strided(g: Any) -> Any:
-    return torch.stack([g, g], -1)[..., 0]
-
-
-def expanded(g: Any) -> Any:
-    return g[:1].expand_as(g)
-
-
-def negative(g: Any) -> Any:
-    return torch._neg_view(g)
-
-
 def scaler_says(scale: float, found_inf: float) -> Change:
     def change(training: Training) -> None:
         training.optimizer.grad_scale = torch.tensor(scale)
@@ -312,10 +277,7 @@ def scaler_says(scale: float, found_inf: float) -> Change:
     return change
 
 
-def nothing(training: Training) -> None:
-    pass
-
-
+clone_entry = of_state(lambda state, key: state.update({key: state[key].clone()}))
 #: By what is changed before the gradients of a step are there: for which rule, and how.
 CHANGES: dict[str, tuple[str, Change]] = {
     "nothing": ("LAMB", nothing),
@@ -334,7 +296,7 @@ CHANGES: dict[str, tuple[str, Change]] = {
     "another weight decay": ("LAMB", set_option(weight_decay=0.5)),
     "eps": ("LAMB", set_option(eps=1e-3)),
     "order of parameters": ("LAMB", swap_order),
-    "another name": ("LAMB", rename),
+    "another name": ("LAMB", lambda training: training.groups[-1]["param_names"].__setitem__(-1, "another")),
     "parameters in a tuple": ("LAMB", put_in_tuple),
     "another parameter": ("Adafactor", exchange),
     "other storage": ("LAMB", set_data(torch.clone)),
@@ -344,16 +306,16 @@ CHANGES: dict[str, tuple[str, Change]] = {
     "another shape": ("AdamW", set_data(lambda x: x[:2].clone())),
     "another shape of the same size": ("AdamW", set_data(lambda x: x.reshape(4, 3))),
     "a state is loaded": ("LAMB", load_own_state),
-    "a state is deleted": ("LAMB", delete_state),
-    "an entry is a clone": ("LAMB", of_state(clone_entry)),
+    "a state is deleted": ("LAMB", lambda training: training.optimizer.state.pop(training.params["b"], None)),
+    "an entry is a clone": ("LAMB", clone_entry),
     "an entry has other storage": ("Adafactor", of_state(move_entry)),
-    "an entry has other numbers": ("LAMB", of_state(reset_entry)),
-    "a count": ("AdamW", of_state(count_otherwise)),
+    "an entry has other numbers": ("LAMB", of_state(lambda state, key: state[key].zero_())),
+    "a count": ("AdamW", of_state(lambda state, _: state["step"].add_(3))),
     "fewer gradients": ("LAMB", set_idle("w", "u")),
     "no gradients": ("LAMB", set_idle(*SHAPES)),
-    "frozen": ("LAMB", freeze),
-    "state is cleared": ("LAMB", clear),
-    "a deep copy": ("LAMB", copy_deeply),
+    "frozen": ("LAMB", lambda training: training.params["b"].requires_grad_(not training.params["b"].requires_grad)),
+    "state is cleared": ("LAMB", lambda training: training.optimizer.clear_state()),
+    "a deep copy": ("LAMB", copy_by(copy.deepcopy)),
     "pickled": ("LAMB", pickle_all),
     "a hook": ("AdamW", hook),
     "another entry of a mixture": ("Mixture", move_between_groups),
@@ -364,9 +326,9 @@ CHANGES: dict[str, tuple[str, Change]] = {
 #: The same for what is changed when gradients are there.
 GRADIENTS: dict[str, tuple[str, Change]] = {
     "turned": ("AdamW", gradient(turned)),
-    "strided": ("LAMB", gradient(strided)),
-    "expanded": ("Adafactor", gradient(expanded)),
-    "negative views": ("LAMB", gradient(negative, "v")),
+    "strided": ("LAMB", gradient(lambda g: torch.stack([g, g], -1)[..., 0])),
+    "expanded": ("Adafactor", gradient(lambda g: g[:1].expand_as(g))),
+    "negative views": ("LAMB", gradient(torch._neg_view, "v")),
     "another dtype": ("AdamW", set_gradient(lambda g: g.float())),
     "a sparse gradient": ("AdamW", gradient(lambda g: g.to_sparse(), "v")),
     "a gradient of another shape": ("AdamW", set_gradient(lambda g: g.reshape(4, 3))),
@@ -452,43 +414,32 @@ def test_steps_that_are_guarded_or_clipped(rule: str, options: dict[str, Any]) -
         assert said.startswith("NonFiniteError") == (late is spoilt and options == dict(on_nonfinite="raise"))
 
 
-@pytest.mark.parametrize("rule", ["LAMB", "Mixture"])
-def test_sets_of_gradients_that_take_turns(rule: str) -> None:
-    both = Both(rule)
-    for _ in range(4):
-        for idle in (("w",), ("b", "u"), ()):
-            both.step(set_idle(*idle))
+OVERRIDES = [("b", dict(weight_decay=0.3)), ("u", dict(lr_scale=0.5))]
+TURNS = [set_idle(*idle) for _ in range(4) for idle in (("w",), ("b", "u"), ())]
+ONE_BY_ONE = [lambda training: setattr(training, "one_by_one", True), nothing, nothing, clone_entry]
+#: Runs of several changes: the rule, options, and what comes before each step.
+RUNS: dict[str, tuple[str, dict[str, Any], list[Change]]] = {
+    "sets of gradients take turns": ("LAMB", {}, TURNS),
+    "sets of gradients of a mixture": ("Mixture", {}, TURNS),
+    "parameters one by one": ("AdamW", {}, ONE_BY_ONE),
+    "factored parameters one by one": ("Adafactor", {}, ONE_BY_ONE),
+    "lists of torch": ("LAMB", dict(engine="foreach"), [nothing, nothing, set_option(weight_decay=0.0), clone_entry]),
+    # what a scheduler writes reaches all but those that an override gives another; 0.3 is the number of both
+    "numbers of single parameters": (
+        "LAMB",
+        dict(overrides=OVERRIDES),
+        [set_option(weight_decay=number, lr=number / 10) for number in (0.1, 0.1, 0.2, 0.4, 0.3, 0.2)],
+    ),
+    "a list of options is edited": ("AdamW", {}, [set_option(betas=[0.8, 0.9]), *map(edit_betas, (0.8, 0.5, 0.5))]),
+}
 
 
-@pytest.mark.parametrize("rule", ["AdamW", "Adafactor"])
-def test_parameters_that_are_stepped_one_by_one(rule: str) -> None:
-    both = Both(rule)
-    both.ours.one_by_one = both.theirs.one_by_one = True
-    for change in (None, None, None, of_state(clone_entry)):
-        both.step(change)
-
-
-def test_lists_of_torch_are_remembered_too() -> None:
-    both = Both("LAMB", "foreach")
-    for change in (None, None, set_option(weight_decay=0.0), of_state(clone_entry)):
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run(name: str) -> None:
+    rule, options, changes = RUNS[name]
+    both = Both(rule, **options)
+    for change in changes:
         assert both.step(change) == ""
-    assert both.ours.optimizer.engine == "foreach"
-    said = both.step(CHANGES["another shape of the same size"][1])
-    assert said.startswith(REFUSED["another shape of the same size"])
-
-
-def test_numbers_of_single_parameters() -> None:
-    """Overrides give one parameter another number; what a scheduler writes reaches all others."""
-    both = Both("LAMB", overrides=[("b", dict(weight_decay=0.3)), ("u", dict(lr_scale=0.5))])
-    for number in (0.1, 0.1, 0.2, 0.4, 0.3, 0.2):  # 0.3: where one of them is the number of the others
-        assert both.step(set_option(weight_decay=number, lr=number / 10)) == ""
-
-
-def test_a_list_of_options_that_is_edited() -> None:
-    both = Both("AdamW")
-    both.step(set_option(betas=[0.8, 0.9]))
-    for beta in (0.8, 0.5, 0.5):
-        both.step(lambda training, beta=beta: training.groups[0]["betas"].__setitem__(0, beta))  # type: ignore[misc]
 
 
 # ---- what this rank has of DTensors
