@@ -239,7 +239,7 @@ PINNED = [
     *of_three("maximize", CPU, SHAPES, maximize=True),
     *of_three("bounded", NATIVE, SHAPES, max_grad_norm=3.0),
     *of_three("a bound that is not reached", NATIVE, SHAPES, "float64", max_grad_norm=1e6),
-    *of_three("overrides", CPU, SHAPES, "float16", **OVERRIDES),
+    *of_three("overrides", (*CPU, *LISTS), SHAPES, "float16", **OVERRIDES),
     *of_three("overrides", GPU, FEW, steps=2, **OVERRIDES),
     *of_three("schedules", NATIVE, SHAPES, "float64", **SCHEDULES),
     *(

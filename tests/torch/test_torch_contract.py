@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 from typing import Any
 
 import pytest
-from tolerances import FLOAT64
+from tolerances import BFLOAT16_PRODUCTS, FLOAT64
 
 torch = pytest.importorskip("torch")
 
@@ -94,13 +93,6 @@ def test_refused(given: Any, told: str) -> None:
         make(params, **options)
 
 
-def test_maximize_may_be_said_for_all_groups() -> None:
-    net, other = model(), model()
-    train(net, make([{"params": net.parameters(), "maximize": True}]), 1)
-    train(other, make(other.parameters(), maximize=True), 1)
-    assert equal(values(net), values(other))
-
-
 @pytest.mark.parametrize(("option", "value"), [("lr", float("nan")), ("weight_decay", -1.0)])
 def test_a_wrong_option_written_into_a_group_is_refused_at_the_step(option: str, value: float) -> None:
     net = model()
@@ -112,6 +104,58 @@ def test_a_wrong_option_written_into_a_group_is_refused_at_the_step(option: str,
     with pytest.raises(OptionError, match=f"parameter group 0: {option} must be"):
         optimizer.step()
     assert equal(values(net), before)
+
+
+# ---- by position
+
+
+AS_IN_TORCH: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("SGD", (0.1, 0.9, 0.1, 0.01), {}),
+    ("SGD", (0.1, 0.9, 0, 0.01, True), {}),
+    ("AdamW", (1e-3, (0.8, 0.95)), {}),
+    ("AdamW", (1e-3, (0.8, 0.95), 1e-6, 0.1, True), {}),
+    ("Adafactor", (1e-2, -0.7), {"variant": "torch", "eps": (2.0**-52, 1e-3)}),
+    ("Muon", (0.02, 0.1, 0.9, False, (3.0, -4.0, 2.0), 1e-6, 3), {}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "beside"), AS_IN_TORCH)
+def test_arguments_by_position_are_those_of_torch(
+    name: str, arguments: tuple[Any, ...], beside: dict[str, Any]
+) -> None:
+    start, ends = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3), []
+    for maker, options in ((getattr(thalweg.torch, name), beside), (getattr(torch.optim, name), {})):
+        p = torch.nn.Parameter(start.clone())
+        optimizer = maker([p], *arguments, **options)
+        for _ in range(3):
+            p.grad = p.detach().cos() - 0.5
+            optimizer.step()
+        ends.append(p.detach())
+    bound = BFLOAT16_PRODUCTS if name == "Muon" else FLOAT64
+    assert (ends[0] - ends[1]).abs().max() <= bound * (ends[1] - start).abs().max()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options", "words"),
+    [
+        ("LAMB", ((0.9, 0.95),), {}, "LAMB takes params, lr by position, and 3 were given: give all other options by"),
+        ("Adafactor", (-0.8, (None, 1e-3)), {}, "Adafactor takes params, lr, beta2_decay by position"),
+        ("Muon", (0.1, 0.9, True, (3.0, -4.0, 2.0), 1e-7, 5, None), {}, "eps, ns_steps by position, and 9 were given"),
+        ("SGD", (0.9, 0, 0, False, True), {}, "SGD takes params, lr, momentum, dampening, weight_decay, nesterov by"),
+        ("SGD", (0.9,), dict(momentum=0.8), "SGD got momentum twice, by position and by name"),
+        ("SGD", (1.5,), {}, "momentum must be"),
+    ],
+)
+def test_what_torch_has_not_or_means_otherwise_is_refused(
+    name: str, arguments: tuple[Any, ...], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises((TypeError, OptionError), match=words):
+        getattr(thalweg.torch, name)([torch.nn.Parameter(torch.ones(2, 2))], 0.1, *arguments, **options)
+
+
+def test_what_is_given_by_position_is_remembered() -> None:
+    optimizer = thalweg.torch.SGD([torch.nn.Parameter(torch.ones(2))], 0.1, 0.9)
+    assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["momentum"] == 0.9
 
 
 # ---- conveniences
@@ -185,24 +229,6 @@ def test_clear_state_begins_anew(engine: str) -> None:
     train(net, optimizer, 2)
     train(other, make(other.parameters(), engine=engine, weight_decay=0.1), 2)
     assert equal(values(net), values(other))
-
-
-def test_copies_have_overrides_and_engines_too() -> None:
-    net = model()
-    optimizer = make(net.named_parameters(), engine="foreach", overrides=[("*bias", dict(weight_decay=0.1))])
-    train(net, optimizer, 3)
-    for copied in (copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))):
-        other, twin = copied((net, optimizer))
-        assert twin.engine == optimizer.engine
-        assert twin.explain().rows == optimizer.explain().rows
-        assert twin.param_groups[0]["params"][0] is next(other.parameters())
-
-
-def test_repr_shows_groups_and_options() -> None:
-    text = repr(make(model().parameters(), weight_decay=0.125))
-    assert text.startswith("LAMB (")
-    assert "weight_decay: 0.125" in text
-    assert f"lr: {LR}" in text
 
 
 class Counted(thalweg.torch.SGD):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import Any, TypeAlias
 
 import pytest
 from side_by_side import needs_core
-from tolerances import FUSED
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
@@ -269,10 +266,11 @@ def turned(g: Any) -> Any:
     return g.t().contiguous().t() if g.ndim == 2 else g
 
 
-def scaler_says(scale: float, found_inf: float) -> Change:
+def scaler_says(scale: float) -> Change:
+    """Of gradients that are finite; else: test_torch_joint.py."""
+
     def change(training: Training) -> None:
-        training.optimizer.grad_scale = torch.tensor(scale)
-        training.optimizer.found_inf = torch.tensor(found_inf)
+        training.optimizer.grad_scale, training.optimizer.found_inf = torch.tensor(scale), torch.tensor(0.0)
 
     return change
 
@@ -332,7 +330,10 @@ GRADIENTS: dict[str, tuple[str, Change]] = {
     "another dtype": ("AdamW", set_gradient(lambda g: g.float())),
     "a sparse gradient": ("AdamW", gradient(lambda g: g.to_sparse(), "v")),
     "a gradient of another shape": ("AdamW", set_gradient(lambda g: g.reshape(4, 3))),
-    "a GradScaler's scale": ("LARS", scaler_says(4.0, 0.0)),
+    "a GradScaler's scale": ("LARS", scaler_says(4.0)),
+    "not finite": ("LAMB", gradient(lambda g: g.index_fill(0, torch.tensor([0]), torch.inf), "b")),
+    "not finite, and skipped": ("AdamW", gradient(lambda g: g.index_fill(0, torch.tensor([0]), torch.inf), "b")),
+    "above the largest norm": ("LAMB", gradient(lambda g: g * 100)),
 }
 
 
@@ -345,13 +346,19 @@ def threads() -> Iterator[None]:
 
 
 #: Options before a change.
-BEFORE: dict[str, dict[str, Any]] = {"weight decay is no longer 0": dict(weight_decay=0.0)}
+BEFORE: dict[str, dict[str, Any]] = {
+    "weight decay is no longer 0": dict(weight_decay=0.0),
+    "not finite": dict(on_nonfinite="raise"),
+    "not finite, and skipped": dict(on_nonfinite="skip"),
+    "above the largest norm": dict(max_grad_norm=0.5),
+}
 #: What is said of changes that are refused.
 REFUSED = {
     "another shape": "StateError: the state of 'w' does not fit its options",
     "another shape of the same size": "StateError: the state of 'w' does not fit its options",
     "a gradient of another shape": "ParameterError: the gradient of 'w' has shape (4, 3), and its parameter (3, 4)",
     "a sparse gradient": "ParameterError: the gradient of 'v' is sparse",
+    "not finite": "NonFiniteError: ",
 }
 
 
@@ -383,35 +390,6 @@ def test_one_change_where_native_code_is_told_of_no_tensors(monkeypatch: pytest.
 
 
 # ---- what is remembered with it
-
-
-def test_a_skip_by_a_grad_scaler() -> None:
-    """It sets found_inf for the time of a step, which then changes nothing."""
-    both = Both("LAMB")
-    for found_inf in (0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0):
-        before = copy.deepcopy([both.ours.params, both.ours.optimizer.state_dict()["state"]])
-        for training in (both.ours, both.theirs):
-            training.give_gradients()
-            scaler_says(2.0, found_inf)(training)
-            training.step()
-        for name, p in both.ours.params.items():
-            torch.testing.assert_close(p, both.theirs.params[name], rtol=FUSED["float64"], atol=FUSED["float64"])
-        if found_inf:
-            now = [both.ours.params, both.ours.optimizer.state_dict()["state"]]
-            torch.testing.assert_close(now, before, rtol=0.0, atol=0.0)
-    assert both.ours.count("w") == 4
-
-
-@pytest.mark.parametrize("rule", ["AdamW", "LAMB"])
-@pytest.mark.parametrize("options", [dict(on_nonfinite="raise"), dict(on_nonfinite="skip"), dict(max_grad_norm=0.5)])
-def test_steps_that_are_guarded_or_clipped(rule: str, options: dict[str, Any]) -> None:
-    """A step that is refused or skipped changes nothing, and the next goes on as remembered."""
-    both = Both(rule, **options)
-    spoilt = gradient(lambda g: g.index_fill(0, torch.tensor([0]), float("inf")), "b")
-    large = gradient(lambda g: g * 100)
-    for late in (None, None, large) if "max_grad_norm" in options else (None, None, spoilt, large, spoilt, None):
-        said = both.step(late=late)
-        assert said.startswith("NonFiniteError") == (late is spoilt and options == dict(on_nonfinite="raise"))
 
 
 OVERRIDES = [("b", dict(weight_decay=0.3)), ("u", dict(lr_scale=0.5))]
@@ -568,31 +546,6 @@ def test_a_step_calls_few_functions_however_many_tensors_there_are(
     assert counts[0] <= most
 
 
-# ---- what a step keeps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["auto", "foreach"])
-@pytest.mark.parametrize("rule", ["LAMB", "Adafactor", "Mixture"])
-def test_nothing_is_kept_alive(rule: str, engine: str) -> None:
-    """No gradient after a step, and no parameter that was taken out of its group."""
-    training = Training(rule, engine)
-    for _ in range(3):
-        training.give_gradients()
-        grads = [weakref.ref(p.grad) for p in training.params.values()]
-        training.optimizer.step()
-        training.optimizer.zero_grad()
-        gc.collect()
-        assert [g() for g in grads] == [None] * len(grads)
-    old = weakref.ref(training.params["v"])
-    exchange(training)
-    training.idle = {"v", "b"}
-    training.give_gradients()
-    training.optimizer.step()
-    gc.collect()
-    assert old() is None
-
-
 # ---- many changes
 
 
@@ -612,7 +565,8 @@ ANY_TIME: dict[str, Change] = {
     "turned back in memory": set_data(lambda x: x.contiguous()),
     "the old shape": set_data(lambda x: x.reshape(SHAPES["w"])),
 }
-LATE = {name: change for name, (_, change) in GRADIENTS.items() if name != "another dtype"}
+NOT_LATE = ("another dtype", "not finite", "not finite, and skipped")
+LATE = {name: change for name, (_, change) in GRADIENTS.items() if name not in NOT_LATE}
 
 
 @pytest.mark.slow
