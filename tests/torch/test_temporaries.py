@@ -13,6 +13,7 @@ from own_rules import Centred  # noqa: E402
 from side_by_side import needs_core  # noqa: E402
 
 import thalweg.torch  # noqa: E402
+from thalweg.check.problem import give, weights  # noqa: E402
 from thalweg.rules import RULES, Direction  # noqa: E402
 
 Shapes = list[tuple[int, ...]]
@@ -40,15 +41,11 @@ class Greedy(Centred):  # type: ignore[misc]
 
 
 def make(rule: Any, shapes: Shapes, dtype: str, engine: str, options: dict[str, Any]) -> Any:
-    rule, random, named = RULES.get(rule, rule), torch.Generator().manual_seed(0), []
-    for i, shape in enumerate(shapes):
-        if rule is RULES["Muon"] and len(shape) < 2:
-            continue
-        p = torch.nn.Parameter(torch.randn(shape, generator=random).to(getattr(torch, dtype)))
-        p.grad = torch.randn(shape, generator=random).to(p.dtype)
-        named.append((f"p{i}", p))
+    rule = RULES.get(rule, rule)
+    params = weights([shape for shape in shapes if len(shape) > 1 or rule is not RULES["Muon"]], getattr(torch, dtype))
+    give(params, 0)
     rate = {} if rule.lr_optional else {"lr": 1e-3}
-    optimizer = thalweg.torch.optimizer(rule)(named, engine=engine, **rate, **options)
+    optimizer = thalweg.torch.optimizer(rule)(params, engine=engine, **rate, **options)
     optimizer.make_state()
     return optimizer
 

@@ -16,6 +16,7 @@ from published_runs import peer  # noqa: E402
 from tolerances import CONTINUED  # noqa: E402
 
 import thalweg.torch  # noqa: E402
+from thalweg.check.problem import weights  # noqa: E402
 from thalweg.errors import ResumeWarning, StateError  # noqa: E402
 from thalweg.torch import SGD, Adafactor, AdamW, Mixture, import_peer  # noqa: E402
 from thalweg.torch.peers import TABLE  # noqa: E402
@@ -137,10 +138,9 @@ def test_a_run_is_continued(name: str, dtype: str, monkeypatch: pytest.MonkeyPat
 SMALL = {"a": (6, 4), "b": (4, 6), "c": (5,)}
 
 
-def tensors(**shapes: Any) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(0)
-    drawn = {name: torch.randn(shape, generator=generator) for name, shape in (shapes or SMALL).items()}
-    return {name: torch.nn.Parameter(x.double()) for name, x in drawn.items()}
+def tensors(**shapes: tuple[int, ...]) -> dict[str, Any]:
+    shapes = shapes or SMALL
+    return dict(zip(shapes, weights([*shapes.values()], torch.float64), strict=True))
 
 
 def stepped(kind: Any, *args: Any, **options: Any) -> Any:
