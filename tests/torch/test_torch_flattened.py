@@ -59,11 +59,6 @@ def zero_3(group: dict[str, Any]) -> None:
     group["params"] = [flat]
 
 
-def unfused(group: dict[str, Any]) -> None:
-    """``deepspeed/runtime/fp16/unfused_optimizer.py``, as stage 0 uses it: masters of the shapes of parameters."""
-    group["params"] = [p.clone().detach().requires_grad_() for p in group["params"]]
-
-
 def megatron(group: dict[str, Any]) -> None:
     """A 1-D slice of every parameter whose range touches this rank's."""
     group["params"] = [p.detach().view(-1)[: max(1, p.numel() // 2)].clone().requires_grad_() for p in group["params"]]
@@ -133,6 +128,7 @@ def test_every_rank_refuses_its_partition() -> None:
         (VECTORS, [(9,)]),  # of which one is kept
         (VECTORS, [(7,)]),
         (MODEL, [(4,)]),
+        (MODEL, MODEL),  # masters of the shapes of parameters, as stage 0 has them
         (MODEL, []),  # between the steps of stage 3
         ([(5,)], [(12,)]),
     ],
@@ -140,10 +136,6 @@ def test_every_rank_refuses_its_partition() -> None:
 )
 def test_other_exchanges_are_served(before: Any, after: Any) -> None:
     step_after(before, lambda group: group.update(params=weights(after)))
-
-
-def test_masters_with_the_shapes_of_parameters_are_served() -> None:
-    step_after(MODEL, unfused)
 
 
 # ---- who may be flat
