@@ -239,7 +239,7 @@ PINNED = [
     *of_three("maximize", CPU, SHAPES, maximize=True),
     *of_three("bounded", NATIVE, SHAPES, max_grad_norm=3.0),
     *of_three("a bound that is not reached", NATIVE, SHAPES, "float64", max_grad_norm=1e6),
-    *of_three("overrides", CPU, SHAPES, "float16", **OVERRIDES),
+    *of_three("overrides", (*CPU, *LISTS), SHAPES, "float16", **OVERRIDES),
     *of_three("overrides", GPU, FEW, steps=2, **OVERRIDES),
     *of_three("schedules", NATIVE, SHAPES, "float64", **SCHEDULES),
     *(
@@ -387,7 +387,7 @@ PINNED = [
         for row in pin("one's own", GPU, rule, {"matrix": (5, 7), "cube": (3, 4, 5)}, lr=0.01, on_nonfinite="skip")
     ),
     *pin("one's own, stacks", GPU, Outer, {"cube": (3, 4, 5)}, lr=0.01, stacked_axes=1, steps=2),
-    *pin("one's own, whole", (*LISTS, "torch native"), Centred, {"matrix": (5, 7)}, lr=0.01, strict=False),
+    *pin("one's own, whole", (*LISTS, "torch native"), Centred, MATRICES, lr=0.01, strict=False),
     # Muon
     *pin("Gram", GPU, "Muon", MATRICES, **EXACT, ns_method="gram", cautious_decay=True, steps=2),
     *pin("sum", GPU, "Muon", MATRICES, **EXACT, momentum_mode="sum", scaling="match_rms_adamw", steps=2),

@@ -1,107 +1,79 @@
-"""State is saved and comes back to the last bit, in its own dtype; what does not fit is refused whole."""
+"""State is saved and comes back to the last bit, in its own dtype; what does not fit is refused whole.
+
+Of every rule with its defaults: tests/check/test_ours.py.
+"""
 
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cases import CASES, Case
 
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
-from thalweg.errors import OptimError  # noqa: E402
+from thalweg.check.problem import assert_same, copy_state, train, weights  # noqa: E402
+from thalweg.check.state import through_a_file  # noqa: E402
+from thalweg.errors import NonFiniteError, OptimError, OptionError, ResumeWarning, StateError  # noqa: E402
 
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
 SHAPES = [(6, 4), (6, 4), (5,), (3, 4, 2), ()]
 
 
-def make(case: Case, params: Any, engine: str = "reference", **options: Any) -> Any:
-    kept = {"momentum": 0.9} if case.name == "SGD" else {}  # without it SGD has no state
-    return getattr(thalweg.torch, case.name)(params, **{"lr": case.lr, "engine": engine, **kept, **options})
+def make(rule: str, params: Any, **options: Any) -> Any:
+    return getattr(thalweg.torch, rule)(params, **{"lr": 0.02, "engine": "reference", **options})
 
 
-def case_of(name: str) -> Case:
-    return next(case for case in CASES if case.name == name)
-
-
-def tensors(dtype: Any = None, shapes: Any = SHAPES) -> list[Any]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype or torch.float32)) for shape in shapes]
-
-
-def train(params: list[Any], optimizer: Any, first: int, last: int) -> None:
-    for step in range(first, last):
-        generator = torch.Generator().manual_seed(step)
-        for p in params:
-            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-        optimizer.step()
-
-
-def through_file(state: dict) -> dict:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
+def begin(rule: str, shapes: Any = SHAPES, dtype: Any = torch.float32, **options: Any) -> tuple[Any, Any]:
+    """Parameters and their optimizer after two steps."""
+    params = weights(shapes, dtype)
+    optimizer = make(rule, params, **options)
+    train(optimizer, params, 2)
+    return params, optimizer
 
 
 def snapshot(params: list[Any], optimizer: Any) -> Any:
     return copy.deepcopy(([p.detach() for p in params], optimizer.state_dict()))
 
 
-def identical(first: Any, second: Any) -> bool:
-    """Whether two nested structures are equal to the last bit, dtypes included."""
-    if isinstance(first, torch.Tensor):
-        return isinstance(second, torch.Tensor) and first.dtype == second.dtype and torch.equal(first, second)
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(identical(first[key], second[key]) for key in first)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(identical, first, second))
-    return bool(first == second)
-
-
-def resumed(case: Case, engine: str, dtype: Any = None, **options: Any) -> Any:
-    """Train 3 + 3 steps through a file, and 6 at once; both must end in the same bits."""
-    whole = tensors(dtype)
-    at_once = make(case, whole, engine, **options)
-    train(whole, at_once, 0, 3)
-    saved, middle = through_file(at_once.state_dict()), [p.detach().clone() for p in whole]
-    train(whole, at_once, 3, 6)
-    halves = [torch.nn.Parameter(p.clone()) for p in middle]
-    again = make(case, halves, engine, **options)
-    again.load_state_dict(saved)
-    train(halves, again, 3, 6)
-    assert identical(snapshot(whole, at_once), snapshot(halves, again))
-    assert not torch.equal(whole[0], middle[0])
-    return again
-
-
-#: Options by which state is kept otherwise, and dtypes of some of it. With others: tests/check/test_ours.py.
-KEPT: list[tuple[str, dict[str, Any], Any, dict[str, Any]]] = [
-    ("LARS", dict(momentum_dtype="bfloat16"), None, {"momentum_buffer": torch.bfloat16}),
-    ("LAMB", dict(momentum_dtype="float16"), None, {"exp_avg": torch.float16, "exp_avg_sq": torch.float32}),
-    ("LAMB", dict(state_dtype="float64"), None, {"exp_avg": torch.float64, "exp_avg_sq": torch.float64}),
-    ("Adafactor", dict(momentum=0.9, momentum_dtype="bfloat16"), None, {"exp_avg": torch.bfloat16}),
-    ("Kron", dict(precond_dtype="bfloat16"), None, {"Q_0": torch.bfloat16, "momentum_buffer": torch.float32}),
-    ("AdamW", dict(rounding="stochastic", max_grad_norm=3.0), torch.float16, {"exp_avg": torch.float32}),
-    ("SOAP", dict(on_nonfinite="skip"), torch.float64, {"exp_avg": torch.float64}),
-    ("LAMB", dict(state_dtype="int8", rounding="compensated"), torch.bfloat16, {"rounding_error": torch.int8}),
-]
+def assert_resumes(rule: str, dtype: Any, options: dict[str, Any], restored: dict[str, Any]) -> Any:
+    """Two steps, and two after a file; restored: the options that the resumed run is made with."""
+    params, optimizer = begin(rule, dtype=dtype, **options)
+    others = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    other = make(rule, others, **restored)
+    other.load_state_dict(through_a_file(optimizer.state_dict(), weights_only=True))
+    train(optimizer, params, 3, first=2)
+    train(other, others, 3, first=2)
+    assert_same(snapshot(others, other), snapshot(params, optimizer), "resumed")
+    return other
 
 
 @ENGINES
-@pytest.mark.parametrize(("name", "options", "dtype", "expected"), KEPT, ids=lambda x: x if isinstance(x, str) else "")
-def test_chosen_dtypes_survive(name: str, options: dict, dtype: Any, expected: dict, engine: str) -> None:
-    again = resumed(case_of(name), engine, dtype, **options)
+@pytest.mark.parametrize(
+    ("rule", "options", "dtype", "expected"),
+    [
+        ("LARS", dict(momentum_dtype="bfloat16"), None, {"momentum_buffer": torch.bfloat16}),
+        ("LAMB", dict(momentum_dtype="float16"), None, {"exp_avg": torch.float16, "exp_avg_sq": torch.float32}),
+        ("LAMB", dict(state_dtype="float64"), None, {"exp_avg": torch.float64, "exp_avg_sq": torch.float64}),
+        ("Adafactor", dict(momentum=0.9, momentum_dtype="bfloat16"), None, {"exp_avg": torch.bfloat16}),
+        ("Kron", dict(precond_dtype="bfloat16"), None, {"Q_0": torch.bfloat16, "momentum_buffer": torch.float32}),
+        ("AdamW", dict(rounding="stochastic", max_grad_norm=3.0), torch.float16, {"exp_avg": torch.float32}),
+        ("SOAP", dict(on_nonfinite="skip"), torch.float64, {"exp_avg": torch.float64}),
+        ("LAMB", dict(state_dtype="int8", rounding="compensated"), torch.bfloat16, {"rounding_error": torch.int8}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_chosen_dtypes_survive(rule: str, options: dict, dtype: Any, expected: dict, engine: str) -> None:
+    options = {**options, "engine": engine}
+    again = assert_resumes(rule, dtype or torch.float32, options, options)
     for state in again.state.values():
         assert {key: state[key].dtype for key in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("rule", "options"),
     [
         ("Adafactor", dict(momentum=0.9)),
         ("Adafactor", dict(min_dim_size_to_factor=2)),
@@ -110,145 +82,206 @@ def test_chosen_dtypes_survive(name: str, options: dict, dtype: Any, expected: d
     ],
     ids=str,
 )
-def test_options_that_shape_the_state_come_with_it(name: str, options: dict) -> None:
+def test_options_that_shape_the_state_come_with_it(rule: str, options: dict) -> None:
     """As in torch, where SGD without momentum loads the state of SGD with momentum."""
-    case = case_of(name)
-    params, others = tensors(), tensors()
-    optimizer, other = make(case, params, **options), make(case, others)
-    train(params, optimizer, 0, 3)
-    for p, q in zip(params, others, strict=True):
-        q.data.copy_(p.data)
-    other.load_state_dict(through_file(optimizer.state_dict()))
-    train(params, optimizer, 3, 5)
-    train(others, other, 3, 5)
-    assert identical(snapshot(params, optimizer), snapshot(others, other))
+    assert_resumes(rule, torch.float32, options, {})
 
 
-def of_another(case: Case) -> Case:
-    return CASES[(CASES.index(case) + 1) % len(CASES)]
+# ---- what does not fit
 
 
-def saved_by(case: Case, shapes: Any = SHAPES, **options: Any) -> dict:
-    params = tensors(shapes=shapes)
-    optimizer = make(case, params, **options)
-    train(params, optimizer, 0, 2)
-    return optimizer.state_dict()
+def with_option(**options: Any) -> Callable[[str], Any]:
+    def save(rule: str) -> Any:
+        saved = copy_state(begin(rule)[1])
+        saved["param_groups"][0].update(options)
+        return saved
+
+    return save
 
 
-def with_option(case: Case, **options: Any) -> dict:
-    saved = copy.deepcopy(saved_by(case))
-    saved["param_groups"][0].update(options)
-    return saved
+def with_entries(change: Callable[[dict[str, Any]], Any]) -> Callable[[str], Any]:
+    def save(rule: str) -> Any:
+        saved = copy_state(begin(rule)[1])
+        change(saved["state"][0])
+        return saved
+
+    return save
 
 
-def with_entries(case: Case, change: Callable[[dict[str, Any]], Any]) -> dict:
-    saved = copy.deepcopy(saved_by(case))
-    change(saved["state"][0])
-    return saved
+def with_shapes(*shapes: tuple[int, ...]) -> Callable[[str], Any]:
+    return lambda rule: begin(rule, shapes)[1].state_dict()
 
 
 def round_entries(state: dict[str, Any]) -> None:
     state.update({key: entry.bfloat16() for key, entry in state.items() if key != "step"})
 
 
-def stepped_adam() -> dict:
-    params = tensors()
+def save_adam(_: str) -> Any:
+    params = weights(SHAPES)
     optimizer = torch.optim.Adam(params)
-    train(params, optimizer, 0, 2)
+    train(optimizer, params, 2)
     return optimizer.state_dict()
 
 
-MISFITS: dict[str, tuple[Callable[[Case], Any], str]] = {
-    "another optimizer": (lambda case: saved_by(of_another(case)), "state of .* cannot be loaded into"),
-    "other shapes": (lambda case: saved_by(case, [(5, 4), (6, 4), (5,), (3, 4, 2), ()]), "'0' does not fit"),
-    "fewer parameters": (
-        lambda case: saved_by(case, SHAPES[:3]),
-        r"groups of sizes \[3\], and this optimizer of sizes \[5\]",
-    ),
-    "more parameters": (
-        lambda case: saved_by(case, [*SHAPES, (2,)]),
-        r"groups of sizes \[6\], and this optimizer of sizes \[5\]",
-    ),
-    "a newer layout": (lambda case: with_option(case, layout=999), "layout 999"),
-    "an impossible option": (lambda case: with_option(case, weight_decay=-1.0), "weight_decay"),
+#: What is loaded, made for a rule, and what is said of it.
+MISFITS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "another optimizer": (lambda _: begin("AdamW")[1].state_dict(), "state of .* cannot be loaded into"),
+    "other shapes": (with_shapes((5, 4), *SHAPES[1:]), "'0' does not fit"),
+    "fewer parameters": (with_shapes(*SHAPES[:3]), r"groups of sizes \[3\], and this optimizer of sizes \[5\]"),
+    "more parameters": (with_shapes(*SHAPES, (2,)), r"groups of sizes \[6\], and this optimizer of sizes \[5\]"),
+    "a newer layout": (with_option(layout=999), "layout 999"),
+    "an impossible option": (with_option(weight_decay=-1.0), "weight_decay"),
     "an option that is gone": (
-        lambda case: with_option(case, accumulate=4),
+        with_option(accumulate=4),
         "saved with accumulate=4, which is gone since .*: divide the loss by n",
     ),
-    "an impossible rate": (lambda case: with_option(case, lr=-1.0), "lr"),
-    "an impossible dtype": (lambda case: with_option(case, state_dtype="uint8"), "state_dtype"),
-    **{f"{no!r}": (lambda case, no=no: no, "this is not a state_dict") for no in (None, 3, [], "state.pt")},  # type: ignore[misc]
-    "no step": (
-        lambda case: with_entries(case, lambda state: state.pop("step")),
-        r"state\['step'\] of '0' must be a whole number",
-    ),
+    "an impossible rate": (with_option(lr=-1.0), "lr"),
+    "an impossible dtype": (with_option(state_dtype="uint8"), "state_dtype"),
+    **{f"{no!r}": (lambda _, no=no: no, "this is not a state_dict") for no in (None, 3, [], "state.pt")},  # type: ignore[misc]
+    "no step": (with_entries(lambda state: state.pop("step")), r"state\['step'\] of '0' must be a whole number"),
     "entries that a loader has rounded": (
-        lambda case: with_entries(case, round_entries),
+        with_entries(round_entries),
         "state of '0' does not fit: .* in torch.float32, and read into torch.bfloat16; .*saved options",
     ),
-    "Adam": (lambda case: stepped_adam(), "not a state of thalweg.torch"),
-    "no state dict": (lambda case: {"model": 1}, "not a state_dict"),
+    "Adam": (save_adam, "not a state of thalweg.torch"),
+    "no state dict": (lambda _: {"model": 1}, "not a state_dict"),
     "SGD before its first step": (
-        lambda case: torch.optim.SGD(tensors(), lr=0.5).state_dict(),
+        lambda _: torch.optim.SGD(weights(SHAPES), lr=0.5).state_dict(),
         "not a state of thalweg.torch",
     ),
 }
 
 
-@pytest.mark.parametrize("name", ["LAMB", "SOAP"])
+@pytest.mark.parametrize("rule", ["LAMB", "SOAP"])
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_what_does_not_fit_is_refused_and_changes_nothing(name: str, misfit: str) -> None:
-    case = case_of(name)
-    make_saved, told = MISFITS[misfit]
-    saved = make_saved(case)
-    params = tensors()
-    optimizer = make(case, params, weight_decay=0.125)
-    train(params, optimizer, 0, 2)
+def test_what_does_not_fit_is_refused_and_changes_nothing(rule: str, misfit: str) -> None:
+    save, told = MISFITS[misfit]
+    params, optimizer = begin(rule, weight_decay=0.125)
     before = snapshot(params, optimizer)
     with pytest.raises(OptimError, match=told):
-        optimizer.load_state_dict(saved)
-    assert identical(snapshot(params, optimizer), before)
-    train(params, optimizer, 2, 3)
-
-
-def test_a_state_without_an_option_that_came_later() -> None:
-    """A state of an older version lacks the newest options: they keep the values they have."""
-    saved = copy.deepcopy(saved_by(CASES[0]))
-    saved["param_groups"][0].pop("maximize")
-    params = tensors()
-    optimizer = make(CASES[0], params)
-    optimizer.load_state_dict(saved)
-    train(params, optimizer, 2, 3)
-    assert optimizer.param_groups[0]["maximize"] is False
+        optimizer.load_state_dict(save(rule))
+    assert_same(snapshot(params, optimizer), before, "after a state that was refused")
+    train(optimizer, params, 1, first=2)
 
 
 @ENGINES
 @pytest.mark.parametrize(
-    ("name", "before", "after"),
-    [("LARS", dict(momentum=0.0), dict(momentum=0.9)), ("Adafactor", {}, dict(momentum=0.9)),
-     ("Kron", {}, dict(max_skew=None)), ("Adafactor", {}, dict(min_dim_size_to_factor=2))],
+    ("rule", "before", "after"),
+    [
+        ("LARS", dict(momentum=0.0), dict(momentum=0.9)),
+        ("Adafactor", {}, dict(momentum=0.9)),
+        ("Kron", {}, dict(max_skew=None)),
+        ("Adafactor", {}, dict(min_dim_size_to_factor=2)),
+    ],
     ids=str,
-)  # fmt: skip
-def test_an_option_that_no_longer_fits_the_state(name: str, before: dict, after: dict, engine: str) -> None:
+)
+def test_an_option_that_no_longer_fits_the_state(rule: str, before: dict, after: dict, engine: str) -> None:
     """Said by name, before anything is stepped; numpy says it in the same way."""
-    case = case_of(name)
-    params = tensors()
-    optimizer = make(case, params, engine, **before)
-    train(params, optimizer, 0, 2)
+    params, optimizer = begin(rule, engine=engine, **before)
     kept = snapshot(params, optimizer)
     optimizer.param_groups[0].update(after)
     with pytest.raises(OptimError, match=r"'0'"):
-        train(params, optimizer, 2, 3)
-    assert identical(snapshot(params, optimizer)[0], kept[0])
+        train(optimizer, params, 1, first=2)
+    assert_same(snapshot(params, optimizer)[0], kept[0], "after a step that was refused")
 
 
 def test_state_that_is_older_than_its_option_keeps_its_dtype() -> None:
     """Options that are set later are for state that is made later: saving and loading rounds nothing."""
-    params, others = tensors(), tensors()
-    optimizer, other = (thalweg.torch.AdamW(each, lr=0.1) for each in (params, others))
-    train(params, optimizer, 0, 2)
+    _, optimizer = begin("AdamW")
+    other = make("AdamW", weights(SHAPES))
     optimizer.param_groups[0]["state_dtype"] = "bfloat16"
-    before = copy.deepcopy(optimizer.state_dict()["state"])
-    other.load_state_dict(through_file(optimizer.state_dict()))
-    assert identical(before, other.state_dict()["state"])
+    before = copy_state(optimizer)["state"]
+    other.load_state_dict(through_a_file(optimizer.state_dict(), weights_only=True))
+    assert_same(other.state_dict()["state"], before, "loaded")
     assert before[0]["exp_avg"].dtype == torch.float32
+
+
+# ---- state in eight bits
+
+
+#: Two that are stepped as one list, one that is grouped otherwise, and one that stays in float32.
+CODED = [(64, 128), (64, 64, 3, 3), (64, 96), (64,)]
+
+
+def begin_coded(**options: Any) -> tuple[Any, Any]:
+    return begin("LAMB", CODED, **{"engine": "auto", "state_dtype": "int8", **options})
+
+
+def test_a_filter_of_other_strides() -> None:
+    wanted, other = begin_coded()
+    params = weights(CODED)
+    optimizer = make("LAMB", params, engine="auto", state_dtype="int8")
+    params[1].data = params[1].data.to(memory_format=torch.channels_last)
+    train(optimizer, params, 2)
+    for key in ("exp_avg", "exp_avg_scale", "exp_avg_sq"):
+        assert torch.equal(optimizer.state[params[1]][key], other.state[wanted[1]][key])
+
+
+def test_options_that_change_convert_state_once_and_tell_it_once() -> None:
+    params, optimizer = begin_coded()
+    assert optimizer.state[params[0]]["exp_avg_sq"].dtype == torch.uint8
+    optimizer.param_groups[0].update(state_dtype=None, momentum_dtype="int8")
+    with pytest.warns(ResumeWarning, match="no longer exp_avg_sq_scale") as told:
+        train(optimizer, params, 1, first=2)
+    assert len(told) == 1
+    dtypes = {key: str(entry.dtype)[6:] for key, entry in optimizer.state[params[0]].items() if key != "step"}
+    assert dtypes == {"exp_avg": "int8", "exp_avg_scale": "float32", "exp_avg_sq": "float32"}
+    train(optimizer, params, 1, first=3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"] * float("inf")), "must be finite and not negative"),
+        (lambda s: s.update(exp_avg_sq_scale=s["exp_avg_sq_scale"] - 1e9), "must be finite and not negative"),
+        (lambda s: s["exp_avg_scale"].zero_(), "'exp_avg_scale' has a 0 for codes of 'exp_avg'"),
+        (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"].half()), "must be float32 .* it is float16"),
+        (lambda s: s.update(exp_avg=s["exp_avg"].float()), "'exp_avg' is float32, and must be int8"),
+        (lambda s: s.update(exp_avg_sq=s["exp_avg_sq"].char()), "'exp_avg_sq' is int8, and must be uint8"),
+        (lambda s: s.pop("exp_avg_scale"), "does not fit its options: .* restore the options that it was made with"),
+        (lambda s: s.update(exp_avg_scale=s["exp_avg_scale"].t()), "does not fit"),
+    ],
+)
+def test_damaged_scales_are_refused_and_nothing_is_loaded(damage: Any, message: str) -> None:
+    params, optimizer = begin_coded()
+    saved = copy_state(optimizer)
+    before = [optimizer.state[p]["exp_avg_scale"] for p in params[:3]]
+    damage(saved["state"][0])
+    with pytest.raises(StateError, match=message):
+        optimizer.load_state_dict(saved)
+    assert all(optimizer.state[p]["exp_avg_scale"] is entry for p, entry in zip(params, before, strict=False))
+
+
+@pytest.mark.parametrize("engine", ["foreach", "auto"])
+@pytest.mark.parametrize("what", ["skip", "raise"])
+def test_what_is_not_finite_leaves_codes_and_record_as_they_were(engine: str, what: str) -> None:
+    params, optimizer = begin_coded(engine=engine, dtype=torch.bfloat16, rounding="compensated", on_nonfinite=what)
+    assert optimizer.state[params[0]]["rounding_error"].any()
+    before = snapshot(params, optimizer)
+    params[0].grad[5, 7] = torch.inf
+    if what == "raise":
+        with pytest.raises(NonFiniteError, match="'0'"):
+            optimizer.step()
+    else:
+        optimizer.step()
+        assert optimizer.skipped == 1
+    assert_same(snapshot(params, optimizer), before, "after a step that is not finite")
+
+
+def test_unknown_codes_are_refused_also_in_a_group() -> None:
+    params, optimizer = begin_coded()
+    with pytest.raises(OptionError, match=r"state_dtype must be one of .*'int8', None, got 'int4'"):
+        begin_coded(state_dtype="int4")
+    optimizer.param_groups[0]["state_dtype"] = "uint8"
+    before = params[0].detach().clone()
+    with pytest.raises(OptionError, match=r"state_dtype must be one of .*'int8', None, got 'uint8'"):
+        optimizer.step()
+    assert torch.equal(params[0], before)
+
+
+def test_explain_says_what_cannot_be_grouped() -> None:
+    """Its bytes are those allocated: test_torch_conveniences.py."""
+    params = zip(("grouped", "odd"), weights([(64, 128), (100, 125)]), strict=True)
+    (warning,) = thalweg.torch.LAMB(params, state_dtype="int8").explain().warnings
+    assert "stays in float32" in warning
+    assert "odd" in warning

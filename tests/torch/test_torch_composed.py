@@ -1,10 +1,12 @@
-"""What is around a rule, in torch: averages in place, in groups and mixtures, in checkpoints."""
+"""What is around a rule, in torch: averages in place, groups, mixtures, checkpoints; ``eval()`` and ``train()``."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import io
+import importlib
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,14 @@ pytest.importorskip("torch")
 
 import torch
 from composed import RULES, STEPS, Damped, case_of, damped, draw, take_steps
+from networks import equal, model, values
+from networks import train as train_net
+from spiked import KINDS
 from tolerances import FLOAT64
 
 import thalweg.torch
-from thalweg import OptionError, ResumeWarning
+from thalweg import OptionError, ResumeWarning, StateError
+from thalweg.check.state import through_a_file
 from thalweg.rules import around
 
 
@@ -25,7 +31,7 @@ def error(found: Any, wanted: Any) -> float:
     return float(np.max(np.abs(found.detach().numpy() - wanted)) / np.max(np.abs(wanted - draw(0))))
 
 
-def model(count: int = 1) -> list[tuple[str, Any]]:
+def name_params(count: int = 1) -> list[tuple[str, Any]]:
     return [(f"w{i}", torch.nn.Parameter(torch.from_numpy(draw(0)))) for i in range(count)]
 
 
@@ -39,7 +45,7 @@ def train(optimizer: Any, named: Any, steps: range = range(1, STEPS + 1)) -> Non
 @pytest.mark.parametrize(("name", "what"), [("AdamW", "averaged"), ("SGD", "schedule-free"), ("Kron", "mean")])
 def test_what_is_put_in_place_is_what_a_plain_loop_has(name: str, what: str) -> None:
     rule, lr, options, wanted = case_of(name, what)
-    named = model(2)  # which go as one stack, where a rule has stacks
+    named = name_params(2)  # which go as one stack, where a rule has stacks
     optimizer = thalweg.torch.optimizer(type(rule))(named, lr=lr, **options)
     train(optimizer, named)
     (evaluated,) = wanted.keys() & {"average", "x"}
@@ -49,9 +55,9 @@ def test_what_is_put_in_place_is_what_a_plain_loop_has(name: str, what: str) -> 
             assert error(p, wanted[evaluated]) < FLOAT64
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_averages_are_put_in_place_and_taken_out_to_the_bit(dtype: str) -> None:
-    named = [(name, torch.nn.Parameter(p.detach().to(getattr(torch, dtype)))) for name, p in model(2)]
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_averages_are_put_in_place_and_taken_out_to_the_bit(dtype: Any) -> None:
+    named = [(name, torch.nn.Parameter(p.detach().to(dtype))) for name, p in name_params(2)]
     optimizer = thalweg.torch.AdamW(
         named, lr=0.1, averaged=0.9, rounding="compensated", overrides=[("w1", dict(averaged=None))]
     )
@@ -59,17 +65,14 @@ def test_averages_are_put_in_place_and_taken_out_to_the_bit(dtype: str) -> None:
         pass
     train(optimizer, named)
     before = [p.detach().clone() for _, p in named]
-    version, record = named[0][1].data_ptr(), optimizer.state[named[0][1]].get("rounding_error")
-    record = None if record is None else record.clone()
+    place, record = named[0][1].data_ptr(), copy.deepcopy(optimizer.state[named[0][1]].get("rounding_error"))
     with contextlib.suppress(ZeroDivisionError), optimizer.averaged():
         assert optimizer.state[named[0][1]]["average"].dtype is torch.float32
         assert not torch.equal(named[0][1], before[0])
         assert torch.equal(named[1][1], before[1])
-        with pytest.raises(OptionError, match="a step in eval mode"):
-            optimizer.step()
         raise ZeroDivisionError
     assert all(torch.equal(p, own) for (_, p), own in zip(named, before, strict=True))
-    assert named[0][1].data_ptr() == version
+    assert named[0][1].data_ptr() == place
     assert record is None or torch.equal(record, optimizer.state[named[0][1]]["rounding_error"])
     optimizer.step()
 
@@ -90,85 +93,82 @@ def test_a_model_of_averages_is_exported() -> None:
 
 @pytest.mark.parametrize("name", ["AdamW", "Muon", "Kron"])
 def test_one_of_ones_own(name: str) -> None:
-    (rule, lr), named = RULES[name], model(2)
+    (rule, lr), named = RULES[name], name_params(2)
     options = {key: value for key, value in vars(rule).items() if value != vars(type(rule)())[key]}
     made = thalweg.torch.optimizer(around(type(rule), Damped))
     optimizer = made(named, lr=lr, memory=0.8, **options)
     train(optimizer, named)
     assert error(named[0][1], take_steps(rule, lr, damped(0.8))["p"]) < FLOAT64
-    again = copy.deepcopy(optimizer)
-    assert type(again) is made
+    assert type(copy.deepcopy(optimizer)) is made
 
 
 # ---- groups, mixtures, checkpoints
 
 
 def test_groups_and_mixtures_have_their_own() -> None:
-    named = model(2)
+    named = name_params(2)
     groups = [dict(params=[named[0]], cautious=True), dict(params=[named[1]])]
     optimizer = thalweg.torch.AdamW(groups, lr=0.05, weight_decay=0.1)
     assert optimizer.param_groups[0]["cautious"] is True
     assert "cautious" not in optimizer.param_groups[1]
     train(optimizer, named)
     assert error(named[0][1], case_of("AdamW", "cautious")[3]["p"]) < FLOAT64
-    mixed = model(2)
+    mixed = name_params(2)
     averaged = thalweg.torch.AdamW.options(lr=0.05, weight_decay=0.1, averaged=0.7)
-    entries = [("w0", averaged), ("*", thalweg.torch.SGD.options(lr=0.1))]
-    mixture = thalweg.torch.Mixture(mixed, entries)
+    mixture = thalweg.torch.Mixture(mixed, [("w0", averaged), ("*", thalweg.torch.SGD.options(lr=0.1))])
     train(mixture, mixed)
     with mixture.averaged():
         assert error(mixed[0][1], case_of("AdamW", "averaged")[3]["average"]) < FLOAT64
     assert "average" not in mixture.state[mixed[1][1]]
 
 
-def through_a_file(optimizer: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.parametrize("what", ["averaged", "cautious", "grafted", "schedule-free"])
 def test_checkpoints_carry_it(what: str) -> None:
     _, lr, options, wanted = case_of("AdamW", what)
-    named = model()
+    named = name_params()
     optimizer = thalweg.torch.AdamW(named, lr=lr, **options)
     train(optimizer, named, range(1, 4))
-    saved = through_a_file(optimizer)
     again = thalweg.torch.AdamW(named, lr=lr)  # options come with the state, as all do
-    again.load_state_dict(saved)
+    again.load_state_dict(through_a_file(optimizer.state_dict(), weights_only=True))
     train(again, named, range(4, STEPS + 1))
     assert error(named[0][1], wanted["p"]) < FLOAT64
     assert copy.deepcopy(again).param_groups[0].keys() == again.param_groups[0].keys()
 
 
-def test_a_run_gains_and_drops_an_average_and_says_so() -> None:
-    named = model()
+@pytest.mark.parametrize(
+    ("option", "value", "off", "entry"),
+    [("averaged", 0.7, None, "average"), ("spikes", KINDS["skip"], False, "spikes"), ("cautious", True, False, "")],
+)
+def test_a_run_gains_and_drops_what_is_around_a_rule_and_says_so(option: str, value: Any, off: Any, entry: str) -> None:
+    named = name_params()
+    p = named[0][1]
     optimizer = thalweg.torch.AdamW(named, lr=0.05)
     train(optimizer, named, range(1, 4))
-    again = thalweg.torch.AdamW(named, lr=0.05, averaged=0.7)
-    with pytest.warns(ResumeWarning, match="was saved without averaged, and the run goes on with it"):
-        again.load_state_dict(through_a_file(optimizer))
-    assert again.param_groups[0]["averaged"] == 0.7
-    p = named[0][1]
+    again = thalweg.torch.AdamW(named, lr=0.05, **{option: value})
+    with pytest.warns(ResumeWarning, match=f"was saved without {option}, and the run goes on with it") as told:
+        again.load_state_dict(through_a_file(optimizer.state_dict(), weights_only=True))
+    assert told[0].filename == __file__
+    assert again.param_groups[0][option]
     before = p.detach().clone()
-    with again.averaged():
-        assert torch.equal(p, before)
-    with pytest.warns(ResumeWarning, match="'average' of 'w0' is new and begins with this step"):
+    if entry == "average":
+        with again.averaged():
+            assert torch.equal(p, before)
+    with pytest.warns(ResumeWarning, match=f"'{entry}' of 'w0' is new") if entry else contextlib.nullcontext():
         train(again, named, range(4, 5))
-    assert not torch.equal(before, p)
-    wanted = 0.7 * before + 0.3 * p.detach()
-    with again.averaged():
-        assert torch.allclose(p, wanted, rtol=1e-12)
+    if entry == "average":
+        wanted = 0.7 * before + 0.3 * p.detach()
+        with again.averaged():
+            assert torch.allclose(p, wanted, rtol=1e-12)
     without = thalweg.torch.AdamW(named, lr=0.05)
-    without.load_state_dict(through_a_file(again))
-    without.param_groups[0]["averaged"] = None
-    with pytest.warns(ResumeWarning, match="'average' of 'w0' is dropped"):
+    without.load_state_dict(again.state_dict())  # what is in the state comes from there, as every option does
+    assert without.param_groups[0][option]
+    without.param_groups[0][option] = off
+    with pytest.warns(ResumeWarning, match=f"'{entry}' of 'w0' is dropped") if entry else contextlib.nullcontext():
         train(without, named, range(5, 6))
-    assert "average" not in without.state[p]
-    without.param_groups[0]["averaged"] = 0.9
+    assert entry not in without.state[p]
+    without.param_groups[0][option] = value
     train(without, named, range(6, 7))
-    assert "average" in without.state[p]
+    assert not entry or entry in without.state[p]
 
 
 @pytest.mark.parametrize("options", [{"cautious": True}, {"averaged": 0.9}], ids=str)
@@ -176,8 +176,7 @@ def test_blocks_of_fused_weights(options: dict[str, Any]) -> None:
     """Each block has a norm of its own, which is no fault of a rule with something around it."""
     p = torch.nn.Parameter(torch.eye(12, 4))
     p.grad = torch.ones(12, 4) + torch.eye(12, 4)
-    optimizer = thalweg.torch.Muon([p], lr=0.1, split=3, **options)
-    optimizer.step()
+    thalweg.torch.Muon([p], lr=0.1, split=3, **options).step()
     assert bool(torch.isfinite(p).all())
 
 
@@ -213,3 +212,163 @@ def test_autocast_sees_averages_and_weights_again() -> None:
         outputs.append(layer(x))
     assert torch.equal(outputs[0], outputs[2])
     assert torch.allclose(outputs[1].float(), outputs[0].float() + 0.5, atol=0.02)
+
+
+# ---- eval() and train()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "averaged": dict(averaged=0.7),
+    "mean": dict(averaged="mean", averaged_from=2),
+    "schedule-free": dict(schedule_free=True, betas=(0.0, 0.999)),
+}
+EVERY = pytest.mark.parametrize("what", OPTIONS)
+
+
+def start(what: str, steps: int, **options: Any) -> tuple[Any, Any]:
+    """A network and its optimizer after some steps."""
+    net = model()
+    optimizer = thalweg.torch.AdamW(net.named_parameters(), lr=0.05, **OPTIONS.get(what, {}), **options)
+    train_net(net, optimizer, steps)
+    return net, optimizer
+
+
+@EVERY
+def test_eval_puts_in_place_what_averaged_does_and_train_takes_it_out(what: str) -> None:
+    net, optimizer = start(what, 0)
+    optimizer.train()  # as schedulefree wants before the first step
+    train_net(net, optimizer, 5)
+    before = values(net)
+    with optimizer.averaged():
+        wanted = values(net)
+    optimizer.eval()
+    optimizer.eval()
+    assert equal(values(net), wanted)
+    assert not equal(wanted, before)
+    with optimizer.averaged():
+        assert equal(values(net), wanted)
+    assert equal(values(net), wanted), "averaged() leaves what it found"
+    for refused in (optimizer.step, optimizer.make_state, optimizer.clear_state):
+        with pytest.raises(OptionError, match=r"in eval mode: parameters are averages there; call train\(\)"):
+            refused()
+    optimizer.train()
+    optimizer.train()
+    assert equal(values(net), before)
+    train_net(net, optimizer, 1)
+
+
+def test_without_averages_trainers_may_call_both() -> None:
+    net, optimizer = start("plain", 2)
+    before = values(net)
+    optimizer.eval()
+    assert equal(values(net), before)
+    train_net(net, optimizer, 1)
+    optimizer.train()
+    assert not equal(values(net), before)
+
+
+def test_an_average_that_cannot_be_computed_leaves_the_weights() -> None:
+    net, optimizer = start("averaged", 2)
+    before = values(net)
+    optimizer.state[net[2].bias]["average"] = torch.zeros(7)
+    with pytest.raises(RuntimeError):
+        optimizer.eval()
+    assert equal(values(net), before)
+    assert not any("weights" in state for state in optimizer.state.values())
+
+
+@pytest.mark.parametrize("first", ["model", "optimizer"])
+@EVERY
+def test_a_run_that_is_saved_in_eval_mode_goes_on_from_its_weights(what: str, first: str) -> None:
+    net, optimizer = start(what, 3)
+    with optimizer.averaged():
+        saved = through_a_file([net.state_dict(), optimizer.state_dict()], weights_only=True)
+        averages = values(net)
+    train_net(net, optimizer, 2, first=3)
+    again, resumed = start(what, 0)
+    loads = [(again, saved[0]), (resumed, saved[1])]
+    for target, state in loads if first == "model" else reversed(loads):
+        target.load_state_dict(state)
+    assert equal(values(again), averages)
+    with pytest.raises(OptionError, match="in eval mode"):
+        resumed.step()
+    resumed.train()
+    train_net(again, resumed, 2, first=3)
+    assert equal(values(again), values(net))
+    assert [group["layout"] for group in resumed.state_dict()["param_groups"]] == [1]
+
+
+def test_weights_are_never_lost_by_a_load() -> None:
+    net, optimizer = start("averaged", 2)
+    saved, before = copy.deepcopy(optimizer.state_dict()), values(net)
+    optimizer.eval()
+    with pytest.raises(StateError, match=r"in eval mode, and its weights would be lost: call train\(\)"):
+        optimizer.load_state_dict(saved)
+    optimizer.load_state_dict(optimizer.state_dict())  # as accelerate does for the device
+    copied = copy.deepcopy(optimizer)
+    optimizer.train()
+    assert equal(values(net), before)
+    assert not equal(list(copied.parameters()), before)
+    copied.train()
+    assert equal([p.detach() for p in copied.parameters()], before)
+
+
+def test_a_loader_that_reads_what_a_new_optimizer_asks_for_does_not_lose_the_weights(tmp_path: Path) -> None:
+    """torch.distributed.checkpoint reads those entries that the state dict to be filled has."""
+    net, optimizer = start("averaged", 3)
+    before = values(net)
+    optimizer.eval()
+    checkpoint = importlib.import_module("torch.distributed.checkpoint")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group
+        checkpoint.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path)
+        for prepared in (False, True):
+            again, resumed = start("averaged", 0)
+            resumed.make_state()
+            if prepared:
+                resumed.eval()
+            read = {"model": again.state_dict(), "optimizer": resumed.state_dict()}
+            checkpoint.load(read, checkpoint_id=tmp_path)
+            if not prepared:
+                with pytest.raises(StateError, match=r"saved in eval mode, .* call make_state\(\) and eval\(\) before"):
+                    resumed.load_state_dict(read["optimizer"])
+                continue
+            resumed.load_state_dict(read["optimizer"])
+            resumed.train()
+            assert equal(values(again), before)
+
+
+def test_schedule_free_with_a_schedule_warns_once() -> None:
+    net, optimizer = start("schedule-free", 0, engine="reference")
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 3 else 0.5)
+    for step in range(3):
+        train_net(net, optimizer, 1, first=step)
+        schedule.step()
+    with pytest.warns(UserWarning, match=r"schedule_free takes .* lr went from 0\.05 to 0\.025"):
+        train_net(net, optimizer, 1)
+    optimizer.param_groups[0]["lr"] = 0.01
+    train_net(net, optimizer, 1)
+    net, plain = start("plain", 1)
+    plain.param_groups[0]["lr"] = 0.01
+    train_net(net, plain, 1)
+
+
+@pytest.mark.parametrize("what", ["averaged", "schedule-free"])
+def test_a_parameter_without_a_gradient_has_the_average_of_its_own_steps(what: str) -> None:
+    """And one whose state is deleted, for it is frozen for good, is evaluated as it is."""
+    layers = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = thalweg.torch.AdamW(layers, lr=0.1, **OPTIONS[what])
+    averages = []
+    for step in range(6):
+        layers[0].grad = torch.full((3,), step + 1.0)
+        layers[1].grad = None if step > 1 else torch.full((3,), step + 1.0)
+        optimizer.step()
+        with optimizer.averaged():
+            averages.append(layers[1].detach().clone())
+    assert not torch.equal(averages[0], averages[1])
+    assert equal(averages[2:], [averages[1]] * 4)
+    assert not torch.equal(averages[1], layers[1])
+    del optimizer.state[layers[1]]
+    before = layers[1].detach().clone()
+    optimizer.eval()
+    assert torch.equal(layers[1], before)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 from typing import Any
 
 import pytest
-from tolerances import FLOAT64
+from tolerances import BFLOAT16_PRODUCTS, FLOAT64
 
 torch = pytest.importorskip("torch")
 
@@ -16,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E40
 
 import thalweg.numpy  # noqa: E402
 import thalweg.torch  # noqa: E402
-from thalweg.errors import OptimError, OptionError, ParameterError  # noqa: E402
+from thalweg.errors import OptimError, OptionError  # noqa: E402
 from thalweg.rules import RULES  # noqa: E402
 from thalweg.torch import LAMB  # noqa: E402
 
@@ -55,54 +54,43 @@ def test_a_refused_group_changes_nothing(group: dict, told: str) -> None:
     assert all(a is b for a, b in zip(optimizer.parameters(), net.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("option", [dict(max_grad_norm=0.01), dict(on_nonfinite="raise"), dict(on_nonfinite="skip")])
-def test_options_of_the_whole_step_cannot_differ_between_groups(option: dict) -> None:
+def two_groups(**of_the_second: Any) -> Any:
     net = model()
-    with pytest.raises(OptionError, match="whole step"):
-        make([{"params": net[0].parameters()}, {"params": net[2].parameters(), **option}])
+    return [{"params": net[0].parameters()}, {"params": net[2].parameters(), **of_the_second}]
 
 
-def test_maximize_may_be_said_for_all_groups() -> None:
-    net, other = model(), model()
-    train(net, make([{"params": net.parameters(), "maximize": True}]), 1)
-    train(other, make(other.parameters(), maximize=True), 1)
-    assert equal(values(net), values(other))
+def guilty(tensor: Any) -> Any:
+    return [("fine", torch.nn.Parameter(torch.ones(2))), ("guilty", tensor)]
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (dict(lr=-0.1), "lr must be"),
-        (dict(lr=float("inf")), "lr must be"),
-        (dict(lr="0.1"), "lr must be"),
-        (dict(lr=torch.ones(2)), "one element"),
-        (dict(lr=lambda t: 0.1), "scheduler"),
-        (dict(engine="fast"), "engine must be one of"),
-        (dict(capturable=1), "capturable must be True or False"),
-        (dict(maximize="yes"), "maximize must be True or False"),
-        (dict(variant="nothing"), "variant must be one of|has no variants"),
-        (dict(state_dtype="uint8"), "state_dtype must be one of"),
-        (dict(state_dtype=torch.int32), "state_dtype must be one of"),
-    ],
-    ids=lambda given: given if isinstance(given, str) else ",".join(given),
-)
-def test_refused_options(options: dict, told: str) -> None:
-    with pytest.raises(OptionError, match=told):
-        make(model().parameters(), **options)
+#: Options, or parameters with the options of the whole step that only some groups have; and what is said of them.
+REFUSED: list[tuple[Any, str]] = [
+    (dict(lr=-0.1), "lr must be"),
+    (dict(lr=float("inf")), "lr must be"),
+    (dict(lr="0.1"), "lr must be"),
+    (dict(lr=torch.ones(2)), "one element"),
+    (dict(lr=lambda t: 0.1), "scheduler"),
+    (dict(engine="fast"), "engine must be one of"),
+    (dict(capturable=1), "capturable must be True or False"),
+    (dict(maximize="yes"), "maximize must be True or False"),
+    (dict(variant="nothing"), "variant must be one of|has no variants"),
+    (dict(state_dtype="uint8"), "state_dtype must be one of"),
+    (dict(state_dtype=torch.int32), "state_dtype must be one of"),
+    (two_groups(max_grad_norm=0.01), "whole step"),
+    (two_groups(on_nonfinite="raise"), "whole step"),
+    (two_groups(on_nonfinite="skip"), "whole step"),
+    (two_groups(spikes=True), "spikes concerns the whole step"),
+    (guilty(torch.ones(2, dtype=torch.complex64)), "'guilty'.*complex"),
+    (guilty(torch.ones(2).to_sparse()), "'guilty'.*sparse"),
+    (guilty(torch.ones(2, dtype=torch.float8_e4m3fn)), "'guilty'.*float8"),
+]
 
 
-@pytest.mark.parametrize(
-    ("tensor", "told"),
-    [
-        (torch.ones(2, dtype=torch.complex64), "complex"),
-        (torch.ones(2).to_sparse(), "sparse"),
-        (torch.ones(2, dtype=torch.float8_e4m3fn), "float8"),
-    ],
-    ids=["complex", "sparse", "float8"],
-)
-def test_refused_parameters_are_named(tensor: Any, told: str) -> None:
-    with pytest.raises(ParameterError, match=f"'guilty'.*{told}"):
-        make([("fine", torch.nn.Parameter(torch.ones(2))), ("guilty", tensor)])
+@pytest.mark.parametrize(("given", "told"), REFUSED, ids=lambda given: given if isinstance(given, str) else "")
+def test_refused(given: Any, told: str) -> None:
+    params, options = (model().parameters(), given) if isinstance(given, dict) else (given, {})
+    with pytest.raises(OptimError, match=told):
+        make(params, **options)
 
 
 @pytest.mark.parametrize(("option", "value"), [("lr", float("nan")), ("weight_decay", -1.0)])
@@ -116,6 +104,58 @@ def test_a_wrong_option_written_into_a_group_is_refused_at_the_step(option: str,
     with pytest.raises(OptionError, match=f"parameter group 0: {option} must be"):
         optimizer.step()
     assert equal(values(net), before)
+
+
+# ---- by position
+
+
+AS_IN_TORCH: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("SGD", (0.1, 0.9, 0.1, 0.01), {}),
+    ("SGD", (0.1, 0.9, 0, 0.01, True), {}),
+    ("AdamW", (1e-3, (0.8, 0.95)), {}),
+    ("AdamW", (1e-3, (0.8, 0.95), 1e-6, 0.1, True), {}),
+    ("Adafactor", (1e-2, -0.7), {"variant": "torch", "eps": (2.0**-52, 1e-3)}),
+    ("Muon", (0.02, 0.1, 0.9, False, (3.0, -4.0, 2.0), 1e-6, 3), {}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "beside"), AS_IN_TORCH)
+def test_arguments_by_position_are_those_of_torch(
+    name: str, arguments: tuple[Any, ...], beside: dict[str, Any]
+) -> None:
+    start, ends = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3), []
+    for maker, options in ((getattr(thalweg.torch, name), beside), (getattr(torch.optim, name), {})):
+        p = torch.nn.Parameter(start.clone())
+        optimizer = maker([p], *arguments, **options)
+        for _ in range(3):
+            p.grad = p.detach().cos() - 0.5
+            optimizer.step()
+        ends.append(p.detach())
+    bound = BFLOAT16_PRODUCTS if name == "Muon" else FLOAT64
+    assert (ends[0] - ends[1]).abs().max() <= bound * (ends[1] - start).abs().max()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options", "words"),
+    [
+        ("LAMB", ((0.9, 0.95),), {}, "LAMB takes params, lr by position, and 3 were given: give all other options by"),
+        ("Adafactor", (-0.8, (None, 1e-3)), {}, "Adafactor takes params, lr, beta2_decay by position"),
+        ("Muon", (0.1, 0.9, True, (3.0, -4.0, 2.0), 1e-7, 5, None), {}, "eps, ns_steps by position, and 9 were given"),
+        ("SGD", (0.9, 0, 0, False, True), {}, "SGD takes params, lr, momentum, dampening, weight_decay, nesterov by"),
+        ("SGD", (0.9,), dict(momentum=0.8), "SGD got momentum twice, by position and by name"),
+        ("SGD", (1.5,), {}, "momentum must be"),
+    ],
+)
+def test_what_torch_has_not_or_means_otherwise_is_refused(
+    name: str, arguments: tuple[Any, ...], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises((TypeError, OptionError), match=words):
+        getattr(thalweg.torch, name)([torch.nn.Parameter(torch.ones(2, 2))], 0.1, *arguments, **options)
+
+
+def test_what_is_given_by_position_is_remembered() -> None:
+    optimizer = thalweg.torch.SGD([torch.nn.Parameter(torch.ones(2))], 0.1, 0.9)
+    assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["momentum"] == 0.9
 
 
 # ---- conveniences
@@ -161,8 +201,7 @@ def test_a_rate_that_nobody_gives_is_the_rules(name: str) -> None:
 
 
 def test_lr_of_all_groups() -> None:
-    net = model()
-    optimizer = make([{"params": net[0].parameters()}, {"params": net[2].parameters()}])
+    optimizer = make(two_groups())
     assert optimizer.lr == LR
     optimizer.lr = 0.125
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
@@ -171,8 +210,11 @@ def test_lr_of_all_groups() -> None:
             optimizer.lr = wrong
     assert optimizer.lr == 0.125
     optimizer.param_groups[1]["lr"] = 0.5
-    with pytest.raises(OptionError, match="different learning rates"):
+    with pytest.raises(OptionError, match=r"different learning rates, \[0.125, 0.5\]: read and write them in"):
         _ = optimizer.lr
+    with pytest.raises(OptionError, match="different learning rates"):
+        optimizer.lr = 0.01
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.5]
 
 
 @pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
@@ -187,24 +229,6 @@ def test_clear_state_begins_anew(engine: str) -> None:
     train(net, optimizer, 2)
     train(other, make(other.parameters(), engine=engine, weight_decay=0.1), 2)
     assert equal(values(net), values(other))
-
-
-def test_copies_have_overrides_and_engines_too() -> None:
-    net = model()
-    optimizer = make(net.named_parameters(), engine="foreach", overrides=[("*bias", dict(weight_decay=0.1))])
-    train(net, optimizer, 3)
-    for copied in (copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))):
-        other, twin = copied((net, optimizer))
-        assert twin.engine == optimizer.engine
-        assert twin.explain().rows == optimizer.explain().rows
-        assert twin.param_groups[0]["params"][0] is next(other.parameters())
-
-
-def test_repr_shows_groups_and_options() -> None:
-    text = repr(make(model().parameters(), weight_decay=0.125))
-    assert text.startswith("LAMB (")
-    assert "weight_decay: 0.125" in text
-    assert f"lr: {LR}" in text
 
 
 class Counted(thalweg.torch.SGD):

@@ -5,7 +5,7 @@ What it does to groups is repeated from its version 0.19.8; with the package its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,15 +15,13 @@ torch = pytest.importorskip("torch")
 from torch._utils import _flatten_dense_tensors  # noqa: E402
 
 import thalweg.torch  # noqa: E402
+from thalweg.check.problem import weights  # noqa: E402
 from thalweg.errors import ParameterError  # noqa: E402
 from thalweg.rules import RULES  # noqa: E402
 
 MODEL = [(16, 8), (16,), (4, 16), (4,)]
 VECTORS = [(5,), (9,), (1,)]
-
-
-def made(shapes: Any) -> list[Any]:
-    return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+Change = Callable[[dict[str, Any]], None]
 
 
 def give_gradients(optimizer: Any) -> None:
@@ -34,15 +32,19 @@ def give_gradients(optimizer: Any) -> None:
 # ---- what DeepSpeed does
 
 
-def zero_1_and_2(group: dict[str, Any], ranks: int = 1, rank: int = 0, alignment: int = 1) -> None:
+def zero_1_and_2(ranks: int = 1, rank: int = 0, alignment: int = 1) -> Change:
     """``deepspeed/runtime/zero/stage_1_and_2.py``, ``__init__``: one partition, with no marks."""
-    padded = []
-    for p in group["params"]:
-        if p.requires_grad:
-            padded += [p.detach(), torch.zeros(-p.numel() % alignment)]
-    whole = _flatten_dense_tensors(padded)
-    whole = torch.cat([whole, torch.zeros(-whole.numel() % (2 * ranks))])
-    group["params"] = [whole.chunk(ranks)[rank].detach().clone().requires_grad_()]
+
+    def change(group: dict[str, Any]) -> None:
+        padded = []
+        for p in group["params"]:
+            if p.requires_grad:
+                padded += [p.detach(), torch.zeros(-p.numel() % alignment)]
+        whole = _flatten_dense_tensors(padded)
+        whole = torch.cat([whole, torch.zeros(-whole.numel() % (2 * ranks))])
+        group["params"] = [whole.chunk(ranks)[rank].detach().clone().requires_grad_()]
+
+    return change
 
 
 def fused(group: dict[str, Any]) -> None:
@@ -57,11 +59,6 @@ def zero_3(group: dict[str, Any]) -> None:
     group["params"] = [flat]
 
 
-def unfused(group: dict[str, Any]) -> None:
-    """``deepspeed/runtime/fp16/unfused_optimizer.py``, as stage 0 uses it: masters of the shapes of parameters."""
-    group["params"] = [p.clone().detach().requires_grad_() for p in group["params"]]
-
-
 def megatron(group: dict[str, Any]) -> None:
     """A 1-D slice of every parameter whose range touches this rank's."""
     group["params"] = [p.detach().view(-1)[: max(1, p.numel() // 2)].clone().requires_grad_() for p in group["params"]]
@@ -69,58 +66,53 @@ def megatron(group: dict[str, Any]) -> None:
 
 def freeze_one(group: dict[str, Any]) -> None:
     group["params"][1].requires_grad_(False)
-    zero_1_and_2(group)
+    zero_1_and_2()(group)
 
 
-def step_after(shapes: Any, change: Callable[[dict[str, Any]], None], **options: Any) -> None:
+def step_after(shapes: Any, change: Change, **options: Any) -> None:
     """Construct, change the group, and step."""
-    optimizer = thalweg.torch.LAMB(made(shapes), lr=0.1, **options)
+    optimizer = thalweg.torch.LAMB(weights(shapes), lr=0.1, **options)
     change(optimizer.param_groups[0])
     give_gradients(optimizer)
     optimizer.step()
 
 
-#: What is done to a group, and whether it can be told of vectors alone.
-FLATTEN: dict[str, tuple[Callable[[dict[str, Any]], None], bool]] = {
-    "stage 1 or 2": (zero_1_and_2, True),
-    "stage 1 or 2, aligned for float32": (lambda group: zero_1_and_2(group, alignment=4), True),
-    "stage 1 or 2, aligned for bfloat16": (lambda group: zero_1_and_2(group, alignment=8), True),
-    "stage 0 with a fused optimizer": (fused, True),
-    "stage 3": (zero_3, False),  # which marks what it makes
-    "one of them frozen": (freeze_one, True),
-    "slices by Megatron": (megatron, False),
+#: What is done to a group, and of which models it can be told: not of vectors alone, or in place of a matrix alone.
+FLATTEN: dict[str, tuple[Change, list[Any]]] = {
+    "stage 1 or 2": (zero_1_and_2(), [MODEL, [(3, 5)], VECTORS]),
+    "stage 1 or 2, aligned for float32": (zero_1_and_2(alignment=4), [MODEL, [(3, 5)], VECTORS]),
+    "stage 1 or 2, aligned for bfloat16": (zero_1_and_2(alignment=8), [MODEL, [(3, 5)], VECTORS]),
+    "stage 0 with a fused optimizer": (fused, [MODEL, [(3, 5)], VECTORS]),
+    "stage 3": (zero_3, [MODEL]),  # which marks what it makes
+    "one of them frozen": (freeze_one, [MODEL]),
+    "slices by Megatron": (megatron, [MODEL]),
 }
 
 
 @pytest.mark.parametrize("how", FLATTEN)
 def test_parameters_that_became_a_vector_are_refused(how: str) -> None:
-    change, of_vectors = FLATTEN[how]
+    change, models = FLATTEN[how]
     words = r"parameter group 0: parameters of shapes \(.*ZeRO.*: use ZeRO stage 0, or .*\(FSDP2\), or .*trust=False"
-    for shapes in (MODEL, [(3, 5)], VECTORS) if of_vectors and how != "one of them frozen" else (MODEL,):
+    for shapes in models:
         with pytest.raises(ParameterError, match=words):
             step_after(shapes, change)
         step_after(shapes, change, trust=False)
 
 
-@pytest.fixture
-def eight_ranks() -> Iterator[None]:
-    """A process group of torch's own whose messages go nowhere."""
+def test_every_rank_refuses_its_partition() -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("eight_ranks")
-def test_every_rank_refuses_its_partition() -> None:
-    for shapes in (MODEL, VECTORS):
-        for ranks in (2, 5, 8):
-            for rank in range(ranks):
-                with pytest.raises(ParameterError, match="DeepSpeed"):
-                    step_after(shapes, lambda group, at=(ranks, rank): zero_1_and_2(group, *at))  # type: ignore[misc]
-    with pytest.raises(ParameterError, match="vectors of 4 elements"):  # as long as a bias
-        step_after([(4, 4), (4,)], lambda group: zero_1_and_2(group, 5, 2))
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)  # whose messages go nowhere
+    try:
+        for shapes in (MODEL, VECTORS):
+            for ranks in (2, 5, 8):
+                for rank in range(ranks):
+                    with pytest.raises(ParameterError, match="DeepSpeed"):
+                        step_after(shapes, zero_1_and_2(ranks, rank))
+        with pytest.raises(ParameterError, match="vectors of 4 elements"):  # as long as a bias
+            step_after([(4, 4), (4,)], zero_1_and_2(5, 2))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(
@@ -136,17 +128,14 @@ def test_every_rank_refuses_its_partition() -> None:
         (VECTORS, [(9,)]),  # of which one is kept
         (VECTORS, [(7,)]),
         (MODEL, [(4,)]),
+        (MODEL, MODEL),  # masters of the shapes of parameters, as stage 0 has them
         (MODEL, []),  # between the steps of stage 3
         ([(5,)], [(12,)]),
     ],
     ids=str,
 )
 def test_other_exchanges_are_served(before: Any, after: Any) -> None:
-    step_after(before, lambda group: group.update(params=made(after)))
-
-
-def test_masters_with_the_shapes_of_parameters_are_served() -> None:
-    step_after(MODEL, unfused)
+    step_after(before, lambda group: group.update(params=weights(after)))
 
 
 # ---- who may be flat
@@ -165,31 +154,30 @@ def test_masters_with_the_shapes_of_parameters_are_served() -> None:
 )
 def test_what_looks_at_all_parameters_may_not(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
-        step_after(MODEL, zero_1_and_2, trust=False, **options)
+        step_after(MODEL, zero_1_and_2(), trust=False, **options)
 
 
-@pytest.mark.parametrize("named", [False, True], ids=["by position", "by name"])
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule().looks_at_shapes and name != "Muon"])
-def test_an_optimizer_that_has_stepped_refuses_every_time_and_changes_nothing(name: str, named: bool) -> None:
-    params = made(MODEL)
-    optimizer = getattr(thalweg.torch, name)([*zip("abcd", params, strict=True)] if named else params, lr=0.1)
-    give_gradients(optimizer)
-    optimizer.step()
-    (group,) = optimizer.param_groups
-    zero_1_and_2(group)
-    give_gradients(optimizer)
-    (flat,) = group["params"]
-    before = flat.detach().clone()
-    for _ in range(2):
-        with pytest.raises(ParameterError, match=r"parameter group 0: .*ZeRO.*fully_shard"):
-            optimizer.step()
-    assert torch.equal(flat, before)
-    assert flat not in optimizer.state
+def test_an_optimizer_that_has_stepped_refuses_every_time_and_changes_nothing(name: str) -> None:
+    for params in (weights(MODEL), [*zip("abcd", weights(MODEL), strict=True)]):
+        optimizer = getattr(thalweg.torch, name)(params, lr=0.1)
+        give_gradients(optimizer)
+        optimizer.step()
+        (group,) = optimizer.param_groups
+        zero_1_and_2()(group)
+        give_gradients(optimizer)
+        (flat,) = group["params"]
+        before = flat.detach().clone()
+        for _ in range(2):
+            with pytest.raises(ParameterError, match=r"parameter group 0: .*ZeRO.*fully_shard"):
+                optimizer.step()
+        assert torch.equal(flat, before)
+        assert flat not in optimizer.state
 
 
 @pytest.mark.parametrize("how", ["taken away", "empty between steps"])
 def test_groups_do_not_hide_it(how: str) -> None:
-    optimizer = thalweg.torch.LAMB([{"params": []}, {"params": made(MODEL)}])
+    optimizer = thalweg.torch.LAMB([{"params": []}, {"params": weights(MODEL)}])
     # as deepspeed/runtime/engine.py removes empty groups
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
     (group,) = optimizer.param_groups
@@ -197,7 +185,7 @@ def test_groups_do_not_hide_it(how: str) -> None:
         params, group["params"] = group["params"], []
         optimizer.step()
         group["params"] = params
-    zero_1_and_2(group)
+    zero_1_and_2()(group)
     with pytest.raises(ParameterError, match="parameter group 0: parameters of shapes"):
         optimizer.step()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import UserList
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,32 +12,34 @@ from published_runs import peer
 
 torch = pytest.importorskip("torch")
 
-from networks import backward, model, values  # noqa: E402
+from networks import backward, equal, train, values  # noqa: E402
+from networks import model as network_of  # noqa: E402
 from torch.optim import lr_scheduler as schedulers  # noqa: E402
 
-from thalweg.errors import OptionError, ParameterError, ResumeWarning, StateError  # noqa: E402
+from thalweg.errors import OptimError, OptionError, ResumeWarning, StateError  # noqa: E402
 from thalweg.torch import LAMB, LARS, Adafactor, Kron  # noqa: E402
 
+ENGINES = pytest.mark.parametrize("engine", ["auto", "foreach", "reference"])
 
-def network() -> Any:
-    return model(torch.float32)
+
+def model() -> Any:
+    return network_of(torch.float32)
 
 
 def moved(net: Any, optimizer: Any, step: int = 0) -> list[Any]:
     """By how much one step moves each parameter."""
     before = values(net)
-    net.zero_grad()
-    backward(net, step)
-    optimizer.step()
+    train(net, optimizer, 1, first=step)
     return [p.detach() - b for p, b in zip(net.parameters(), before, strict=True)]
 
 
-# ---- lr_scale in a group belongs to the scheduler that reads it
+# ---- keys of other tools
 
 
 def test_a_scheduler_of_timm_applies_lr_scale_and_the_step_does_not_again() -> None:
+    """lr_scale in a group belongs to the scheduler that reads it."""
     timm = peer("timm.scheduler.step_lr")
-    net, alone = network(), network()
+    net, alone = model(), model()
     groups = [{"params": net[0].parameters(), "lr_scale": 0.5}, {"params": net[2].parameters()}]
     optimizer = LAMB(groups, lr=0.1, engine="reference")
     scheduler = timm.StepLRScheduler(optimizer, decay_t=2.0, decay_rate=0.5)
@@ -50,50 +53,25 @@ def test_a_scheduler_of_timm_applies_lr_scale_and_the_step_does_not_again() -> N
     assert str(shown[1]) == ": 2 stepped, lr 0.1"
 
 
-# ---- keys of other tools
-
-
 FOREIGN = {
-    "name": "decay",
-    "fused": True,
-    "foreach": False,
-    "moe": False,
-    "use_fallback": False,
-    "group_names": ["a"],
-    "initial_lr": 0.1,
-    "lr_mult": 2.0,
-    "is_last_layer": True,
-    "apply": lambda: None,
-    "max_momentum": 0.9,
+    **{"name": "decay", "fused": True, "foreach": False, "moe": False, "use_fallback": False, "group_names": ["a"]},
+    **{"initial_lr": 0.1, "lr_mult": 2.0, "is_last_layer": True, "apply": lambda: None, "max_momentum": 0.9},
     "lr_scale": 0.5,  # of timm's layer decay, for a scheduler that has not been there yet
 }
 
 
 def test_keys_of_other_tools_are_kept_and_ignored() -> None:
-    net, alone = network(), network()
-    optimizer = LAMB([{"params": net.parameters(), **FOREIGN}])
-    assert {key: optimizer.param_groups[0][key] for key in FOREIGN} == FOREIGN
-    other = LAMB(alone.parameters())
-    for step in range(2):
-        backward(net, step)
-        backward(alone, step)
-        optimizer.step()
-        other.step()
-    assert all(torch.equal(a, b) for a, b in zip(values(net), values(alone), strict=True))
+    net, alone = model(), model()
+    optimizer, other = LAMB([{"params": net.parameters(), **FOREIGN}]), LAMB(alone.parameters())
+    train(net, optimizer, 2)
+    train(alone, other, 2)
+    assert equal(values(net), values(alone))
     saved = optimizer.state_dict()
     assert saved["param_groups"][0]["group_names"] == ["a"]
     optimizer.load_state_dict(saved)
     assert {key: optimizer.param_groups[0][key] for key in FOREIGN} == FOREIGN
     optimizer.load_state_dict(other.state_dict())
     assert optimizer.param_groups[0]["group_names"] == ["a"], "what the saved state does not have stays"
-
-
-@pytest.mark.parametrize("key", ["weight_decai", "weightdecay", "max_grad_nrom", "learning_rate", "stacked_axis"])
-def test_a_key_that_resembles_an_option_or_asks_for_another_rule_is_refused(key: str) -> None:
-    with pytest.raises(OptionError, match="use_fallback=True asks for AdamW in place of LAMB"):
-        LAMB([{"params": network().parameters(), "use_fallback": True}])
-    with pytest.raises(OptionError, match=f"LAMB has no option '{key}': (did you mean|here it is)"):
-        LAMB([{"params": network().parameters(), key: 0.1}])
 
 
 @pytest.mark.parametrize(
@@ -110,76 +88,48 @@ def test_a_key_that_resembles_an_option_or_asks_for_another_rule_is_refused(key:
     ids=str,
 )
 def test_arguments_of_torchs_optimizers_choose_an_engine(given: Any, engine: str) -> None:
-    assert LAMB(network().parameters(), **given).engine == engine
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (dict(foreach=True, fused=True), "two engines"),
-        (dict(foreach=True, engine="reference"), "engine='foreach'.*engine='reference'"),
-        (dict(differentiable=True), "differentiable=True"),
-        (dict(fused="yes"), "fused must be one of None, True, False"),
-    ],
-    ids=str,
-)
-def test_arguments_that_contradict_are_refused(given: Any, told: str) -> None:
-    with pytest.raises(OptionError, match=told):
-        LAMB(network().parameters(), **given)
+    assert LAMB(model().parameters(), **given).engine == engine
 
 
 # ---- Adafactor without lr
 
 
-SCHEDULERS = {
-    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda t: 0.5),
-    "OneCycle": lambda o: schedulers.OneCycleLR(o, 1.0, total_steps=5, cycle_momentum=False),
-    "Cyclic": lambda o: schedulers.CyclicLR(o, 0.1, 1.0, cycle_momentum=False),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_adafactor_without_lr_is_scaled_by_every_scheduler(name: str) -> None:
-    net, alone = network(), network()
-    optimizer, plain = Adafactor(net.parameters()), Adafactor(alone.parameters())
-    scheduler = SCHEDULERS[name](optimizer)
-    factor = optimizer.param_groups[0]["lr"]
-    assert isinstance(factor, float)
-    for scaled, whole in zip(moved(net, optimizer), moved(alone, plain), strict=True):
-        torch.testing.assert_close(scaled, factor * whole, rtol=1e-4, atol=1e-7)
-    scheduler.step()
-    assert isinstance(optimizer.param_groups[0]["lr"], float)
-
-
-@pytest.mark.parametrize("engine", ["auto", "foreach", "reference"])
+@ENGINES
 def test_adafactor_without_lr_has_one_in_its_groups_and_the_same_steps_as_before(engine: str) -> None:
-    net, alone = network(), network()
-    optimizer = Adafactor(net.parameters(), engine=engine)
+    net, alone = model(), model()
+    optimizer, other = (Adafactor(each.parameters(), engine=engine) for each in (net, alone))
     assert [group["lr"] for group in optimizer.param_groups] == [1.0]
-    other = Adafactor(alone.parameters(), engine=engine)
     other.param_groups[0]["lr"] = None  # which a step takes as it always did
-    for step in range(3):
-        for ours, theirs in zip(moved(net, optimizer, step), moved(alone, other, step), strict=True):
-            assert torch.equal(ours, theirs)
+    train(net, optimizer, 3)
+    train(alone, other, 3)
+    assert equal(values(net), values(alone))
+    optimizer.param_groups[0]["lr"] = 0.5
+    for scaled, whole in zip(moved(net, optimizer, 3), moved(alone, other, 3), strict=True):
+        torch.testing.assert_close(scaled, 0.5 * whole, rtol=1e-4, atol=1e-7)
     assert optimizer.stats()["0"]["step_size"] > 0
     assert "lr multiplies the step size that the rule computes" in str(optimizer.explain())
 
 
 def test_groups_of_adafactor_choose_for_themselves_what_lr_means() -> None:
     first, second, third = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+
+    def told(optimizer: Any) -> list[tuple[float, bool]]:
+        return [(group["lr"], group["lr_is_scale"]) for group in optimizer.param_groups]
+
     relative = Adafactor([{"params": [first]}, {"params": [second], "lr": 0.5}, {"params": [third], "lr": None}])
-    assert [(g["lr"], g["lr_is_scale"]) for g in relative.param_groups] == [(1.0, True), (0.5, False), (1.0, True)]
-    absolute = Adafactor([{"params": [first]}, {"params": [second], "lr": None}], lr=0.5)
-    assert [(g["lr"], g["lr_is_scale"]) for g in absolute.param_groups] == [(0.5, False), (1.0, True)]
+    assert told(relative) == [(1.0, True), (0.5, False), (1.0, True)]
+    assert told(Adafactor([{"params": [first]}, {"params": [second], "lr": None}], lr=0.5)) == [
+        (0.5, False),
+        (1.0, True),
+    ]
     absolute = Adafactor([{"params": [first]}, {"params": [second]}], lr=0.5)
     absolute.lr = None
-    assert [(g["lr"], g["lr_is_scale"]) for g in absolute.param_groups] == [(1.0, True), (1.0, True)]
-    again = Adafactor([{**group, "params": group["params"]} for group in relative.param_groups])
-    assert [(g["lr"], g["lr_is_scale"]) for g in again.param_groups] == [(1.0, True), (0.5, False), (1.0, True)]
+    assert told(absolute) == [(1.0, True), (1.0, True)]
+    assert told(Adafactor([{**group} for group in relative.param_groups])) == told(relative)
 
 
 def test_a_state_whose_groups_say_none_is_read_as_it_was_meant() -> None:
-    net = network()
+    net = model()
     optimizer = Adafactor(net.parameters())
     moved(net, optimizer)
     saved = optimizer.state_dict()
@@ -193,13 +143,12 @@ def test_a_state_whose_groups_say_none_is_read_as_it_was_meant() -> None:
 
 def test_the_schedule_that_transformers_has_for_adafactor_shows_its_steps() -> None:
     optimization = peer("transformers.optimization")
-    net, alone = network(), network()
+    net, alone = model(), model()
     optimizer, plain = Adafactor(net.parameters(), variant="hf"), Adafactor(alone.parameters(), variant="hf")
     scheduler = optimization.AdafactorSchedule(optimizer)
     assert optimizer.param_groups[0]["lr"] == 0.0
     for step in range(3):
-        for ours, theirs in zip(moved(net, optimizer, step), moved(alone, plain, step), strict=True):
-            assert torch.equal(ours, theirs)
+        assert equal(moved(net, optimizer, step), moved(alone, plain, step))
         scheduler.step()
         assert scheduler.get_last_lr() == [pytest.approx(optimizer.stats()["0"]["step_size"])]
     assert optimizer.state_dict()["param_groups"][0]["lr"] == 1.0, "what is shown is not what a resumed run reads"
@@ -210,25 +159,27 @@ def test_the_schedule_that_transformers_has_for_adafactor_shows_its_steps() -> N
         optimization.AdafactorSchedule(with_lr)
 
 
-# ---- momentum that nobody asked for
-
-
 @pytest.mark.parametrize("lr", [None, 0.1])
-@pytest.mark.parametrize("cycle", ["OneCycleLR", "CyclicLR"])
-def test_schedulers_give_adafactor_no_momentum(lr: float | None, cycle: str) -> None:
-    net = network()
+@pytest.mark.parametrize(
+    "cycle",
+    [
+        lambda o: schedulers.OneCycleLR(o, max_lr=0.1, total_steps=4),
+        lambda o: schedulers.CyclicLR(o, base_lr=0.1, max_lr=0.2),
+    ],
+)
+def test_schedulers_give_adafactor_no_momentum(lr: float | None, cycle: Callable[[Any], Any]) -> None:
+    net = model()
     optimizer = Adafactor(net.parameters(), lr=lr)
     assert "momentum" not in optimizer.defaults
     assert "momentum" not in optimizer.param_groups[0]
-    arguments = dict(max_lr=0.1, total_steps=4) if cycle == "OneCycleLR" else dict(base_lr=0.1, max_lr=0.2)
     with pytest.raises(ValueError, match="momentum"):  # torch's own words, as for its own Adafactor
-        getattr(schedulers, cycle)(optimizer, **arguments)
+        cycle(optimizer)
     moved(net, optimizer)
     assert all("exp_avg" not in state for state in optimizer.state.values())
 
 
 def test_a_momentum_that_was_asked_for_is_shown_and_cycled() -> None:
-    net = network()
+    net = model()
     optimizer = Adafactor(
         [{"params": net[0].parameters()}, {"params": net[2].parameters(), "momentum": None}], momentum=0.9
     )
@@ -242,7 +193,7 @@ def test_a_momentum_that_was_asked_for_is_shown_and_cycled() -> None:
     schedulers.OneCycleLR(Adafactor(net.parameters(), momentum=0.9), 0.1, total_steps=4)
 
 
-# ---- named checkpoints
+# ---- named checkpoints, overrides and engine of a resumed run
 
 
 def pairs_of(*names: str) -> list[Any]:
@@ -278,33 +229,25 @@ def test_groups_are_found_by_the_names_in_them() -> None:
 
 def test_other_names_are_refused() -> None:
     optimizer, other = LAMB(pairs_of("a", "b")), LAMB(pairs_of("a", "c"))
-    with pytest.raises(
-        StateError, match=r"state lacks 'c', and the optimizer lacks 'b'; to match by position .* 'param_names'"
-    ):
+    words = r"state lacks 'c', and the optimizer lacks 'b'; to match by position .* 'param_names'"
+    with pytest.raises(StateError, match=words):
         other.load_state_dict(optimizer.state_dict())
     saved = optimizer.state_dict()
     del saved["param_groups"][0]["param_names"]
     other.load_state_dict(saved)
 
 
-# ---- overrides and engine of a resumed run
-
-
 def test_a_run_that_is_resumed_with_other_overrides_or_another_engine_is_told() -> None:
-    net = network()
+    net = model()
     given = dict(overrides=[("*.bias", dict(weight_decay=0.0)), (lambda name, p: p.ndim == 2, dict(lr_scale=0.5))])
     optimizer = LAMB(net.named_parameters(), **given)
     saved = optimizer.state_dict()
     assert "made_with" not in optimizer.param_groups[0]
     LAMB(net.named_parameters(), **given).load_state_dict(saved)
-    for other in (
-        LAMB(net.named_parameters()),
-        LAMB(net.named_parameters(), **given, engine="foreach"),
-        LAMB(net.named_parameters(), overrides=[("*.bias", dict(weight_decay=0.5))]),
-    ):
-        with pytest.warns(
-            ResumeWarning, match=r"saved with engine='auto', overrides=\[\('\*.bias', weight_decay=0.0\)"
-        ):
+    words = r"saved with engine='auto', overrides=\[\('\*.bias', weight_decay=0.0\)"
+    for options in ({}, dict(**given, engine="foreach"), dict(overrides=[("*.bias", dict(weight_decay=0.5))])):
+        other = LAMB(net.named_parameters(), **options)
+        with pytest.warns(ResumeWarning, match=words):
             other.load_state_dict(saved)
         assert "made_with" not in other.param_groups[0]
 
@@ -312,90 +255,104 @@ def test_a_run_that_is_resumed_with_other_overrides_or_another_engine_is_told() 
 # ---- what is explained
 
 
-def test_frozen_parameters_are_counted_and_have_no_row() -> None:
-    net = network()
+def test_frozen_parameters_are_counted_and_groups_have_the_names_that_trainers_give() -> None:
+    net = model()
     net[0].requires_grad_(False)
     explanation = LAMB(net.named_parameters(), lr=0.1).explain()
     assert [row.name for row in explanation.rows] == ["2.weight", "2.bias"]
     assert explanation.state_bytes == 2 * 4 * (18 + 3) + 2 * 4
     assert str(explanation).splitlines()[-1] == "group 0: 2 stepped and 2 frozen, lr 0.1"
-
-
-def test_quantized_weights_that_are_frozen_are_let_be() -> None:
-    net = network()
-    for dtype in (torch.int8, torch.float8_e4m3fn):
-        net[0].weight = torch.nn.Parameter(torch.ones(6, 5).to(dtype), requires_grad=False)
-        trainable = [p for p in net.parameters() if p.requires_grad]
-        optimizer = LAMB(net.named_parameters())
-        for p in trainable:
-            p.grad = torch.ones_like(p)
-        optimizer.step()
-        optimizer.load_state_dict(optimizer.state_dict())
-        assert set(optimizer.state) == set(trainable)
-
-
-def test_groups_are_explained_by_the_names_that_trainers_give() -> None:
-    net = network()
+    net[0].requires_grad_(True)
     groups = [{"params": net[0].parameters(), "name": "body"}, {"params": net[2].parameters(), "lr": torch.tensor(0.5)}]
     shown = str(LAMB(groups, lr=0.1).explain()).splitlines()[-2:]
     assert shown == ["group 0 'body': 2 stepped, lr 0.1", "group 1: 2 stepped, lr a tensor"]
 
 
-# ---- options of any kind
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_quantized_weights_that_are_frozen_are_let_be(dtype: Any) -> None:
+    net = model()
+    net[0].weight = torch.nn.Parameter(torch.ones(6, 5).to(dtype), requires_grad=False)
+    trainable = [p for p in net.parameters() if p.requires_grad]
+    optimizer = LAMB(net.named_parameters())
+    for p in trainable:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert set(optimizer.state) == set(trainable)
 
 
 def test_pairs_may_be_lists_of_any_kind() -> None:
     """As configuration libraries have them: OmegaConf's ListConfig is one like UserList."""
     kinds = ((0.8, 0.9), [0.8, 0.9], UserList([0.8, 0.9]), (np.float64(0.8), np.float32(0.9)))
     for pair_of_numbers in kinds:
-        optimizer = LAMB(network().parameters(), betas=pair_of_numbers)
+        optimizer = LAMB(model().parameters(), betas=pair_of_numbers)
         kept = optimizer.param_groups[0]["betas"]
         assert type(kept) is tuple
         assert [type(number) for number in kept] == [float, float]
         assert kept == pytest.approx((0.8, 0.9))
     overrides = UserList([UserList(["*.bias", dict(betas=UserList([0.5, 0.5]))])])
-    assert LAMB(network().named_parameters(), overrides=overrides).explain().warnings == []
-    grouped = LAMB([{"params": network().parameters(), "betas": UserList([0.8, 0.9])}])
+    assert LAMB(model().named_parameters(), overrides=overrides).explain().warnings == []
+    grouped = LAMB([{"params": model().parameters(), "betas": UserList([0.8, 0.9])}])
     assert grouped.param_groups[0]["betas"] == (0.8, 0.9)
 
 
 # ---- mistakes
 
 
-PEERS = [
-    (LARS, "trust_coeff", "trust_coefficient"),
-    (LARS, "eta", "trust_coefficient"),
-    (LAMB, "beta1", "betas"),
-    (LAMB, "b2", "betas"),
-    (LAMB, "learning_rate", "lr"),
-    (Adafactor, "decay_rate", "beta2_decay"),
-    (Adafactor, "d", "clip_threshold"),
-    (Adafactor, "beta1", "momentum"),
-    (Adafactor, "clipping_threshold", "clip_threshold"),
-    (Kron, "preconditioner_lr", "precond_lr"),
-    (Kron, "max_size_triangular", "max_size_dense"),
+def with_options(**options: Any) -> Callable[[], Any]:
+    return lambda: LAMB(model().parameters(), **options)
+
+
+def in_group(**options: Any) -> Callable[[], Any]:
+    return lambda: LAMB([{"params": model().parameters(), **options}])
+
+
+#: Calls, and what is said of them.
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (with_options(foreach=True, fused=True), "two engines"),
+    (with_options(foreach=True, engine="reference"), "engine='foreach'.*engine='reference'"),
+    (with_options(differentiable=True), "differentiable=True"),
+    (with_options(fused="yes"), "fused must be one of None, True, False"),
+    # keys of groups that resemble an option, or ask for another rule
+    (in_group(use_fallback=True), "use_fallback=True asks for AdamW in place of LAMB"),
+    *(
+        (in_group(**{key: 0.1}), f"LAMB has no option '{key}': (did you mean|here it is)")
+        for key in ("weight_decai", "weightdecay", "max_grad_nrom", "learning_rate", "stacked_axis")
+    ),
+    # parameters in another form
+    (lambda: LAMB(model()), "params is a model: .*model.named_parameters()"),
+    (lambda: LAMB(dict(model().named_parameters())), r"params is a dictionary: pass params.items\(\)"),
+    (lambda: LAMB(model().state_dict()), "params is a dictionary"),
+    (
+        lambda: LAMB({"params": model().parameters()}),
+        r"is one parameter group: pass a list of groups, \[group\]",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("kind", "theirs", "ours"), PEERS, ids=lambda value: getattr(value, "__name__", value))
-def test_names_that_other_libraries_use_are_answered_with_ours(kind: Any, theirs: str, ours: str) -> None:
-    told = f"{kind.__name__} has no option '{theirs}': here it is {ours}"
-    with pytest.raises(OptionError, match=told):
-        kind(network().parameters(), **{theirs: 0.5})
-    with pytest.raises(OptionError, match=told):
-        kind([{"params": network().parameters(), theirs: 0.5}])
+@pytest.mark.parametrize(("call", "told"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_mistakes_are_told(call: Any, told: str) -> None:
+    with pytest.raises(OptimError, match=told):
+        call()
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("kind", "theirs", "ours"),
     [
-        (lambda net: net, "params is a model: .*model.named_parameters()"),
-        (lambda net: dict(net.named_parameters()), r"params is a dictionary: pass params.items\(\)"),
-        (lambda net: net.state_dict(), "params is a dictionary"),
-        (lambda net: {"params": net.parameters()}, r"params is one parameter group: pass a list of groups, \[group\]"),
+        *((LARS, name, "trust_coefficient") for name in ("trust_coeff", "eta")),
+        *((LAMB, name, "betas") for name in ("beta1", "b2")),
+        (LAMB, "learning_rate", "lr"),
+        (Adafactor, "decay_rate", "beta2_decay"),
+        *((Adafactor, name, "clip_threshold") for name in ("d", "clipping_threshold")),
+        (Adafactor, "beta1", "momentum"),
+        (Kron, "preconditioner_lr", "precond_lr"),
+        (Kron, "max_size_triangular", "max_size_dense"),
     ],
-    ids=["model", "dictionary", "state dict", "group"],
+    ids=lambda value: getattr(value, "__name__", value),
 )
-def test_parameters_in_another_form_are_told(given: Any, told: str) -> None:
-    with pytest.raises(ParameterError, match=told):
-        LAMB(given(network()))
+def test_names_that_other_libraries_use_are_answered_with_ours(kind: Any, theirs: str, ours: str) -> None:
+    told = f"{kind.__name__} has no option '{theirs}': here it is {ours}"
+    for given in (dict(), {theirs: 0.5}):
+        groups, options = [{"params": model().parameters(), **given}], {} if given else {theirs: 0.5}
+        with pytest.raises(OptionError, match=told):
+            kind(groups, **options)

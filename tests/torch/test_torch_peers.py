@@ -12,11 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lanes import by_turns  # noqa: E402
 from published_runs import peer  # noqa: E402
 from tolerances import CONTINUED  # noqa: E402
 
 import thalweg.torch  # noqa: E402
+from thalweg.check.problem import weights  # noqa: E402
 from thalweg.errors import ResumeWarning, StateError  # noqa: E402
 from thalweg.torch import SGD, Adafactor, AdamW, Mixture, import_peer  # noqa: E402
 from thalweg.torch.peers import TABLE  # noqa: E402
@@ -100,7 +100,6 @@ def test_every_source_of_the_table_has_a_run() -> None:
     assert {run.source for run in RUNS.values()} == {source.name for source in TABLE}
 
 
-@by_turns("name")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::thalweg.ResumeWarning")  # options are those of the run, whatever ours had
 @pytest.mark.parametrize("name", RUNS)
@@ -139,10 +138,9 @@ def test_a_run_is_continued(name: str, dtype: str, monkeypatch: pytest.MonkeyPat
 SMALL = {"a": (6, 4), "b": (4, 6), "c": (5,)}
 
 
-def tensors(**shapes: Any) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(0)
-    drawn = {name: torch.randn(shape, generator=generator) for name, shape in (shapes or SMALL).items()}
-    return {name: torch.nn.Parameter(x.double()) for name, x in drawn.items()}
+def tensors(**shapes: tuple[int, ...]) -> dict[str, Any]:
+    shapes = shapes or SMALL
+    return dict(zip(shapes, weights([*shapes.values()], torch.float64), strict=True))
 
 
 def stepped(kind: Any, *args: Any, **options: Any) -> Any:
@@ -212,27 +210,6 @@ def test_no_word_where_ours_was_constructed_equal(source: str) -> None:
     theirs = published(run, params.items())
     train(params, theirs, None, 0, 3)
     import_peer(ours(run, params.items()), theirs.state_dict())
-
-
-def test_a_cycle_of_rates_and_momenta_goes_on() -> None:
-    def scheduler_of(optimizer: Any) -> Any:
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=12)
-
-    whole = tensors()
-    theirs = torch.optim.AdamW(whole.items())
-    schedule = scheduler_of(theirs)
-    train(whole, theirs, schedule, 0, 5)
-    parted, saved, plan = copy.deepcopy((whole, theirs.state_dict(), schedule.state_dict()))
-    train(whole, theirs, schedule, 5, 10)
-    mine = AdamW(parted.items())
-    resumed = scheduler_of(mine)
-    with pytest.warns(ResumeWarning, match="betas"):
-        import_peer(mine, saved)
-    resumed.load_state_dict(plan)
-    assert mine.param_groups[0]["betas"] == saved["param_groups"][0]["betas"]
-    train(parted, mine, resumed, 5, 10)
-    for name, p in whole.items():
-        torch.testing.assert_close(parted[name], p, rtol=CONTINUED["float64"], atol=0.0)
 
 
 def test_a_rate_in_a_tensor_and_a_parameter_without_state() -> None:

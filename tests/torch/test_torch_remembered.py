@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import Any, TypeAlias
 
 import pytest
 from side_by_side import needs_core
-from tolerances import FUSED
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
@@ -24,8 +21,9 @@ from hypothesis import strategies as st  # noqa: E402
 from side_by_side_torch import agree  # noqa: E402
 
 import thalweg.torch  # noqa: E402
+from thalweg.check.problem import draw  # noqa: E402
 from thalweg.errors import OptimError, StateError  # noqa: E402
-from thalweg.torch.params.groups import Groups  # noqa: E402
+from thalweg.torch.step import look  # noqa: E402
 
 pytestmark = needs_core
 
@@ -45,19 +43,14 @@ MIXED = [
 ]
 
 
-def drawn(shape: tuple[int, ...], *seeds: int) -> Any:
-    generator = torch.Generator().manual_seed(sum(1000**place * (seed + 1) for place, seed in enumerate(seeds)))
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
 class Training:
     """Named parameters and the optimizer that steps them."""
 
     def __init__(self, rule: str, engine: str, **options: Any) -> None:
-        self.params = {name: torch.nn.Parameter(drawn(shape, i)) for i, (name, shape) in enumerate(SHAPES.items())}
+        self.params = {name: torch.nn.Parameter(draw(shape, 0, i)) for i, (name, shape) in enumerate(SHAPES.items())}
         #: Those that get no gradient for now.
         self.idle: set[str] = set()
-        self.one_by_one, self.sorts, self.time = False, 0, 0
+        self.one_by_one, self.time, self.hooks = False, 0, list[Any]()
         given: Any = self.params.items()
         if rule == "Mixture":
             self.optimizer: Any = thalweg.torch.Mixture(given, MIXED, engine=engine, **options)
@@ -72,52 +65,38 @@ class Training:
     def give_gradients(self) -> None:
         self.time += 1
         for i, (name, p) in enumerate(self.params.items()):
-            p.grad = None if name in self.idle else drawn(p.shape, i, self.time).to(p.dtype)
+            p.grad = None if name in self.idle else draw(p.shape, 1, i, self.time).to(p.dtype)
 
     def step(self) -> str:
         """Take a step; tell what it raised."""
         before = {name: p.detach().clone() for name, p in self.params.items()}
         counts = {name: self.count(name) for name in self.params}
         try:
-            with self.counting():
-                if self.one_by_one:
-                    for p in self.params.values():
-                        self.optimizer.step_parameter(p)
-                else:
-                    self.optimizer.step()
+            if self.one_by_one:
+                for p in self.params.values():
+                    self.optimizer.step_parameter(p)
+            else:
+                self.optimizer.step()
         except OptimError as error:
             for name, p in self.params.items():
                 assert torch.equal(p, before[name]), f"{name} was changed by a step that raised"
                 assert self.count(name) == counts[name]
             return f"{type(error).__name__}: {error}"
+        finally:
+            for name in ("grad_scale", "found_inf"):  # a GradScaler takes them away again
+                vars(self.optimizer).pop(name, None)
         return ""
 
     def count(self, name: str) -> int:
         state = self.optimizer.state.get(self.params[name])
         return int(state["step"]) if state else 0
 
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count how often parameters are sorted."""
-        sorter = self.optimizer._sorter
-        sort = sorter.sort
-
-        def counted(*arguments: Any, **named: Any) -> Any:
-            self.sorts += 1
-            return sort(*arguments, **named)
-
-        sorter.sort = counted
-        try:
-            yield
-        finally:
-            del sorter.sort
-
     def forget(self) -> None:
-        """See everything anew in the next step."""
-        known = self.optimizer._groups
-        self.optimizer._groups = Groups(known.entries)
-        self.optimizer._groups.are_reported = known.are_reported
-        self.optimizer._steps.clear()
+        """Go on with a copy, which has seen nothing yet, and is hooked alike."""
+        hooks = self.hooks
+        pickle_all(self)
+        for doubles in hooks:
+            doubles(self)
 
 
 #: Done to a training before its gradients are given, or after.
@@ -130,26 +109,29 @@ class Both:
     def __init__(self, rule: str, engine: str = "auto", **options: Any) -> None:
         self.ours, self.theirs = Training(rule, engine, **options), Training(rule, "reference", **options)
 
-    def step(self, change: Change | None = None, *, late: Change | None = None) -> tuple[int, str]:
-        """A step of both after a change; late: with its gradients there. How often ours sorted, and what it raised."""
-        self.ours.sorts = 0
+    def step(self, change: Change | None = None, *, late: Change | None = None) -> str:
+        """A step of both after a change; late: with its gradients there. Tells what it raised."""
         said = []
         for training in (self.ours, self.theirs):
             if change is not None:
                 change(training)
+            if training is self.theirs:
+                training.forget()
             training.give_gradients()
             if late is not None:
                 late(training)
-            if training is self.theirs:
-                training.forget()
             said.append(training.step())
         assert said[0] == said[1]
         ours, theirs = ([(name, p) for name, p in each.params.items()] for each in (self.ours, self.theirs))
         agree(self.ours.optimizer, ours, self.theirs.optimizer, theirs)
-        return self.ours.sorts, said[0]
+        return said[0]
 
 
 # ---- what is changed
+
+
+def nothing(training: Training) -> None:
+    pass
 
 
 def set_option(index: int = 0, **news: Any) -> Change:
@@ -160,20 +142,19 @@ def set_option(index: int = 0, **news: Any) -> Change:
     return change
 
 
+def edit_betas(beta: float) -> Change:
+    return lambda training: training.groups[0]["betas"].__setitem__(0, beta)
+
+
 def add_group(training: Training) -> None:
     name = f"new{len(training.params)}"
-    training.params[name] = torch.nn.Parameter(drawn((2, 3), 50 + len(training.params)))
+    training.params[name] = torch.nn.Parameter(draw((2, 3), 2, len(training.params)))
     training.optimizer.add_param_group({"params": [(name, training.params[name])]})
 
 
 def swap_order(training: Training) -> None:
-    group = training.groups[-1]
-    group["params"] = group["params"][::-1]
-    group["param_names"] = group["param_names"][::-1]
-
-
-def rename(training: Training) -> None:
-    training.groups[-1]["param_names"][-1] = "another"
+    for key in ("params", "param_names"):
+        training.groups[-1][key] = training.groups[-1][key][::-1]
 
 
 def put_in_tuple(training: Training) -> None:
@@ -202,11 +183,7 @@ def load_own_state(training: Training) -> None:
     training.optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))
 
 
-def delete_state(training: Training) -> None:
-    training.optimizer.state.pop(training.params["b"], None)
-
-
-def of_state(how: Callable[[dict[str, Any], str], None]) -> Change:
+def of_state(how: Callable[[dict[str, Any], str], Any]) -> Change:
     """Do something to an entry of a state, if there is one."""
 
     def change(training: Training) -> None:
@@ -217,43 +194,23 @@ def of_state(how: Callable[[dict[str, Any], str], None]) -> Change:
     return change
 
 
-def clone_entry(state: dict[str, Any], key: str) -> None:
-    state[key] = state[key].clone()
-
-
 def move_entry(state: dict[str, Any], key: str) -> None:
     state[key].data = state[key].data.clone()
 
 
-def reset_entry(state: dict[str, Any], key: str) -> None:
-    state[key].zero_()
-
-
-def count_otherwise(state: dict[str, Any], key: str) -> None:
-    state["step"].add_(3)
-
-
 def set_idle(*names: str) -> Change:
+    return lambda training: setattr(training, "idle", set(names))
+
+
+def copy_by(how: Callable[[Any], Any]) -> Change:
     def change(training: Training) -> None:
-        training.idle = set(names)
+        training.params, training.optimizer = how((training.params, training.optimizer))
+        training.hooks = []  # which copies do not have
 
     return change
 
 
-def freeze(training: Training) -> None:
-    training.params["b"].requires_grad_(not training.params["b"].requires_grad)
-
-
-def clear(training: Training) -> None:
-    training.optimizer.clear_state()
-
-
-def copy_deeply(training: Training) -> None:
-    training.params, training.optimizer = copy.deepcopy((training.params, training.optimizer))
-
-
-def pickle_all(training: Training) -> None:
-    training.params, training.optimizer = pickle.loads(pickle.dumps((training.params, training.optimizer)))
+pickle_all = copy_by(lambda both: pickle.loads(pickle.dumps(both)))
 
 
 def hook(training: Training) -> None:
@@ -265,13 +222,14 @@ def hook(training: Training) -> None:
                 p.grad.data = p.grad.data * 2
 
     training.optimizer.register_step_pre_hook(double)
+    training.hooks = [*training.hooks, hook]
 
 
 def move_between_groups(training: Training) -> None:
     """A parameter of a mixture has another rule from now on."""
     first, last = training.groups
-    first["params"], last["params"] = [*first["params"], last["params"][0]], last["params"][1:]
-    first["param_names"], last["param_names"] = [*first["param_names"], last["param_names"][0]], last["param_names"][1:]
+    for key in ("params", "param_names"):
+        first[key], last[key] = [*first[key], last[key][0]], last[key][1:]
     training.optimizer.state.pop(first["params"][-1])
 
 
@@ -308,86 +266,74 @@ def turned(g: Any) -> Any:
     return g.t().contiguous().t() if g.ndim == 2 else g
 
 
-def strided(g: Any) -> Any:
-    return torch.stack([g, g], -1)[..., 0]
+def scaler_says(scale: float) -> Change:
+    """Of gradients that are finite; else: test_torch_joint.py."""
 
-
-def expanded(g: Any) -> Any:
-    return g[:1].expand_as(g)
-
-
-def negative(g: Any) -> Any:
-    return torch._neg_view(g)
-
-
-def scaler_says(scale: float, found_inf: float) -> Change:
     def change(training: Training) -> None:
-        training.optimizer.grad_scale = torch.tensor(scale)
-        training.optimizer.found_inf = torch.tensor(found_inf)
+        training.optimizer.grad_scale, training.optimizer.found_inf = torch.tensor(scale), torch.tensor(0.0)
 
     return change
 
 
-def nothing(training: Training) -> None:
-    pass
-
-
-SAME, ANEW = 0, 1
-#: By what is changed before the gradients of a step are there: for which rule, and whether the step is made anew.
-CHANGES: dict[str, tuple[str, Change, int]] = {
-    "nothing": ("LAMB", nothing, SAME),
-    "a group is added": ("AdamW", add_group, ANEW),
-    "maximize": ("AdamW", set_option(maximize=True), ANEW),
-    "weight decay is no longer 0": ("Lion", set_option(weight_decay=0.2), ANEW),
-    "weight decay becomes 0": ("LAMB", set_option(weight_decay=0.0), ANEW),
-    "nesterov": ("SGD", set_option(nesterov=True), ANEW),
-    "trust": ("LARS", set_option(trust=False), ANEW),
-    "lr": ("LARS", set_option(lr=0.3), SAME),
-    "lr becomes 0": ("LAMB", set_option(lr=0.0), SAME),
-    "lr is a tensor": ("AdamW", set_option(lr=torch.tensor(0.02, dtype=torch.float64)), SAME),
-    "betas": ("AdamW", set_option(betas=(0.8, 0.9)), SAME),
-    "betas in a list": ("AdamW", set_option(betas=[0.8, 0.9]), SAME),
-    "momentum": ("SGD", set_option(momentum=0.5), SAME),
-    "another weight decay": ("LAMB", set_option(weight_decay=0.5), SAME),
-    "eps": ("LAMB", set_option(eps=1e-3), SAME),
-    "order of parameters": ("LAMB", swap_order, ANEW),
-    "another name": ("LAMB", rename, ANEW),
-    "parameters in a tuple": ("LAMB", put_in_tuple, SAME),
-    "another parameter": ("Adafactor", exchange, ANEW),
-    "other storage": ("LAMB", set_data(torch.clone), ANEW),
-    "cast": ("AdamW", set_data(lambda x: x.float()), ANEW),
-    "turned in memory": ("AdamW", set_data(turned), ANEW),
-    "gaps in memory": ("LARS", set_data(lambda x: torch.repeat_interleave(x, 2, dim=1)[:, ::2]), ANEW),
-    "another shape": ("AdamW", set_data(lambda x: x[:2].clone()), ANEW),
-    "another shape of the same size": ("AdamW", set_data(lambda x: x.reshape(4, 3)), ANEW),
-    "a state is loaded": ("LAMB", load_own_state, ANEW),
-    "a state is deleted": ("LAMB", delete_state, ANEW),
-    "an entry is a clone": ("LAMB", of_state(clone_entry), ANEW),
-    "an entry has other storage": ("Adafactor", of_state(move_entry), ANEW),
-    "an entry has other numbers": ("LAMB", of_state(reset_entry), SAME),
-    "a count": ("AdamW", of_state(count_otherwise), ANEW),
-    "fewer gradients": ("LAMB", set_idle("w", "u"), ANEW),
-    "no gradients": ("LAMB", set_idle(*SHAPES), ANEW),
-    "frozen": ("LAMB", freeze, SAME),
-    "state is cleared": ("LAMB", clear, ANEW),
-    "a deep copy": ("LAMB", copy_deeply, ANEW),
-    "pickled": ("LAMB", pickle_all, ANEW),
-    "a hook": ("AdamW", hook, SAME),
-    "another entry of a mixture": ("Mixture", move_between_groups, ANEW),
-    "lr of a mixture's entry": ("Mixture", set_option(1, lr=0.3), SAME),
-    "three threads": ("LAMB", set_threads(3), SAME),
-    "one thread": ("LAMB", set_threads(1), SAME),
+clone_entry = of_state(lambda state, key: state.update({key: state[key].clone()}))
+#: By what is changed before the gradients of a step are there: for which rule, and how.
+CHANGES: dict[str, tuple[str, Change]] = {
+    "nothing": ("LAMB", nothing),
+    "a group is added": ("AdamW", add_group),
+    "maximize": ("AdamW", set_option(maximize=True)),
+    "weight decay is no longer 0": ("Lion", set_option(weight_decay=0.2)),
+    "weight decay becomes 0": ("LAMB", set_option(weight_decay=0.0)),
+    "nesterov": ("SGD", set_option(nesterov=True)),
+    "trust": ("LARS", set_option(trust=False)),
+    "lr": ("LARS", set_option(lr=0.3)),
+    "lr becomes 0": ("LAMB", set_option(lr=0.0)),
+    "lr is a tensor": ("AdamW", set_option(lr=torch.tensor(0.02, dtype=torch.float64))),
+    "betas": ("AdamW", set_option(betas=(0.8, 0.9))),
+    "betas in a list": ("AdamW", set_option(betas=[0.8, 0.9])),
+    "momentum": ("SGD", set_option(momentum=0.5)),
+    "another weight decay": ("LAMB", set_option(weight_decay=0.5)),
+    "eps": ("LAMB", set_option(eps=1e-3)),
+    "order of parameters": ("LAMB", swap_order),
+    "another name": ("LAMB", lambda training: training.groups[-1]["param_names"].__setitem__(-1, "another")),
+    "parameters in a tuple": ("LAMB", put_in_tuple),
+    "another parameter": ("Adafactor", exchange),
+    "other storage": ("LAMB", set_data(torch.clone)),
+    "cast": ("AdamW", set_data(lambda x: x.float())),
+    "turned in memory": ("AdamW", set_data(turned)),
+    "gaps in memory": ("LARS", set_data(lambda x: torch.repeat_interleave(x, 2, dim=1)[:, ::2])),
+    "another shape": ("AdamW", set_data(lambda x: x[:2].clone())),
+    "another shape of the same size": ("AdamW", set_data(lambda x: x.reshape(4, 3))),
+    "a state is loaded": ("LAMB", load_own_state),
+    "a state is deleted": ("LAMB", lambda training: training.optimizer.state.pop(training.params["b"], None)),
+    "an entry is a clone": ("LAMB", clone_entry),
+    "an entry has other storage": ("Adafactor", of_state(move_entry)),
+    "an entry has other numbers": ("LAMB", of_state(lambda state, key: state[key].zero_())),
+    "a count": ("AdamW", of_state(lambda state, _: state["step"].add_(3))),
+    "fewer gradients": ("LAMB", set_idle("w", "u")),
+    "no gradients": ("LAMB", set_idle(*SHAPES)),
+    "frozen": ("LAMB", lambda training: training.params["b"].requires_grad_(not training.params["b"].requires_grad)),
+    "state is cleared": ("LAMB", lambda training: training.optimizer.clear_state()),
+    "a deep copy": ("LAMB", copy_by(copy.deepcopy)),
+    "pickled": ("LAMB", pickle_all),
+    "a hook": ("AdamW", hook),
+    "another entry of a mixture": ("Mixture", move_between_groups),
+    "lr of a mixture's entry": ("Mixture", set_option(1, lr=0.3)),
+    "three threads": ("LAMB", set_threads(3)),
+    "one thread": ("LAMB", set_threads(1)),
 }
 #: The same for what is changed when gradients are there.
-GRADIENTS: dict[str, tuple[str, Change, int]] = {
-    "turned": ("AdamW", gradient(turned), ANEW),
-    "strided": ("LAMB", gradient(strided), ANEW),
-    "expanded": ("Adafactor", gradient(expanded), ANEW),
-    "negative views": ("LAMB", gradient(negative, "v"), SAME),
-    "another dtype": ("AdamW", set_gradient(lambda g: g.float()), ANEW),
-    "a sparse gradient": ("AdamW", gradient(lambda g: g.to_sparse(), "v"), ANEW),
-    "a gradient of another shape": ("AdamW", set_gradient(lambda g: g.reshape(4, 3)), ANEW),
-    "a GradScaler's scale": ("LARS", scaler_says(4.0, 0.0), SAME),
+GRADIENTS: dict[str, tuple[str, Change]] = {
+    "turned": ("AdamW", gradient(turned)),
+    "strided": ("LAMB", gradient(lambda g: torch.stack([g, g], -1)[..., 0])),
+    "expanded": ("Adafactor", gradient(lambda g: g[:1].expand_as(g))),
+    "negative views": ("LAMB", gradient(torch._neg_view, "v")),
+    "another dtype": ("AdamW", set_gradient(lambda g: g.float())),
+    "a sparse gradient": ("AdamW", gradient(lambda g: g.to_sparse(), "v")),
+    "a gradient of another shape": ("AdamW", set_gradient(lambda g: g.reshape(4, 3))),
+    "a GradScaler's scale": ("LARS", scaler_says(4.0)),
+    "not finite": ("LAMB", gradient(lambda g: g.index_fill(0, torch.tensor([0]), torch.inf), "b")),
+    "not finite, and skipped": ("AdamW", gradient(lambda g: g.index_fill(0, torch.tensor([0]), torch.inf), "b")),
+    "above the largest norm": ("LAMB", gradient(lambda g: g * 100)),
 }
 
 
@@ -400,111 +346,140 @@ def threads() -> Iterator[None]:
 
 
 #: Options before a change.
-BEFORE: dict[str, dict[str, Any]] = {"weight decay is no longer 0": dict(weight_decay=0.0)}
+BEFORE: dict[str, dict[str, Any]] = {
+    "weight decay is no longer 0": dict(weight_decay=0.0),
+    "not finite": dict(on_nonfinite="raise"),
+    "not finite, and skipped": dict(on_nonfinite="skip"),
+    "above the largest norm": dict(max_grad_norm=0.5),
+}
 #: What is said of changes that are refused.
 REFUSED = {
     "another shape": "StateError: the state of 'w' does not fit its options",
     "another shape of the same size": "StateError: the state of 'w' does not fit its options",
     "a gradient of another shape": "ParameterError: the gradient of 'w' has shape (4, 3), and its parameter (3, 4)",
     "a sparse gradient": "ParameterError: the gradient of 'v' is sparse",
+    "not finite": "NonFiniteError: ",
 }
+
+
+def make_one_change(name: str) -> None:
+    rule, change = (CHANGES | GRADIENTS)[name]
+    both = Both(rule, **BEFORE.get(name, {}))
+    assert [both.step() for _ in range(3)] == [""] * 3
+    said = both.step(change) if name in CHANGES else both.step(late=change)
+    assert said.startswith(REFUSED.get(name, ""))
+    assert bool(said) == (name in REFUSED)
+    if name in GRADIENTS:
+        assert both.step() == "", "the next has the gradients of before"
+    elif not said:
+        assert [both.step() for _ in range(2)] == ["", ""], "it is remembered again"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES | GRADIENTS)
 def test_one_change_between_two_steps(name: str) -> None:
-    rule, change, anew = (CHANGES | GRADIENTS)[name]
-    both = Both(rule, **BEFORE.get(name, {}))
-    assert [both.step() for _ in range(3)] == [(1, ""), (0, ""), (0, "")]
-    sorts, said = both.step(change) if name in CHANGES else both.step(late=change)
-    assert sorts == anew
-    assert said.startswith(REFUSED.get(name, ""))
-    assert bool(said) == (name in REFUSED)
-    if name in GRADIENTS:
-        assert both.step() == (0 if said else anew, ""), "the next has the gradients of before"
-    elif not said:
-        assert [both.step() for _ in range(2)] == [(0, ""), (0, "")], "it is remembered again"
+    make_one_change(name)
+
+
+@pytest.mark.slow
+def test_one_change_where_native_code_is_told_of_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a torch that has no functions for it."""
+    monkeypatch.setattr(look, "interpreter", lambda: None)
+    for name in CHANGES | GRADIENTS:
+        make_one_change(name)
 
 
 # ---- what is remembered with it
 
 
-def test_a_skip_by_a_grad_scaler() -> None:
-    """It sets found_inf for the time of a step, which then changes nothing."""
-    both = Both("LAMB")
-    for found_inf in (0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0):
-        before = copy.deepcopy([both.ours.params, both.ours.optimizer.state_dict()["state"]])
-        for training in (both.ours, both.theirs):
-            training.give_gradients()
-            scaler_says(2.0, found_inf)(training)
-            training.step()
-        for name, p in both.ours.params.items():
-            torch.testing.assert_close(p, both.theirs.params[name], rtol=FUSED["float64"], atol=FUSED["float64"])
-        if found_inf:
-            now = [both.ours.params, both.ours.optimizer.state_dict()["state"]]
-            torch.testing.assert_close(now, before, rtol=0.0, atol=0.0)
-    assert both.ours.count("w") == 4
+OVERRIDES = [("b", dict(weight_decay=0.3)), ("u", dict(lr_scale=0.5))]
+TURNS = [set_idle(*idle) for _ in range(4) for idle in (("w",), ("b", "u"), ())]
+ONE_BY_ONE = [lambda training: setattr(training, "one_by_one", True), nothing, nothing, clone_entry]
+#: Runs of several changes: the rule, options, and what comes before each step.
+RUNS: dict[str, tuple[str, dict[str, Any], list[Change]]] = {
+    "sets of gradients take turns": ("LAMB", {}, TURNS),
+    "sets of gradients of a mixture": ("Mixture", {}, TURNS),
+    "parameters one by one": ("AdamW", {}, ONE_BY_ONE),
+    "factored parameters one by one": ("Adafactor", {}, ONE_BY_ONE),
+    "lists of torch": ("LAMB", dict(engine="foreach"), [nothing, nothing, set_option(weight_decay=0.0), clone_entry]),
+    # what a scheduler writes reaches all but those that an override gives another; 0.3 is the number of both
+    "numbers of single parameters": (
+        "LAMB",
+        dict(overrides=OVERRIDES),
+        [set_option(weight_decay=number, lr=number / 10) for number in (0.1, 0.1, 0.2, 0.4, 0.3, 0.2)],
+    ),
+    "a list of options is edited": ("AdamW", {}, [set_option(betas=[0.8, 0.9]), *map(edit_betas, (0.8, 0.5, 0.5))]),
+}
 
 
-@pytest.mark.parametrize("rule", ["AdamW", "LAMB"])
-@pytest.mark.parametrize("options", [dict(on_nonfinite="raise"), dict(on_nonfinite="skip"), dict(max_grad_norm=0.5)])
-def test_steps_that_are_guarded_or_clipped(rule: str, options: dict[str, Any]) -> None:
-    """A step that is refused or skipped changes nothing, and the next goes on as remembered."""
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run(name: str) -> None:
+    rule, options, changes = RUNS[name]
     both = Both(rule, **options)
-    spoilt = gradient(lambda g: g.index_fill(0, torch.tensor([0]), float("inf")), "b")
-    large = gradient(lambda g: g * 100)
-    assert both.step() == (1, "")
-    for late in (None, large) if "max_grad_norm" in options else (None, spoilt, large, spoilt, None):
-        sorts, said = both.step(late=late)
-        assert sorts == 0
-        assert said.startswith("NonFiniteError") == (late is spoilt and options == dict(on_nonfinite="raise"))
+    for change in changes:
+        assert both.step(change) == ""
 
 
-@pytest.mark.parametrize("rule", ["LAMB", "Mixture"])
-def test_sets_of_gradients_that_take_turns(rule: str) -> None:
-    both = Both(rule)
-    sets = [("w",), ("b", "u"), ()]
-    sorts = [both.step(set_idle(*idle))[0] for _ in range(4) for idle in sets]
-    # the state that a later set makes is news to those before it, once
-    assert sum(sorts[:6]) <= 5
-    assert sorts[6:] == [0] * 6
+# ---- what this rank has of DTensors
 
 
-@pytest.mark.parametrize("rule", ["AdamW", "Adafactor"])
-def test_parameters_that_are_stepped_one_by_one(rule: str) -> None:
-    both = Both(rule)
-    for training in (both.ours, both.theirs):
-        training.one_by_one = True
-    sorts = [both.step()[0] for _ in range(4)]
-    assert sorts == [len(SHAPES), 0, 0, 0]
-    assert both.step(of_state(clone_entry))[0] == 1, "the one that has it"
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """Two ranks, of which only this one is there: no message is answered."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
 
 
-def test_lists_of_torch_are_remembered_too() -> None:
-    both = Both("LAMB", "foreach")
-    assert [both.step()[0] for _ in range(3)] == [1, 0, 0]
-    assert both.ours.optimizer.engine == "foreach"
-    assert both.step(set_option(weight_decay=0.0))[0] == 1
-    assert both.step(of_state(clone_entry))[0] == 1
-    _, said = both.step(CHANGES["another shape of the same size"][1])
-    assert said.startswith(REFUSED["another shape of the same size"])
+def exchange_shard(p: Any, state: Any) -> None:
+    p._local_tensor = p._local_tensor.clone()  # as FSDP2 does
 
 
-def test_numbers_of_single_parameters() -> None:
-    """Overrides give one parameter another number; what a scheduler writes reaches all others."""
-    both = Both("LAMB", overrides=[("b", dict(weight_decay=0.3)), ("u", dict(lr_scale=0.5))])
-    assert [both.step()[0] for _ in range(2)] == [1, 0]
-    for number in (0.2, 0.4):
-        assert both.step(set_option(weight_decay=number, lr=number / 10)) == (0, "")
-    assert both.step(set_option(weight_decay=0.3))[0] == 0, "where one of them is the number of the others"
-    assert both.step(set_option(weight_decay=0.2))[0] == 0
+def exchange_entry(p: Any, state: Any) -> None:
+    state["exp_avg"] = state["exp_avg"] * 2
 
 
-def test_a_list_of_options_that_is_edited() -> None:
-    both = Both("AdamW")
-    both.step(set_option(betas=[0.8, 0.9]))
-    for beta in (0.8, 0.5, 0.5):
-        both.step(lambda training, beta=beta: training.groups[0]["betas"].__setitem__(0, beta))  # type: ignore[misc]
+def turn_gradient(p: Any, state: Any) -> None:
+    p.grad._local_tensor = p.grad._local_tensor.t().contiguous().t()
+
+
+def drop_state(p: Any, state: Any) -> None:
+    state.clear()
+
+
+SHARDED = (exchange_shard, exchange_entry, turn_gradient, drop_state)
+
+
+@pytest.mark.parametrize("plainly", [False, True], ids=["native", "plain"])
+def test_changes_of_shards(mesh: Any, plainly: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    if plainly:
+        monkeypatch.setattr(look, "interpreter", lambda: None)
+
+    def place(x: Any, how: Any) -> Any:
+        return DTensor.from_local(x, mesh, [how], run_check=False)
+
+    first, second, third = (draw((4, 3), 0) for _ in range(3))
+    whole, shard = (torch.nn.Parameter(x) for x in (first, place(second, Shard(0))))
+    optimizers = [(p, thalweg.torch.AdamW([p], lr=0.1)) for p in (whole, shard)]
+    for t, change in enumerate([None, None, *SHARDED, None]):
+        for p, optimizer in optimizers:
+            p.grad = draw((4, 3), 1, t) if p is whole else place(draw((4, 3), 1, t), Shard(0))
+            if change is not None and (p is shard or change in (exchange_entry, drop_state)):
+                change(p, optimizer.state[p])
+            optimizer.step()
+        assert torch.equal(shard.to_local(), whole), change
+    copied = torch.nn.Parameter(place(third, Replicate()))
+    optimizer = thalweg.torch.AdamW([copied], lr=0.1)
+    for how, messages in ((Replicate(), 0), (Replicate(), 0), (Partial(), 1)):
+        copied.grad = place(draw((4, 3), 1), how)
+        with CommDebugMode() as seen:
+            optimizer.step()
+        assert seen.get_total_counts() == messages, "gradients are summed where they begin to be parts of a sum"
 
 
 # ---- what a step costs
@@ -517,7 +492,7 @@ def calls_counted(found: list[str]) -> Iterator[None]:
 
     def note(frame: Any, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(home):
-            found.append(frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name)
+            found.append(frame.f_code.co_name)
 
     sys.setprofile(note)
     try:
@@ -526,54 +501,49 @@ def calls_counted(found: list[str]) -> Iterator[None]:
         sys.setprofile(None)
 
 
+def schedule(optimizer: Any, t: int) -> None:
+    optimizer.param_groups[0].update(lr=0.1 / (t + 1), weight_decay=0.1 / (t + 1))
+
+
+def take_turns(optimizer: Any, t: int) -> None:
+    for p in optimizer.param_groups[0]["params"][: 5 * (t % 2)]:
+        p.grad = None
+
+
+def leave_alone(optimizer: Any, t: int) -> None:
+    pass
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rule", "options"),
-    [*((rule, {}) for rule in OPTIONS), ("LAMB", dict(on_nonfinite="raise")), ("AdamW", dict(max_grad_norm=1.0))],
+    ("rule", "options", "before_each", "most"),
+    [
+        *((rule, {}, leave_alone, 120) for rule in OPTIONS),
+        ("LAMB", dict(on_nonfinite="raise"), leave_alone, 120),
+        ("AdamW", dict(max_grad_norm=1.0), leave_alone, 120),
+        ("LAMB", {}, schedule, 400),  # whose settings are made anew
+        ("AdamW", {}, take_turns, 120),
+    ],
 )
-def test_a_step_calls_few_functions_however_many_tensors_there_are(rule: str, options: dict[str, Any]) -> None:
+def test_a_step_calls_few_functions_however_many_tensors_there_are(
+    rule: str, options: dict[str, Any], before_each: Callable[[Any, int], None], most: int
+) -> None:
     counts = []
-    for tensors in (10, 1000):
+    for tensors in (10, 100):
         params = [torch.nn.Parameter(torch.ones(2, 3)) for _ in range(tensors)]
         optimizer = getattr(thalweg.torch, rule)(params, **OPTIONS[rule], **options)
-        calls: list[str] = []
-        for step in range(3):
+        for t in range(5):
+            calls: list[str] = []
             kept = [p.grad for p in params]  # so that new ones are elsewhere
             for p in params:
                 p.grad = torch.ones(2, 3)
-            if step < 2:
+            before_each(optimizer, t)
+            with calls_counted(calls):
                 optimizer.step()
-        with calls_counted(calls):
-            optimizer.step()
         del kept
         counts.append(len(calls))
     assert counts[0] == counts[1]
-    assert counts[0] <= 120
-
-
-# ---- what a step keeps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["auto", "foreach"])
-@pytest.mark.parametrize("rule", ["LAMB", "Adafactor", "Mixture"])
-def test_nothing_is_kept_alive(rule: str, engine: str) -> None:
-    """No gradient after a step, and no parameter that was taken out of its group."""
-    training = Training(rule, engine)
-    for _ in range(3):
-        training.give_gradients()
-        grads = [weakref.ref(p.grad) for p in training.params.values()]
-        training.optimizer.step()
-        training.optimizer.zero_grad()
-        gc.collect()
-        assert [g() for g in grads] == [None] * len(grads)
-    old = weakref.ref(training.params["v"])
-    exchange(training)
-    training.idle = {"v", "b"}
-    training.give_gradients()
-    training.optimizer.step()
-    gc.collect()
-    assert old() is None
+    assert counts[0] <= most
 
 
 # ---- many changes
@@ -587,7 +557,7 @@ def load_if_it_fits(training: Training) -> None:
 NOT_ANY_TIME = ("cast", "another shape", "another entry of a mixture", "lr of a mixture's entry")
 #: What can be done at any time, and leaves something that both engines step in float64.
 ANY_TIME: dict[str, Change] = {
-    **{name: change for name, (_, change, _) in CHANGES.items() if name not in NOT_ANY_TIME},
+    **{name: change for name, (_, change) in CHANGES.items() if name not in NOT_ANY_TIME},
     "a state is loaded": load_if_it_fits,
     "all gradients": set_idle(),
     "descend": set_option(maximize=False),
@@ -595,7 +565,8 @@ ANY_TIME: dict[str, Change] = {
     "turned back in memory": set_data(lambda x: x.contiguous()),
     "the old shape": set_data(lambda x: x.reshape(SHAPES["w"])),
 }
-LATE = {name: change for name, (_, change, _) in GRADIENTS.items() if name != "another dtype"}
+NOT_LATE = ("another dtype", "not finite", "not finite, and skipped")
+LATE = {name: change for name, (_, change) in GRADIENTS.items() if name not in NOT_LATE}
 
 
 @pytest.mark.slow
