@@ -12,11 +12,10 @@ import torch
 from check_faulty import FAULTS
 from offered import ON_GPU, assert_keeps
 
-from thalweg.check import check
-from thalweg.check.plugin import checks_of
-from thalweg.check.problem import assert_same
+from thalweg.check import check, expect
+from thalweg.check.plugin import checks_of, names_of
 
-CHECKS = [each.name for each in checks_of("torch")]
+CHECKS = [names_of(each)[0] for each in checks_of("torch")]
 #: What torch.optim.AdamW does otherwise than these checks ask for.
 NOT_ADAMW = {
     "loading-twice": "the tensors of a state dict that it loads become its own",
@@ -95,9 +94,9 @@ OTHER: list[tuple[Any, Any, str]] = [
 class TestSame:
     @pytest.mark.parametrize(("found", "wanted"), EQUAL)
     def test_equal(self, found: Any, wanted: Any, within: Any) -> None:
-        assert_same(within(found), within(wanted), "here")
+        expect.same(within(found), within(wanted), "here")
 
     @pytest.mark.parametrize(("found", "wanted", "message"), OTHER)
     def test_other(self, found: Any, wanted: Any, message: str, within: Any) -> None:
         with pytest.raises(pytest.fail.Exception, match=f"^here.*{message}"):
-            assert_same(within(found), within(wanted), "here")
+            expect.same(within(found), within(wanted), "here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -14,8 +15,9 @@ from thalweg.check.ranks import Ranks
 from thalweg.check.subject import Subject, subject_of
 
 #: What a run has of pytest: none of its output, and nothing that the user's own tests are set up with.
-ARGUMENTS = f"-c {os.devnull} --rootdir . --noconftest --import-mode append --assert plain --capture no"
-LEFT_OUT = "cacheprovider terminal logging warnings faulthandler unraisableexception threadexception"
+ARGUMENTS = f"""-c {os.devnull} --rootdir . --noconftest --import-mode append --assert plain --capture no
+    -p no:cacheprovider -p no:terminal -p no:logging -p no:warnings -p no:faulthandler
+    -p no:unraisableexception -p no:threadexception"""
 SURROUNDINGS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
 
 
@@ -44,19 +46,16 @@ def check(
     With ``ranks``, the checks of replicas and shards of torch are run too, by so many processes.
     """
     subject = subject_of(optimizer, options, facts)
-    checks, world = choose_checks(subject.kind, only, ranks), make_world(ranks)
-    try:
+    checks = choose_checks(subject.kind, only, ranks)
+    with closing(make_world(ranks)) as world:
         return run_checks(subject, checks, world)
-    finally:
-        world.end()
 
 
 def run_checks(subject: Subject, checks: Sequence[Check], world: Ranks) -> Report:
     """Run checks by pytest in this process, and report what each of them says."""
     tests = Tests(subject, checks, world)
-    left_out = (word for name in LEFT_OUT.split() for word in ("-p", f"no:{name}"))
     with patch.dict(os.environ, SURROUNDINGS):
-        code = pytest.main([*ARGUMENTS.split(), *left_out], plugins=[tests])
+        code = pytest.main(ARGUMENTS.split(), plugins=[tests])
     if code == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if len(tests.verdicts) != len(checks):
