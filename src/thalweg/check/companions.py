@@ -64,8 +64,7 @@ def has_momentum(optimizer: Any) -> bool:
 
 def follow_schedule(s: TorchSubject, name: str, schedule: Callable[[Any], Any]) -> None:
     """Fail unless a scheduler steps as setting the options that it sets by hand does."""
-    params, others = s.weights(), s.weights()
-    scheduled, by_hand = s.make(params), s.make(others)
+    (params, scheduled), (others, by_hand) = (s.make_fresh(shapes=[(6, 4), (5, 6)]) for _ in range(2))
     rate_of(by_hand)
     try:
         scheduler = schedule(scheduled)
