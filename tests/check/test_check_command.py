@@ -88,10 +88,7 @@ def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "words"),
     [
         (["torch.optim.AdamV"], "module 'torch.optim' has no 'AdamV'"),
-        (
-            ["torch.optim.AdamW", "--only", "zero-grd"],
-            "no check or group 'zero-grd': did you mean 'zero-grad'?",
-        ),
+        (["torch.optim.AdamW", "--only", "zero-grd"], "no check or group 'zero-grd': did you mean 'zero-grad'?"),
         (["torch.optim.AdamW", "--only", "fsdp2"], "fsdp2 is checked by several processes: add --ranks"),
         (["torch.optim.AdamW", "--options", "lr=1"], "--options 'lr=1' is no JSON"),
         (["torch.optim.AdamW", "--options", '{"lr": -1}'], 'cannot be tried with the options {"lr": -1}'),

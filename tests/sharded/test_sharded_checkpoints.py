@@ -14,15 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from world import world  # noqa: E402
-from world_checkpoints import (  # noqa: E402
-    continued,
-    loaded_directly,
-    misfit,
-    resume,
-    resumed,
-    save,
-    state_before_steps,
-)
+from world_checkpoints import continued, loaded_directly, misfit, resume, resumed, save, state_before_steps  # noqa: E402
 from world_steps import TYPICAL, Run  # noqa: E402
 
 from thalweg import Spikes  # noqa: E402

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,13 @@ import pytest
 pytest.importorskip("torch")
 
 from world import world
-from world_messages import EACH, counts, messages
-from world_steps import EXACT, TYPICAL, WHOLE, Run, told
+from world_layouts import SHAPES, torch
+from world_messages import EACH, counts, errors_without_a_gradient, held, messages, transformed
+from world_steps import EXACT, WHOLE, Run, run_of, told
+
+import thalweg.torch
+from thalweg.errors import OptionError
+from thalweg.rules import Annealed
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +38,12 @@ def check(run: Run, layout: str, size: int, wanted: dict[str, int]) -> None:
 
 
 def typical(rule: str, **options: Any) -> Run:
-    return Run(rule, options={**TYPICAL.get(rule, {}), **options}, rates=THREE)
+    return run_of(rule, options=options, rates=THREE)
+
+
+def divided(rule: str, **how: Any) -> Run:
+    """Replicas divide the work."""
+    return run_of(rule, options=dict(divide_work=True), replicated=True, **how)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +68,7 @@ def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
 )
 def test_where_replicas_divide_their_work(rule: str, size: int, layout: str, count: int) -> None:
     """To owners within a replica and back, and then to all replicas; whole tensors need not travel to their owners."""
-    run = replace(typical(rule, divide_work=True), replicated=True)
-    check(run, layout, size, {"alltoall_base": count} if count else {})
+    check(divided(rule, rates=THREE), layout, size, {"alltoall_base": count} if count else {})
 
 
 #: What makes no more of them.
@@ -76,6 +86,13 @@ NOTHING_MORE: dict[str, tuple[str, dict[str, Any]]] = {
 def test_nothing_else_makes_more_of_them(what: str) -> None:
     rule, how = NOTHING_MORE[what]
     check(replace(typical(rule), **how), "first axis", 2, expected(rule))
+
+
+@pytest.mark.parametrize("rule", ["LAMB", "Kron"])
+def test_kernels_send_as_many(rule: str) -> None:
+    pytest.importorskip("triton")
+    how: dict[str, Any] = dict(names=("vector", "even"), interpreted=True, engine="fused")
+    check(replace(typical(rule), dtype="float32", rates=(1.0, 1.0), **how), "first axis", 2, EACH[rule])
 
 
 @pytest.mark.parametrize(("rule", "more"), [("Muon", 2), ("Adafactor", 0)])
@@ -110,22 +127,18 @@ def test_what_options_cost(rule: str, options: Mapping[str, Any], more: int) -> 
     check(typical(rule, **options), "first axis", 2, wanted)
 
 
-def in_slots(slot: int, **how: Any) -> Run:
-    return replace(typical("Muon", divide_work=True), replicated=True, slot=slot, **how)
-
-
 def test_slots() -> None:
     """Of six tensors each of two ranks owns some: there and back for every slot."""
     names = ("matrix", "even", "cube", "row", "column", "kernel")
     for slot, most in ((10**6, 1), (1, 3)):
-        (_, second), _ = world(2).run(counts, in_slots(slot, names=names, rates=(1.0, 1.0)), "first axis")
+        (_, second), _ = world(2).run(counts, divided("Muon", slot=slot, names=names, rates=(1.0, 1.0)), "first axis")
         assert most <= second["alltoall_base"] / 2 <= 2 * most - 1
 
 
 def test_ranks_tell_their_layouts_once() -> None:
     """Tensors that have gradients by turns stay known."""
     absent: dict[int, tuple[str, ...]] = {0: ("even",), 1: ("matrix",), 2: ("even",), 3: ("matrix",)}
-    run = in_slots(10**6, names=("matrix", "even"), rates=(1.0,) * 4, absent=absent)
+    run = divided("Muon", slot=10**6, names=("matrix", "even"), absent=absent, rates=(1.0,) * 4)
     for first, second, *others in world(2).run(counts, run, "first axis"):
         assert all(set(step) > {"alltoall_base"} for step in (first, second))
         assert others == [{"alltoall_base": 2}] * 2
@@ -169,3 +182,56 @@ def test_replicas_divide_nothing_that_lists_would_step() -> None:
     for options, expected in ((dict(rounding="stochastic"), apart), ({}, "replicas divide the work on 1 parameter")):
         for _, note in world(2).run(told, Run("Muon", "bfloat16", options, **how), "plain"):
             assert expected in note
+
+
+@pytest.mark.parametrize(
+    ("probability", "worth"), [(0.03, True), (1.0, False), (Annealed(low=0.03), True), (Annealed(low=1.0), False)]
+)
+def test_factors_count_as_often_as_they_are_refreshed(probability: Any, worth: bool) -> None:
+    """Replicas divide work by themselves only if the answer arrives before it is computed."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        named = [(f"w{i}", torch.nn.Parameter(torch.ones(64, 64))) for i in range(2)]
+        group = torch.distributed.group.WORLD
+        optimizer = thalweg.torch.Kron(named, lr=0.1, precond_update_probability=probability, replicas=group)
+        told = "replicas divide the work on 2" if worth else "replicas do not divide the work on 2"
+        assert told in str(optimizer.explain())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("rule", "size", "layout"), [("Kron", 2, "plain"), ("Muon", 4, "copies of shards")])
+def test_replicas_stay_equal_to_the_bit(rule: str, size: int, layout: str) -> None:
+    found = world(size).run(held, divided(rule, dtype="float32"), layout)
+    for place in found[0]:
+        blocks = dict(entries[place] for entries in found)
+        assert all(numbers == blocks[block] for block, numbers in (entries[place] for entries in found))
+
+
+@pytest.mark.parametrize(("size", "layout"), [(2, "plain"), (4, "copies of shards")])
+def test_each_replica_transforms_its_share(size: int, layout: str) -> None:
+    run = divided("Counted", names=("matrix", "even", "cube", "kernel"))
+    found = world(size).run(transformed, run, layout)
+    assert sum(found) == (len(run.rates) - 1) * sum(math.prod(SHAPES[name]) for name in run.names)
+    assert all(found)
+
+
+def test_a_gradient_that_is_missing_on_one_rank_is_told() -> None:
+    for (error,) in world(2).run(errors_without_a_gradient, divided("Muon", names=("matrix", "large"), rates=(1.0,))):
+        assert all(words in error for words in ("ranks differ in what they step", "'large'", "without a gradient"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(replicas="all"), "replicas must be a process group, such as torch.distributed.group.WORLD, got 'all'"),
+        (dict(divide_work="yes"), "divide_work must be True, False or None, got 'yes'"),
+        (dict(divide_work=True, engine="fused"), "divide_work=True cannot be combined with engine='fused'"),
+    ],
+    ids=str,
+)
+def test_mistakes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        thalweg.torch.Muon([torch.nn.Parameter(torch.ones(3, 3))], lr=0.1, **options)

@@ -86,13 +86,7 @@ def values_by_name(*kinds: Any) -> dict[str, st.SearchStrategy[Any]]:
 
 @st.composite
 def options(
-    draw: Any,
-    rule: type[Rule],
-    *,
-    around: bool = True,
-    most: int = 6,
-    without: Collection[str] = (),
-    **fixed: Any,
+    draw: Any, rule: type[Rule], *, around: bool = True, most: int = 6, without: Collection[str] = (), **fixed: Any
 ) -> dict[str, Any]:
     """Some options of an optimizer that go together, beside those that are fixed: all that ``thalweg.numpy`` takes.
 

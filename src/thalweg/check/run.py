@@ -33,12 +33,7 @@ class Report(NamedTuple):
 
 
 def check(
-    optimizer: Any,
-    *,
-    only: str | None = None,
-    ranks: int = 0,
-    facts: Mapping[str, Any] | None = None,
-    **options: Any,
+    optimizer: Any, *, only: str | None = None, ranks: int = 0, facts: Mapping[str, Any] | None = None, **options: Any
 ) -> Report:
     """Check an optimizer: a class, a function that makes one, or a reference such as ``torch.optim.AdamW``.
 
