@@ -16,9 +16,8 @@ from check_faulty_ranks import RANK_FAULTS, StepsWhereThereAreRows
 from offered import NOT_OFFERED_BY_RANKS, assert_keeps
 
 from thalweg.check import Report, check
-from thalweg.check.plugin import checks_of, choose_checks, make_world, names_of
+from thalweg.check.plugin import checks_of, choose_checks, make_world, names_of, run_checks
 from thalweg.check.ranks import Ranks
-from thalweg.check.run import run_checks
 from thalweg.check.subject import subject_of
 from thalweg.errors import CommandError
 from thalweg.rules import RULES

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from contextlib import closing
 
-from thalweg.check.plugin import NOT_OFFERED, PASSED, Verdict, choose_checks, make_world, names_of
-from thalweg.check.run import Report, run_checks
+from thalweg.check.plugin import NOT_OFFERED, PASSED, Report, Verdict, choose_checks, make_world, names_of, run_checks
 from thalweg.check.subject import parse_json, subject_of
 from thalweg.show.console import aside, console, make_table
 from thalweg.show.extras import extra

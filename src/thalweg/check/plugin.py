@@ -1,4 +1,4 @@
-"""The checks as tests of pytest: ``pytest -p thalweg.check.plugin --optimizer torch.optim.AdamW``.
+"""The checks as tests of pytest, which runs them: ``pytest -p thalweg.check.plugin --optimizer torch.optim.AdamW``.
 
 A check is a function ``test_*`` of a module here. Its docstring says what must hold and why it matters; its group is
 its module, unless it names another.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple, TypeAlias
+from unittest.mock import patch
 
 from thalweg.check.ranks import Ranks, Silence
 from thalweg.check.subject import Subject, keep_surroundings, parse_json, subject_of
@@ -34,6 +37,11 @@ MODULES = {
 PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
 #: Seconds that other ranks may take to answer after the first one has.
 PATIENCE = 10.0
+#: What a run has of pytest: none of its output, and nothing that the user's own tests are set up with.
+ARGUMENTS = f"""-c {os.devnull} --rootdir . --noconftest --import-mode append --assert plain --capture no
+    -p no:cacheprovider -p no:terminal -p no:logging -p no:warnings -p no:faulthandler
+    -p no:unraisableexception -p no:threadexception"""
+SURROUNDINGS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
 
 
 class Verdict(NamedTuple):
@@ -47,6 +55,42 @@ class Verdict(NamedTuple):
     outcome: str
     #: What was seen where it failed, or why it is not offered.
     seen: str = ""
+
+
+class Report(NamedTuple):
+    """All verdicts on one optimizer."""
+
+    subject: str
+    verdicts: list[Verdict]
+
+    @property
+    def failed(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.outcome == FAILED]
+
+
+def check(
+    optimizer: Any, *, only: str | None = None, ranks: int = 0, facts: Mapping[str, Any] | None = None, **options: Any
+) -> Report:
+    """Check an optimizer: a class, a function that makes one, or a reference such as ``torch.optim.AdamW``.
+
+    Options are those of the optimizer. ``only`` names checks or groups; ``facts`` are what its author declares.
+    With ``ranks``, the checks of replicas and shards of torch are run too, by so many processes.
+    """
+    subject = subject_of(optimizer, options, facts)
+    with closing(make_world(ranks)) as world:
+        return run_checks(subject, choose_checks(subject.kind, only, ranks), world)
+
+
+def run_checks(subject: Subject, checks: Sequence[Check], world: Ranks) -> Report:
+    """Run checks by pytest in this process, and report what each of them says."""
+    tests = Tests(subject, checks, world)
+    with patch.dict(os.environ, SURROUNDINGS):
+        code = pytest.main(ARGUMENTS.split(), plugins=[tests])
+    if code == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if len(tests.verdicts) != len(checks):
+        raise RuntimeError(f"pytest ended with {code!r} after {len(tests.verdicts)} of {len(checks)} checks")
+    return Report(subject.name, tests.verdicts)
 
 
 def checks_of(kind: str) -> list[Check]:
