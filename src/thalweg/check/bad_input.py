@@ -129,19 +129,11 @@ def pair() -> list[Parameter]:
     return weights([(1, 1), (1, 1)])
 
 
-def name_one(params: list[Parameter]) -> Any:
-    return [("weight", params[0]), params[1]]
-
-
-def name_one_group(params: list[Parameter]) -> Any:
-    return [{"params": [params[0]], "lr": 0.01}, {"params": [("weight", params[1])]}]
-
-
 #: What is wrong, the parameters that are given, and the options beside them.
 REFUSED_BY_TORCH: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
     ("a tensor in place of a list of them", lambda: pair()[0], {}),
-    ("a name for one parameter of two", lambda: name_one(pair()), {}),
-    ("names in one group of two", lambda: name_one_group(pair()), {}),
+    ("a name for one parameter of two", lambda: [("weight", pair()[0]), pair()[1]], {}),
+    ("names in one group of two", lambda: [{"params": pair()[:1]}, {"params": [("weight", pair()[1])]}], {}),
     ("lr as a tensor of two numbers", pair, {"lr": torch.tensor([0.001, 0.001])}),
 ]
 

@@ -157,11 +157,6 @@ def model_for(s: TorchSubject) -> nn.Sequential:
     return model
 
 
-def batch(t: int) -> Tensor:
-    """Rows for every rank, the same number for each."""
-    return draw((4 * dist.get_world_size(), WIDTH), 3, t).float()
-
-
 def assert_trains_as_one_process(s: TorchSubject, model: nn.Module, where: str, *, share: bool = False) -> None:
     """Fail unless a model over ranks and a whole one step alike. share: each rank gets its part of every batch."""
     whole = model_for(s)
@@ -170,7 +165,7 @@ def assert_trains_as_one_process(s: TorchSubject, model: nn.Module, where: str, 
     for each in (whole, model):
         optimizer = s.make(each.parameters())
         for t in range(4):
-            given = batch(t)
+            given = draw((4 * dist.get_world_size(), WIDTH), 3, t).float()
             if share and each is model:
                 given = given.chunk(dist.get_world_size())[dist.get_rank()]
             optimizer.zero_grad()
