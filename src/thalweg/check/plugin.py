@@ -1,7 +1,7 @@
 """The checks as tests of pytest, which runs them: ``pytest -p thalweg.check.plugin --optimizer torch.optim.AdamW``.
 
 A check is a function ``test_*`` of a module here. Its docstring says what must hold and why it matters; its group is
-its module, unless it names another.
+its module, unless ``GROUPS`` names another.
 """
 
 from __future__ import annotations
@@ -33,6 +33,20 @@ MODULES = {
     "torch": "contract numbers state memory dtypes layouts bad_input non_finite companions devices",
     "optax": "transformations",
     "ranks": "replicas shards checkpoints",
+}
+#: The groups of checks that are in another module: those of gradient transformations, and of messages.
+GROUPS = {
+    "contract": "step-moves-parameters trees-are-kept empty-trees inputs-untouched extra-arguments "
+    "state-keeps-its-form",
+    "numbers": "deterministic jit-agrees compiled-once scan-agrees vmap-agrees independent-of-other-parameters "
+    "descends zero-gradients",
+    "state": "resumes-to-the-bit",
+    "dtypes": "bfloat16-moves",
+    "layouts": "scalars-and-empty",
+    "bad-input": "params-asked-for misspelt-option",
+    "non-finite": "nan-stays-local",
+    "companions": "schedules injected-hyperparameters masked multi-steps",
+    "messages": "messages-do-not-grow collectives",
 }
 PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
 #: Seconds that other ranks may take to answer after the first one has.
@@ -101,8 +115,8 @@ def checks_of(kind: str) -> list[Check]:
 
 def names_of(check: Check) -> tuple[str, str]:
     """The name of a check, and its group."""
-    group = getattr(check, "group", check.__module__.rpartition(".")[2])
-    return check.__name__.removeprefix("test_").replace("_", "-"), group.replace("_", "-")
+    name, module = (each.replace("_", "-") for each in (check.__name__[5:], check.__module__.rpartition(".")[2]))
+    return name, next((group for group, names in GROUPS.items() if name in names.split()), module)
 
 
 def verdict_of(check: Check, outcome: str, seen: str) -> Verdict:

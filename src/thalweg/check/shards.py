@@ -35,7 +35,6 @@ from thalweg.check.sharded import (
     train_shards,
     whole_of,
 )
-from thalweg.check.subject import group
 
 #: More rows than ranks, and a number of them that no usual world divides.
 UNEVEN = [(13, 4), (11, 3)]
@@ -238,7 +237,6 @@ def test_state_is_sharded(s: TorchSubject) -> None:
                 pytest.fail(f"{key} of parameter {place} has {local.numel()} elements on each rank")
 
 
-@group("messages")
 def test_messages_do_not_grow(s: TorchSubject) -> None:
     """A step sends no more messages later in a run than in its beginning."""
     params, optimizer = spread(s, shapes=MATRICES)
@@ -252,7 +250,6 @@ def test_messages_do_not_grow(s: TorchSubject) -> None:
         pytest.fail(f"up to {max(numbers[:6])} collectives in a step at first, then {max(numbers[6:])}")
 
 
-@group("messages")
 def test_collectives(s: TorchSubject) -> None:
     """Declared: a step of many shards takes at most so many collectives, however many parameters there are."""
     s.require("collectives")

@@ -179,16 +179,6 @@ def resolve(reference: str) -> Any:
     return import_attribute(f"{module}:{attribute}", "optimizer", "torch.optim:Adam", callable)[0]
 
 
-def group(name: str) -> Callable[[Any], Any]:
-    """Put a check into a group that is not its module."""
-
-    def put(check: Any) -> Any:
-        check.group = name
-        return check
-
-    return put
-
-
 @contextlib.contextmanager
 def keep_surroundings(kind: str) -> Iterator[None]:
     """Generators, warnings and torch's modes stay as they were; nothing is printed, logged or compiled meanwhile."""
