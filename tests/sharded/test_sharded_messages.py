@@ -27,104 +27,85 @@ GROUPS = {"copies": (0, 0), "two axes": (2, 1), "strided": (2, 1), "meshes": (3,
 THREE = (1.0,) * 3
 
 
-def expected(rule: str, layout: str = "first axis") -> dict[str, int]:
+def expected(rule: str, layout: str = "first axis", more: int = 0) -> dict[str, int]:
+    """more: so many sums beside those that the rule needs."""
     times = GROUPS.get(layout, (1, 1))[rule in WHOLE]
-    return {kind: count * times for kind, count in EACH[rule].items() if times}
+    sent = {kind: count * times for kind, count in EACH[rule].items() if times}
+    return {**sent, "allreduce": sent.get("allreduce", 0) + more} if more else sent
 
 
-def check(run: Run, layout: str, size: int, wanted: dict[str, int]) -> None:
+def check(run: Run, layout: str, wanted: dict[str, int], size: int = 2) -> None:
     """What every rank sends after the first step, in which ranks make acquaintance."""
     assert [heard[1:] for heard in world(size).run(counts, run, layout)] == [[wanted] * (len(run.rates) - 1)] * size
 
 
-def typical(rule: str, **options: Any) -> Run:
-    return run_of(rule, options=options, rates=THREE)
+def typical(rule: str, options: Mapping[str, Any] | None = None, **how: Any) -> Run:
+    return run_of(rule, options=options, **{"rates": THREE, **how})
 
 
 def divided(rule: str, **how: Any) -> Run:
     """Replicas divide the work."""
-    return run_of(rule, options=dict(divide_work=True), replicated=True, **how)
+    return typical(rule, dict(divide_work=True), replicated=True, **how)
 
 
-@pytest.mark.parametrize(
-    ("rule", "size", "layout"),
-    [
-        ("LARS", 2, "copies"),
-        ("LAMB", 2, "first axis"),
-        ("MARS", 2, "mixed"),
-        ("Adafactor", 4, "strided"),
-        ("Muon", 4, "meshes"),
-        ("Kron", 4, "two axes"),
-    ],
-)
-def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
-    """Where replicas do not divide their work."""
-    check(typical(rule, divide_work=False), layout, size, expected(rule, layout))
-
-
-@pytest.mark.parametrize(
-    ("rule", "size", "layout", "count"),
-    [("Muon", 4, "copies of shards", 3), ("SOAP", 2, "plain", 1), ("LAMB", 2, "plain", 0)],
-)
-def test_where_replicas_divide_their_work(rule: str, size: int, layout: str, count: int) -> None:
-    """To owners within a replica and back, and then to all replicas; whole tensors need not travel to their owners."""
-    check(divided(rule, rates=THREE), layout, size, {"alltoall_base": count} if count else {})
-
-
-#: What makes no more of them.
-NOTHING_MORE: dict[str, tuple[str, dict[str, Any]]] = {
-    "one tensor": ("LAMB", dict(names=("matrix",))),
-    "groups": ("SOAP", dict(groups=({}, dict(weight_decay=0.2), dict(lr=0.001)))),
-    "overrides": ("Kron", dict(overrides=(("*e*", dict(lr_scale=0.5)), ("cube", dict(weight_decay=0.3))))),
-    "missing gradients": ("Adafactor", dict(absent=dict.fromkeys(range(3), ("matrix", "cube")))),
-    "lists": ("MARS", dict(engine="foreach")),
-    "bfloat16": ("LAMB", dict(dtype="bfloat16")),
+#: By options, how many sums a step takes beside those of its rule. Of each kind a mixture has as many as its rule with
+#: most. Around a rule, an average sends nothing, and a share of elements is one message for the whole model.
+COSTS: list[tuple[str, dict[str, Any], int]] = [
+    ("kron_and_others", {}, 0),
+    ("kron_and_others", dict(max_grad_norm=1.0), 1),
+    ("kron_and_others", dict(on_nonfinite="raise"), 1),
+    ("LARS", dict(max_grad_norm=1.0), 1),
+    ("Kron", dict(normalize_grads=True), 1),
+    ("LAMB", dict(exempt=None, averaged=0.7), 0),
+    ("LAMB", dict(exempt=None, cautious=True), 0),
+    ("Muon", dict(EXACT, cautious=True), 1),
+]
+ALONE = dict(divide_work=False)
+STACKED = (("kernel", dict(stacked_axes=1)),)
+OVERRIDES = (("*e*", dict(lr_scale=0.5)), ("cube", dict(weight_decay=0.3)))
+BY_KERNELS: dict[str, Any] = dict(names=("vector", "even"), dtype="float32", interpreted=True, engine="fused")
+#: What is stepped, in which layout, and what each rank sends.
+SENT: dict[str, tuple[Run, str, dict[str, int]]] = {
+    "LARS, copies": (typical("LARS", ALONE), "copies", {}),
+    "LAMB": (typical("LAMB", ALONE), "first axis", expected("LAMB")),
+    "MARS, mixed": (typical("MARS", ALONE), "mixed", expected("MARS")),
+    "Adafactor, strided": (typical("Adafactor", ALONE), "strided", expected("Adafactor", "strided")),
+    "Muon, meshes": (typical("Muon", ALONE), "meshes", expected("Muon", "meshes")),
+    "Kron, two axes": (typical("Kron", ALONE), "two axes", expected("Kron", "two axes")),
+    # to owners within a replica and back, and then to all replicas; whole tensors need not travel to their owners
+    "divided over shards": (divided("Muon"), "copies of shards", {"alltoall_base": 3}),
+    "divided": (divided("SOAP"), "plain", {"alltoall_base": 1}),
+    "nothing to divide": (divided("LAMB"), "plain", {}),
+    # what makes no more of them
+    "one tensor": (typical("LAMB", names=("matrix",)), "first axis", expected("LAMB")),
+    "groups": (typical("SOAP", groups=({}, dict(weight_decay=0.2), dict(lr=0.001))), "first axis", expected("SOAP")),
+    "overrides": (typical("Kron", overrides=OVERRIDES), "first axis", expected("Kron")),
+    "missing gradients": (
+        *(typical("Adafactor", absent=dict.fromkeys(range(3), ("matrix", "cube"))), "first axis"),
+        expected("Adafactor"),
+    ),
+    "lists, bfloat16": (typical("MARS", engine="foreach", dtype="bfloat16"), "first axis", expected("MARS")),
+    "kernels: LAMB": (typical("LAMB", **BY_KERNELS), "first axis", expected("LAMB")),
+    "kernels: Kron": (typical("Kron", **BY_KERNELS), "first axis", expected("Kron")),
+    # rows and columns for some, sums for each slice; a stack has its owners among those who share its slices
+    "stacks among others, Muon": (typical("Muon", overrides=STACKED), "two axes", {"alltoall_base": 4}),
+    "stacks among others, Adafactor": (
+        *(typical("Adafactor", dict(min_dim_size_to_factor=5), overrides=STACKED), "two axes"),
+        expected("Adafactor", "two axes"),
+    ),
+    **{
+        f"{rule}, {', '.join(options)}": (typical(rule, options), "first axis", expected(rule, more=more))
+        for rule, options, more in COSTS
+    },
 }
 
 
-@pytest.mark.parametrize("what", NOTHING_MORE)
-def test_nothing_else_makes_more_of_them(what: str) -> None:
-    rule, how = NOTHING_MORE[what]
-    check(replace(typical(rule), **how), "first axis", 2, expected(rule))
-
-
-@pytest.mark.parametrize("rule", ["LAMB", "Kron"])
-def test_kernels_send_as_many(rule: str) -> None:
-    pytest.importorskip("triton")
-    how: dict[str, Any] = dict(names=("vector", "even"), interpreted=True, engine="fused")
-    check(replace(typical(rule), dtype="float32", rates=(1.0, 1.0), **how), "first axis", 2, EACH[rule])
-
-
-@pytest.mark.parametrize(("rule", "more"), [("Muon", 2), ("Adafactor", 0)])
-def test_kinds_of_parameters_share_them(rule: str, more: int) -> None:
-    """Rows and columns for some, sums for each slice; a stack has its owners among those who share its slices."""
-    options = {"min_dim_size_to_factor": 5} if rule == "Adafactor" else {}
-    run = replace(typical(rule, **options), overrides=(("kernel", dict(stacked_axes=1)),))
-    (kind, count), *_ = expected(rule, "two axes").items()
-    check(run, "two axes", 4, {kind: count + more})
-
-
-@pytest.mark.parametrize(
-    ("rule", "options", "more"),
-    [
-        # of each kind a mixture has as many as its rule with most
-        ("kron_and_others", {}, 0),
-        ("kron_and_others", dict(max_grad_norm=1.0), 1),
-        ("kron_and_others", dict(on_nonfinite="raise"), 1),
-        ("LARS", dict(max_grad_norm=1.0), 1),
-        ("Kron", dict(normalize_grads=True), 1),
-        # around a rule, an average sends nothing, and a share of elements is one message for the whole model
-        ("LAMB", dict(exempt=None, averaged=0.7), 0),
-        ("LAMB", dict(exempt=None, cautious=True), 0),
-        ("Muon", dict(EXACT, cautious=True), 1),
-    ],
-    ids=str,
-)
-def test_what_options_cost(rule: str, options: Mapping[str, Any], more: int) -> None:
-    wanted = expected(rule)
-    if more:
-        wanted["allreduce"] = wanted.get("allreduce", 0) + more
-    check(typical(rule, **options), "first axis", 2, wanted)
+@pytest.mark.parametrize("what", SENT)
+def test_messages_of_a_step(what: str) -> None:
+    run, layout, wanted = SENT[what]
+    if run.interpreted:
+        pytest.importorskip("triton")
+    check(run, layout, wanted, 4 if layout in ("strided", "meshes", "two axes", "copies of shards") else 2)
 
 
 def test_slots() -> None:
@@ -145,10 +126,10 @@ def test_ranks_tell_their_layouts_once() -> None:
 
 
 def test_experts_need_no_owner() -> None:
-    run = replace(typical("Muon", stacked_axes=1), names=("cube", "experts"))
-    check(run, "first axis", 4, {})
+    run = typical("Muon", dict(stacked_axes=1), names=("cube", "experts"))
+    check(run, "first axis", {}, 4)
     # sharded along rows as well, those who share experts have owners
-    check(run, "two axes", 4, {"alltoall_base": 2})
+    check(run, "two axes", {"alltoall_base": 2}, 4)
 
 
 def test_messages_are_as_narrow_as_the_products() -> None:

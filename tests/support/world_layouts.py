@@ -159,13 +159,8 @@ LAYOUTS: Mapping[str, Place] = {
     "mixed": mixed,
     "odd memory": odd_memory,
     "two axes": along(0, 1),
-    "two axes reversed": along(1, 0),
-    "first axis twice": along(0, 0),
-    "last axis twice": along(-1, -1),
     "strided": strided,
     "copies of shards": along(None, 0),
-    "shards of copies": along(1, None),
-    "copies of copies": along(None, None),
     "meshes": meshes,
 }
 
