@@ -207,10 +207,7 @@ def test_gradients_untouched(s: TorchSubject) -> None:
 def test_no_gradient_no_step(s: TorchSubject) -> None:
     """A parameter without a gradient stays as it is: it took no part in the loss."""
     params, optimizer = s.make_fresh()
-    for t in range(3):
-        give(params, t)
-        params[0].grad = None
-        optimizer.step()
+    train(optimizer, params, 3, without=[0])
     expect.same(params[:1], s.weights()[:1], "a parameter without a gradient")
     expect.moved(params[1:], s.weights()[1:], "beside one without a gradient")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thalweg.check import expect
-from thalweg.check.problem import GRADIENT, TorchSubject, give, require_option, train, unless_refused, values, weights
+from thalweg.check.problem import GRADIENT, TorchSubject, require_option, train, unless_refused, values, weights
 
 
 def test_deterministic(s: TorchSubject) -> None:
@@ -189,10 +189,8 @@ def test_late_parameters(s: TorchSubject) -> None:
     """A parameter whose first gradient comes late begins then: its averages start at their own first step."""
     s.require_not("couples_parameters")
     params, optimizer = s.make_fresh()
-    for t in range(8):
-        give(params, t)
-        params[0].grad = None if t < 6 else params[0].grad
-        optimizer.step()
+    train(optimizer, params, 6, without=[0])
+    train(optimizer, params, 2, first=6)
     alone, start = s.weights()[:1], s.weights()[:1]
     wanted = train(s.make(alone), alone, 2, first=6)
     expect.close(params[:1], wanted, start, "two steps after six without gradient", 1e-4)

@@ -81,10 +81,13 @@ def train(
     first: int = 0,
     which: Sequence[int] | None = None,
     size: float = GRADIENT,
+    without: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Steps with gradients that depend on the step and the place alone; what the parameters are then."""
+    """Steps with gradients that depend on the step and the place alone, some without; what the parameters are then."""
     for t in range(first, first + steps):
         give(params, t, which, size)
+        for place in without:
+            params[place].grad = None
         optimizer.step()
     return values(params)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from thalweg.check import expect
-from thalweg.check.problem import TorchSubject, copy_state, give, leaves, module_of, tensors_of, train
+from thalweg.check.problem import TorchSubject, copy_state, leaves, module_of, tensors_of, train
 
 
 def through_a_file(state: Any, *, weights_only: bool) -> Any:
@@ -94,10 +94,7 @@ def test_loading_unstepped_parameters(s: TorchSubject) -> None:
     """A parameter that had no gradient before saving begins after loading as one that is new."""
     s.require_not("couples_parameters")
     params, optimizer = s.make_fresh()
-    for t in range(2):
-        give(params, t)
-        params[0].grad = None
-        optimizer.step()
+    train(optimizer, params, 2, without=[0])
     others, other = restore(s, params, through_a_file(optimizer.state_dict(), weights_only=False))
     expect.same(train(other, others, 2, first=2), train(optimizer, params, 2, first=2), "two steps after resuming")
 
