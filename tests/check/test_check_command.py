@@ -88,10 +88,7 @@ def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "words"),
     [
         (["torch.optim.AdamV"], "module 'torch.optim' has no 'AdamV'"),
-        (
-            ["torch.optim.AdamW", "--only", "zero-grd"],
-            "no check or group 'zero-grd': did you mean 'zero-grad'?",
-        ),
+        (["torch.optim.AdamW", "--only", "zero-grd"], "no check or group 'zero-grd': did you mean 'zero-grad'?"),
         (["torch.optim.AdamW", "--only", "fsdp2"], "fsdp2 is checked by several processes: add --ranks"),
         (["torch.optim.AdamW", "--options", "lr=1"], "--options 'lr=1' is no JSON"),
         (["torch.optim.AdamW", "--options", '{"lr": -1}'], 'cannot be tried with the options {"lr": -1}'),
@@ -123,14 +120,6 @@ def test_the_surroundings_are_kept() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def call_pytest(*arguments: str) -> tuple[int, str]:
-    """The exit code and the output of pytest with the plugin, as a user calls it."""
-    command = [sys.executable, "-m", "pytest", "-p", "thalweg.check.plugin", "-p", "no:cacheprovider", *arguments]
-    surroundings = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings)
-    return done.returncode, done.stdout + done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "code"), [(["check", "torch.optim.AdamW"], 1), (["--help"], 0)])
 def test_without_pytest_the_other_verbs_are_there(arguments: list[str], code: int) -> None:
@@ -140,14 +129,15 @@ def test_without_pytest_the_other_verbs_are_there(arguments: list[str], code: in
     assert ended.stderr == ('thalweg: pytest is not installed: pip install "thalweg[check]"\n' if code else "")
 
 
-@pytest.mark.slow
-def test_pytest_runs_checks_by_its_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytest_runs_checks_by_its_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    record = tmp_path / "found.xml"
-    few = ["-k", "zero_grad or loading_twice or odd", "--junit-xml", str(record)]
-    code, printed = call_pytest("--optimizer", "check_faulty:Adam", "--options", '{"lr": 0.1}', *few)
-    assert code == 1
-    assert "1 failed, 2 passed, 1 skipped" in printed
-    assert "A state dict can be loaded again after the optimizer that took it has stepped" in record.read_text()
-    code, printed = call_pytest("--optimizer", "AdamW")
-    assert (code, "ERROR: 'AdamW' is no optimizer: write module:Class" in printed) == (4, True)
+    plugin = ["-p", "thalweg.check.plugin", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", "."]
+    few = ["-k", "zero_grad or loading_twice or odd", "--junit-xml", "found.xml"]
+    assert pytest.main([*plugin, "--optimizer", "check_faulty:Adam", "--options", '{"lr": 0.1}', *few]) == 1
+    assert "1 failed, 2 passed, 1 skipped" in capsys.readouterr().out
+    told = Path("found.xml").read_text()
+    assert "A state dict can be loaded again after the optimizer that took it has stepped" in told
+    assert pytest.main([*plugin, "--optimizer", "AdamW"]) == 4
+    assert "ERROR: 'AdamW' is no optimizer: write module:Class" in capsys.readouterr().err

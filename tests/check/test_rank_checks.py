@@ -16,9 +16,8 @@ from check_faulty_ranks import RANK_FAULTS, StepsWhereThereAreRows
 from offered import NOT_OFFERED_BY_RANKS, assert_keeps
 
 from thalweg.check import Report, check
-from thalweg.check.plugin import checks_of, choose_checks, make_world
+from thalweg.check.plugin import checks_of, choose_checks, make_world, names_of, run_checks
 from thalweg.check.ranks import Ranks
-from thalweg.check.run import run_checks
 from thalweg.check.subject import subject_of
 from thalweg.errors import CommandError
 from thalweg.rules import RULES
@@ -38,7 +37,7 @@ MORE = [("thalweg.torch.LAMB", 4)] if "THALWEG_TESTS_SOON" in os.environ else li
 def two() -> Iterator[Ranks]:
     world = make_world(2)
     yield world
-    world.end()
+    world.close()
 
 
 def run(optimizer: Any, only: str, world: Ranks, facts: Any = None, **options: Any) -> Report:
@@ -47,7 +46,7 @@ def run(optimizer: Any, only: str, world: Ranks, facts: Any = None, **options: A
 
 
 def test_every_check_has_a_faulty_optimizer() -> None:
-    assert set(RANK_FAULTS) == {each.name for each in checks_of("ranks")}
+    assert set(RANK_FAULTS) == {names_of(each)[0] for each in checks_of("ranks")}
 
 
 @pytest.mark.parametrize("name", RANK_FAULTS)

@@ -12,12 +12,12 @@ from check_faulty_jax import FAULTS
 from offered import NOT_OFFERED_BY_OPTAX, assert_keeps
 
 from thalweg.check import check
-from thalweg.check.plugin import checks_of
+from thalweg.check.plugin import checks_of, names_of
 from thalweg.rules import RULES
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
 
-CHECKS = [each.name for each in checks_of("optax")]
+CHECKS = [names_of(each)[0] for each in checks_of("optax")]
 
 
 def test_every_check_has_a_faulty_transformation() -> None:

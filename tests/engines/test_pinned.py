@@ -31,15 +31,12 @@ TILES = {
 }
 AXES = [(3, 40, 50), (40, 50, 3), (2, 40, 3, 50), (40, 2, 50, 3), (2, 33, 2, 65, 3), (96, 3, 7, 7), (70, 300, 7)]
 AROUND = {str(s): s for s in [*AXES, (1, 40, 50), (40, 50, 1), (130, 2050), (17, 2, 1025), (20, 20, 2, 2, 2)]}
-#: Where float64 is measured: of sums of more numbers, the order of additions costs more than a step may.
-FEWER = {name: shape for name, shape in AROUND.items() if np.prod(shape) < 10_000}
 #: Elements behind the columns, in axes that are too short to be factored: as many as there is room for.
 BEHIND = {str(b): (14, 160, *b) for b in ((2,), (7,), (4, 4), (3, 3, 7), (8, 8), (5, 5, 5), (8, 4, 4))}
 STACKS = {"one": (1, 6, 5), "vectors": (5, 40), "matrices": (7, 33, 20), "conv": (3, 9, 4, 8), "numbers": (6,)}
 LARGE_STACKS = {"large": (2, 300, 250), "many": (300, 17), "between": (3, 16385)}
 #: Groups of 64, 32 and 16 codes, several blocks of a tensor, and tensors that have none.
 CODED = {"matrix": (136, 256), "thin": (64, 96), "filter": (48, 16, 3, 3), "odd": (70, 125), "vector": (100,)}
-FEW_CODED = {"matrix": (34, 128), "thin": (64, 96), "filter": (32, 16, 3, 3), "vector": (70,)}
 #: One parameter: for torch, a gradient that is not finite is a reason to step none.
 MATRIX = {"matrix": (34, 20)}
 MATRICES = {"a": (34, 20), "b": (34, 20), "wide": (20, 34), "conv": (5, 4, 3, 2)}
@@ -220,8 +217,6 @@ PINNED = [
     *pin("seams of tiles", NATIVE, "Adafactor", TILES, "float64", steps=2, lr=0.05, min_dim_size_to_factor=1),
     *pin("axes around", CPU, "Adafactor", AROUND, steps=2, **FACTORED, clip_threshold=0.5),
     *pin("last two axes", NATIVE, "Adafactor", AROUND, steps=2, **FACTORED, factor_dims="last2"),
-    *pin("clamped", NATIVE, "Adafactor", FEWER, "float64", **FACTORED, eps=(0.3, 1e-3), eps_mode="clamp"),
-    *pin("by chance", NATIVE, "Adafactor", AROUND, "bfloat16", steps=2, **FACTORED, rounding="stochastic"),
     *pin("elements behind columns", NATIVE, "Adafactor", BEHIND, steps=2, **FACTORED),
     *pin("too many behind columns", NATIVE, "Adafactor", {"w": (12, 11, 5, 5, 6)}, strict=False, **FACTORED),
     *pin("nothing", CPU, "Adafactor", {"rows": (0, 4), "columns": (4, 0), "w": (5, 6)}, strict=False, **FACTORED),
@@ -236,9 +231,6 @@ PINNED = [
     *pin("no eps, without gradient", NATIVE, "Adafactor", SHAPES, spoil=zero_lines, **FACTORED, eps=(0.0, 1e-3)),
     *of_three("slices of zero", CPU, {"w": (5, 20, 10)}, stacked_axes=1, spoil=zero_slices),
     # what is around a rule
-    *of_three("maximize", CPU, SHAPES, maximize=True),
-    *of_three("bounded", NATIVE, SHAPES, max_grad_norm=3.0),
-    *of_three("a bound that is not reached", NATIVE, SHAPES, "float64", max_grad_norm=1e6),
     *of_three("overrides", (*CPU, *LISTS), SHAPES, "float16", **OVERRIDES),
     *of_three("overrides", GPU, FEW, steps=2, **OVERRIDES),
     *of_three("schedules", NATIVE, SHAPES, "float64", **SCHEDULES),
@@ -254,7 +246,7 @@ PINNED = [
         )
     ),
     *of_three("gradients that are not there", CPU, SHAPES, "float64", steps=7, spoil=absent),
-    *of_three("gradients that are not there", GPU, FEW, steps=6, spoil=absent),
+    *of_three("gradients that are not there", GPU, FEW, steps=4, spoil=absent),
     *of_three("one count for all", NATIVE, SHAPES, "float64", steps=7, spoil=absent, global_step=True),
     *of_three("stacks", CPU, STACKS, stacked_axes=1),
     *of_three("large stacks", NATIVE, LARGE_STACKS, "bfloat16", stacked_axes=1, steps=2),
@@ -262,7 +254,6 @@ PINNED = [
     *of_three("stacks of nothing", NATIVE, {"none": (0, 6, 5), "w": (3, 5)}, strict=False, stacked_axes=1),
     *of_three("stacks", GPU, {"a": (3, 8, 10), "b": (2, 5), "c": (4, 6, 7, 3)}, stacked_axes=1, steps=2),
     *pin("averaged", GPU, "AdamW", FEW, averaged=0.7, lr=0.02, weight_decay=0.1, steps=2),
-    *pin("averaged", GPU, "LAMB", FEW, **LAMB, averaged=0.7, steps=2),
     *pin("cautious", GPU, "AdamW", FEW, cautious="both", lr=0.02, weight_decay=0.1, steps=2),
     *pin("schedule-free", GPU, "AdamW", FEW, schedule_free=True, betas=(0.0, 0.9), lr=0.02, steps=2),
     *pin("grafted", GPU, "AdamW", FEW, graft=AdamW(), averaged=0.5, lr=0.01, steps=2),
@@ -270,32 +261,23 @@ PINNED = [
     *pin("what kernels leave out", GPU, "Muon", MATRICES, strict=False, cautious=True, averaged=0.5, **EXACT, steps=2),
     *pin("a bound", GPU, "LAMB", FEW, **LAMB, max_grad_norm=0.5, steps=4, spoil=below),
     *pin("a bound", GPU, "Muon", MATRICES, **EXACT, max_grad_norm=0.5, steps=4, spoil=below),
-    *pin("spikes that are clipped", GPU, "AdamW", FEW, lr=0.01, steps=12, spikes=KINDS["clip"], spoil=spikes),
-    *pin("spikes that are skipped", GPU, "AdamW", FEW, lr=0.01, steps=12, spikes=KINDS["skip"], spoil=spikes),
-    *pin("spikes that are scaled", GPU, "LAMB", FEW, **LAMB, steps=12, spikes=KINDS["scale"], spoil=spikes),
+    *pin("spikes that are clipped", GPU, "AdamW", MATRIX, lr=0.01, steps=12, spikes=KINDS["clip"], spoil=spikes),
+    *pin("spikes that are skipped", GPU, "AdamW", MATRIX, lr=0.01, steps=12, spikes=KINDS["skip"], spoil=spikes),
+    *pin("spikes that are scaled", GPU, "LAMB", MATRIX, **LAMB, steps=12, spikes=KINDS["scale"], spoil=spikes),
     # options that bind
     *pin("phi from below", CPU, "LAMB", SHAPES, **LAMB, phi=(1000.0, 2000.0)),
     *pin("phi from above", CPU, "LAMB", SHAPES, **LAMB, phi=(0.0, 1e-3)),
     *pin("a ratio that is bounded", CPU, "LAMB", SHAPES, **LAMB, trust_clip=(2.0, 3.0)),
     *pin("decay as large as p", CPU, "LAMB", SHAPES, lr=0.02, weight_decay=70.0, weight_decay_mode="decoupled"),
     *pin("LARC that clips", CPU, "LARS", SHAPES, lr=0.001, clip=True, trust_coefficient=0.02, weight_decay=0.1),
-    *pin("no step", CPU, "LARS", SHAPES, lr=0.0, moves=False),
     *pin("tight clip", (*CPU, *GPU), "Adafactor", FEW, **FACTORED, clip_threshold=0.1, steps=2),
     *pin("clamp that binds", (*CPU, *GPU), "Adafactor", FEW, **FACTORED, eps=(0.7, 1e-3), eps_mode="clamp", steps=2),
-    *pin("all squares", GPU, "Adafactor", FEW, lr=0.05, factored=False, steps=2),
     *pin("relative steps", NATIVE, "Adafactor", SHAPES, lr=None, warmup_init=True, min_dim_size_to_factor=2),
     # how numbers are stored
-    *pin("wide state", CPU, "LAMB", SHAPES, **LAMB, state_dtype="float64"),
-    *of_three("state in 16 bits", NATIVE, SHAPES, "float64", state_dtype="float16", momentum_dtype="bfloat16"),
-    *of_three("state in 16 bits", GPU, FEW, state_dtype="bfloat16", steps=2),
     *of_three("state in 16 bits", GPU, FEW, "float16", state_dtype="float16", steps=2),
-    *of_three("gradients of more digits", NATIVE, SHAPES, "bfloat16", gradients="float64", max_grad_norm=1.0),
-    *of_three("gradients of fewer digits", NATIVE, SHAPES, "float64", gradients="float16"),
     *of_three("gradients of one dtype, then of another", NATIVE, SHAPES, gradients=CHANGING),
     *of_three("by chance", GPU, FEW, "bfloat16", **BY_CHANCE, steps=2),
-    *pin("by chance", GPU, "AdamW", FEW, "float16", **BY_CHANCE, lr=0.02, steps=2),
     *of_three("by chance, stacks", NATIVE, STACKS, "float16", rounding="stochastic", stacked_axes=1),
-    *of_three("sizes that differ", NATIVE, SHAPES, spoil=scattered),
     *of_three("sizes that differ", NATIVE, SHAPES, "bfloat16", spoil=scattered),
     *of_three("sizes that differ", NATIVE, SHAPES, "float64", spoil=scattered),
     *(
@@ -306,12 +288,9 @@ PINNED = [
             *pin("eight bits by chance", NATIVE, rule, CODED, **own, **RANDOM, state_dtype="int8", strict=False),
         ]
     ),
-    *pin("eight bits", NATIVE, "LAMB", CODED, "float16", **LAMB, state_dtype="int8", on_nonfinite="skip"),
     *pin("eight bits of stacks", CPU, "LAMB", CODED_STACKS, **LAMB, **EIGHT_BITS, **RANDOM, stacked_axes=1),
-    *pin("16 bits by chance", NATIVE, "AdamW", CODED, lr=0.02, state_dtype="float16", **RANDOM),
     *pin("records", CPU, "LAMB", CODED, "bfloat16", **LAMB, rounding="compensated", state_dtype="int8"),
     *pin("records", NATIVE, "LAMB", CODED, "float16", **LAMB, rounding="compensated"),
-    *pin("eight bits", GPU, "LAMB", FEW_CODED, "bfloat16", **LAMB, state_dtype="int8", steps=2),
     *pin(
         "eight bits of stacks", GPU, "LAMB", {"s": (2, 64, 64)}, **LAMB, **EIGHT_BITS, **SKIPS, stacked_axes=1, steps=2
     ),
@@ -395,23 +374,18 @@ PINNED = [
     *pin("split, transposed", GPU, "Muon", {"w": (20, 34)}, **EXACT, split=(30, 4), split_axis=1, transposed=True),
     *pin("rows", GPU, "Muon", MATRICES, **EXACT, normalize="rows", bias_correction=True, maximize=True, steps=2),
     *pin("stacks", GPU, "Muon", {"conv": (5, 4, 3, 2), "a": (3, 7, 5)}, **EXACT, stacked_axes=1, vectors="row"),
-    *pin("in bfloat16", GPU, "Muon", MATRICES, lr=0.02, steps=2),
-    *pin("gradients that come later", GPU, "Muon", MATRICES, **EXACT, steps=4, spoil=later),
+    *pin("gradients that come later", GPU, "Muon", MATRICES, **EXACT, spoil=later),
     # Kron
     *pin("batches", CPU, "Kron", BATCHES, "float64", lr=0.02, steps=4),
     *pin("not finite", NATIVE, "Kron", BATCHES, lr=0.02, **SKIPS, spoil=puts(np.nan, 0, "m2", step=1)),
     *pin("decay", GPU, "Kron", OF_KRON, lr=0.05, damping_mode="expected", weight_decay=0.1, weight_decay_mode="update"),
-    *pin("now and then", GPU, "Kron", OF_KRON, lr=0.05, precond_update_probability=0.4),
     *pin("blocks", GPU, "Kron", OF_KRON, lr=0.05, block_size=5, precond_update_probability=0.6, averaged=0.9),
     *pin("blocks in parts", GPU, "Kron", OF_KRON, lr=0.05, damping_mode="expected", block_size=4, clip_mode="value"),
     *pin("geometry eq", GPU, "Kron", OF_KRON, lr=0.05, geometry="eq", precond_update_probability=0.4),
-    *pin("quad", GPU, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, geometry="quad", max_skew=None, clip=0.3),
-    *pin("polyak", GPU, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, variant="polyak", weight_decay=0.1),
-    *pin("overrides", GPU, "Kron", OF_KRON, lr=0.05, overrides=[("b", dict(weight_decay=0.1))], maximize=True),
-    *pin("stacks", GPU, "Kron", {"s": (2, 12, 9)}, lr=0.05, stacked_axes=1),
-    *pin(
-        "gradients that come later", GPU, "Kron", {"a": (6, 5), "b": (7,), "c": (6, 5)}, lr=0.05, steps=4, spoil=later
-    ),
+    *pin("quad", GPU, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, geometry="quad", max_skew=None, clip=0.3, steps=2),
+    *pin("polyak", GPU, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, variant="polyak", weight_decay=0.1, steps=2),
+    *pin("stacks", GPU, "Kron", {"s": (2, 12, 9)}, lr=0.05, stacked_axes=1, steps=2),
+    *pin("gradients that come later", GPU, "Kron", {"a": (6, 5), "b": (7,), "c": (6, 5)}, lr=0.05, spoil=later),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,13 @@ import pytest
 pytest.importorskip("torch")
 
 from world import world
-from world_messages import EACH, counts, messages
-from world_steps import EXACT, TYPICAL, WHOLE, Run, told
+from world_layouts import SHAPES, torch
+from world_messages import EACH, counts, errors_without_a_gradient, held, messages, transformed
+from world_steps import EXACT, WHOLE, Run, run_of, told
+
+import thalweg.torch
+from thalweg.errors import OptionError
+from thalweg.rules import Annealed
 
 pytestmark = pytest.mark.slow
 
@@ -21,121 +27,109 @@ GROUPS = {"copies": (0, 0), "two axes": (2, 1), "strided": (2, 1), "meshes": (3,
 THREE = (1.0,) * 3
 
 
-def expected(rule: str, layout: str = "first axis") -> dict[str, int]:
+def expected(rule: str, layout: str = "first axis", more: int = 0) -> dict[str, int]:
+    """more: so many sums beside those that the rule needs."""
     times = GROUPS.get(layout, (1, 1))[rule in WHOLE]
-    return {kind: count * times for kind, count in EACH[rule].items() if times}
+    sent = {kind: count * times for kind, count in EACH[rule].items() if times}
+    return {**sent, "allreduce": sent.get("allreduce", 0) + more} if more else sent
 
 
-def check(run: Run, layout: str, size: int, wanted: dict[str, int]) -> None:
+def check(run: Run, layout: str, wanted: dict[str, int], size: int = 2) -> None:
     """What every rank sends after the first step, in which ranks make acquaintance."""
     assert [heard[1:] for heard in world(size).run(counts, run, layout)] == [[wanted] * (len(run.rates) - 1)] * size
 
 
-def typical(rule: str, **options: Any) -> Run:
-    return Run(rule, options={**TYPICAL.get(rule, {}), **options}, rates=THREE)
+def typical(rule: str, options: Mapping[str, Any] | None = None, **how: Any) -> Run:
+    return run_of(rule, options=options, **{"rates": THREE, **how})
 
 
-@pytest.mark.parametrize(
-    ("rule", "size", "layout"),
-    [
-        ("LARS", 2, "copies"),
-        ("LAMB", 2, "first axis"),
-        ("MARS", 2, "mixed"),
-        ("Adafactor", 4, "strided"),
-        ("Muon", 4, "meshes"),
-        ("Kron", 4, "two axes"),
-    ],
-)
-def test_messages_of_a_step(rule: str, size: int, layout: str) -> None:
-    """Where replicas do not divide their work."""
-    check(typical(rule, divide_work=False), layout, size, expected(rule, layout))
+def divided(rule: str, **how: Any) -> Run:
+    """Replicas divide the work."""
+    return typical(rule, dict(divide_work=True), replicated=True, **how)
 
 
-@pytest.mark.parametrize(
-    ("rule", "size", "layout", "count"),
-    [("Muon", 4, "copies of shards", 3), ("SOAP", 2, "plain", 1), ("LAMB", 2, "plain", 0)],
-)
-def test_where_replicas_divide_their_work(rule: str, size: int, layout: str, count: int) -> None:
-    """To owners within a replica and back, and then to all replicas; whole tensors need not travel to their owners."""
-    run = replace(typical(rule, divide_work=True), replicated=True)
-    check(run, layout, size, {"alltoall_base": count} if count else {})
-
-
-#: What makes no more of them.
-NOTHING_MORE: dict[str, tuple[str, dict[str, Any]]] = {
-    "one tensor": ("LAMB", dict(names=("matrix",))),
-    "groups": ("SOAP", dict(groups=({}, dict(weight_decay=0.2), dict(lr=0.001)))),
-    "overrides": ("Kron", dict(overrides=(("*e*", dict(lr_scale=0.5)), ("cube", dict(weight_decay=0.3))))),
-    "missing gradients": ("Adafactor", dict(absent=dict.fromkeys(range(3), ("matrix", "cube")))),
-    "lists": ("MARS", dict(engine="foreach")),
-    "bfloat16": ("LAMB", dict(dtype="bfloat16")),
+#: By options, how many sums a step takes beside those of its rule. Of each kind a mixture has as many as its rule with
+#: most. Around a rule, an average sends nothing, and a share of elements is one message for the whole model.
+COSTS: list[tuple[str, dict[str, Any], int]] = [
+    ("kron_and_others", {}, 0),
+    ("kron_and_others", dict(max_grad_norm=1.0), 1),
+    ("kron_and_others", dict(on_nonfinite="raise"), 1),
+    ("LARS", dict(max_grad_norm=1.0), 1),
+    ("Kron", dict(normalize_grads=True), 1),
+    ("LAMB", dict(exempt=None, averaged=0.7), 0),
+    ("LAMB", dict(exempt=None, cautious=True), 0),
+    ("Muon", dict(EXACT, cautious=True), 1),
+]
+ALONE = dict(divide_work=False)
+STACKED = (("kernel", dict(stacked_axes=1)),)
+OVERRIDES = (("*e*", dict(lr_scale=0.5)), ("cube", dict(weight_decay=0.3)))
+BY_KERNELS: dict[str, Any] = dict(names=("vector", "even"), dtype="float32", interpreted=True, engine="fused")
+#: What is stepped, in which layout, and what each rank sends.
+SENT: dict[str, tuple[Run, str, dict[str, int]]] = {
+    "LARS, copies": (typical("LARS", ALONE), "copies", {}),
+    "LAMB": (typical("LAMB", ALONE), "first axis", expected("LAMB")),
+    "MARS, mixed": (typical("MARS", ALONE), "mixed", expected("MARS")),
+    "Adafactor, strided": (typical("Adafactor", ALONE), "strided", expected("Adafactor", "strided")),
+    "Muon, meshes": (typical("Muon", ALONE), "meshes", expected("Muon", "meshes")),
+    "Kron, two axes": (typical("Kron", ALONE), "two axes", expected("Kron", "two axes")),
+    # to owners within a replica and back, and then to all replicas; whole tensors need not travel to their owners
+    "divided over shards": (divided("Muon"), "copies of shards", {"alltoall_base": 3}),
+    "divided": (divided("SOAP"), "plain", {"alltoall_base": 1}),
+    "nothing to divide": (divided("LAMB"), "plain", {}),
+    # what makes no more of them
+    "one tensor": (typical("LAMB", names=("matrix",)), "first axis", expected("LAMB")),
+    "groups": (typical("SOAP", groups=({}, dict(weight_decay=0.2), dict(lr=0.001))), "first axis", expected("SOAP")),
+    "overrides": (typical("Kron", overrides=OVERRIDES), "first axis", expected("Kron")),
+    "missing gradients": (
+        *(typical("Adafactor", absent=dict.fromkeys(range(3), ("matrix", "cube"))), "first axis"),
+        expected("Adafactor"),
+    ),
+    "lists, bfloat16": (typical("MARS", engine="foreach", dtype="bfloat16"), "first axis", expected("MARS")),
+    "kernels: LAMB": (typical("LAMB", **BY_KERNELS), "first axis", expected("LAMB")),
+    "kernels: Kron": (typical("Kron", **BY_KERNELS), "first axis", expected("Kron")),
+    # rows and columns for some, sums for each slice; a stack has its owners among those who share its slices
+    "stacks among others, Muon": (typical("Muon", overrides=STACKED), "two axes", {"alltoall_base": 4}),
+    "stacks among others, Adafactor": (
+        *(typical("Adafactor", dict(min_dim_size_to_factor=5), overrides=STACKED), "two axes"),
+        expected("Adafactor", "two axes"),
+    ),
+    **{
+        f"{rule}, {', '.join(options)}": (typical(rule, options), "first axis", expected(rule, more=more))
+        for rule, options, more in COSTS
+    },
 }
 
 
-@pytest.mark.parametrize("what", NOTHING_MORE)
-def test_nothing_else_makes_more_of_them(what: str) -> None:
-    rule, how = NOTHING_MORE[what]
-    check(replace(typical(rule), **how), "first axis", 2, expected(rule))
-
-
-@pytest.mark.parametrize(("rule", "more"), [("Muon", 2), ("Adafactor", 0)])
-def test_kinds_of_parameters_share_them(rule: str, more: int) -> None:
-    """Rows and columns for some, sums for each slice; a stack has its owners among those who share its slices."""
-    options = {"min_dim_size_to_factor": 5} if rule == "Adafactor" else {}
-    run = replace(typical(rule, **options), overrides=(("kernel", dict(stacked_axes=1)),))
-    (kind, count), *_ = expected(rule, "two axes").items()
-    check(run, "two axes", 4, {kind: count + more})
-
-
-@pytest.mark.parametrize(
-    ("rule", "options", "more"),
-    [
-        # of each kind a mixture has as many as its rule with most
-        ("kron_and_others", {}, 0),
-        ("kron_and_others", dict(max_grad_norm=1.0), 1),
-        ("kron_and_others", dict(on_nonfinite="raise"), 1),
-        ("LARS", dict(max_grad_norm=1.0), 1),
-        ("Kron", dict(normalize_grads=True), 1),
-        # around a rule, an average sends nothing, and a share of elements is one message for the whole model
-        ("LAMB", dict(exempt=None, averaged=0.7), 0),
-        ("LAMB", dict(exempt=None, cautious=True), 0),
-        ("Muon", dict(EXACT, cautious=True), 1),
-    ],
-    ids=str,
-)
-def test_what_options_cost(rule: str, options: Mapping[str, Any], more: int) -> None:
-    wanted = expected(rule)
-    if more:
-        wanted["allreduce"] = wanted.get("allreduce", 0) + more
-    check(typical(rule, **options), "first axis", 2, wanted)
-
-
-def in_slots(slot: int, **how: Any) -> Run:
-    return replace(typical("Muon", divide_work=True), replicated=True, slot=slot, **how)
+@pytest.mark.parametrize("what", SENT)
+def test_messages_of_a_step(what: str) -> None:
+    run, layout, wanted = SENT[what]
+    if run.interpreted:
+        pytest.importorskip("triton")
+    check(run, layout, wanted, 4 if layout in ("strided", "meshes", "two axes", "copies of shards") else 2)
 
 
 def test_slots() -> None:
     """Of six tensors each of two ranks owns some: there and back for every slot."""
     names = ("matrix", "even", "cube", "row", "column", "kernel")
     for slot, most in ((10**6, 1), (1, 3)):
-        (_, second), _ = world(2).run(counts, in_slots(slot, names=names, rates=(1.0, 1.0)), "first axis")
+        (_, second), _ = world(2).run(counts, divided("Muon", slot=slot, names=names, rates=(1.0, 1.0)), "first axis")
         assert most <= second["alltoall_base"] / 2 <= 2 * most - 1
 
 
 def test_ranks_tell_their_layouts_once() -> None:
     """Tensors that have gradients by turns stay known."""
     absent: dict[int, tuple[str, ...]] = {0: ("even",), 1: ("matrix",), 2: ("even",), 3: ("matrix",)}
-    run = in_slots(10**6, names=("matrix", "even"), rates=(1.0,) * 4, absent=absent)
+    run = divided("Muon", slot=10**6, names=("matrix", "even"), absent=absent, rates=(1.0,) * 4)
     for first, second, *others in world(2).run(counts, run, "first axis"):
         assert all(set(step) > {"alltoall_base"} for step in (first, second))
         assert others == [{"alltoall_base": 2}] * 2
 
 
 def test_experts_need_no_owner() -> None:
-    run = replace(typical("Muon", stacked_axes=1), names=("cube", "experts"))
-    check(run, "first axis", 4, {})
+    run = typical("Muon", dict(stacked_axes=1), names=("cube", "experts"))
+    check(run, "first axis", {}, 4)
     # sharded along rows as well, those who share experts have owners
-    check(run, "two axes", 4, {"alltoall_base": 2})
+    check(run, "two axes", {"alltoall_base": 2}, 4)
 
 
 def test_messages_are_as_narrow_as_the_products() -> None:
@@ -169,3 +163,56 @@ def test_replicas_divide_nothing_that_lists_would_step() -> None:
     for options, expected in ((dict(rounding="stochastic"), apart), ({}, "replicas divide the work on 1 parameter")):
         for _, note in world(2).run(told, Run("Muon", "bfloat16", options, **how), "plain"):
             assert expected in note
+
+
+@pytest.mark.parametrize(
+    ("probability", "worth"), [(0.03, True), (1.0, False), (Annealed(low=0.03), True), (Annealed(low=1.0), False)]
+)
+def test_factors_count_as_often_as_they_are_refreshed(probability: Any, worth: bool) -> None:
+    """Replicas divide work by themselves only if the answer arrives before it is computed."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        named = [(f"w{i}", torch.nn.Parameter(torch.ones(64, 64))) for i in range(2)]
+        group = torch.distributed.group.WORLD
+        optimizer = thalweg.torch.Kron(named, lr=0.1, precond_update_probability=probability, replicas=group)
+        told = "replicas divide the work on 2" if worth else "replicas do not divide the work on 2"
+        assert told in str(optimizer.explain())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("rule", "size", "layout"), [("Kron", 2, "plain"), ("Muon", 4, "copies of shards")])
+def test_replicas_stay_equal_to_the_bit(rule: str, size: int, layout: str) -> None:
+    found = world(size).run(held, divided(rule, dtype="float32"), layout)
+    for place in found[0]:
+        blocks = dict(entries[place] for entries in found)
+        assert all(numbers == blocks[block] for block, numbers in (entries[place] for entries in found))
+
+
+@pytest.mark.parametrize(("size", "layout"), [(2, "plain"), (4, "copies of shards")])
+def test_each_replica_transforms_its_share(size: int, layout: str) -> None:
+    run = divided("Counted", names=("matrix", "even", "cube", "kernel"))
+    found = world(size).run(transformed, run, layout)
+    assert sum(found) == (len(run.rates) - 1) * sum(math.prod(SHAPES[name]) for name in run.names)
+    assert all(found)
+
+
+def test_a_gradient_that_is_missing_on_one_rank_is_told() -> None:
+    for (error,) in world(2).run(errors_without_a_gradient, divided("Muon", names=("matrix", "large"), rates=(1.0,))):
+        assert all(words in error for words in ("ranks differ in what they step", "'large'", "without a gradient"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(replicas="all"), "replicas must be a process group, such as torch.distributed.group.WORLD, got 'all'"),
+        (dict(divide_work="yes"), "divide_work must be True, False or None, got 'yes'"),
+        (dict(divide_work=True, engine="fused"), "divide_work=True cannot be combined with engine='fused'"),
+    ],
+    ids=str,
+)
+def test_mistakes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        thalweg.torch.Muon([torch.nn.Parameter(torch.ones(3, 3))], lr=0.1, **options)

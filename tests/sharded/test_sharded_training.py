@@ -1,4 +1,4 @@
-"""Training in torch's own wrappers has the numbers of one process, with steps in the backward pass too.
+"""What is beside the numbers of training in torch's own wrappers: ZeRO, steps in the backward pass, averages.
 
 `thalweg check --ranks` has networks of every rule under DDP, FSDP2 and tensor parallelism, without what is here.
 """
@@ -11,31 +11,13 @@ from tolerances import WORLD
 pytest.importorskip("torch")
 
 from world import world
-from world_steps import Run, differences
+from world_steps import Run
 from world_training import beside_other_wrappers, differences_with_zero, evaluated, refusal
 
 pytestmark = pytest.mark.slow
 
 #: FSDP2 has no parameters without axes.
 NAMES = ("one", "short", "vector", "matrix", "even", "cube")
-
-
-@pytest.mark.parametrize(
-    ("rule", "size", "wrapper", "passes", "in_backward"),
-    [
-        ("LARS", 2, "DDP", 2, False),
-        ("Adafactor", 2, "FSDP2, offloaded", 2, False),
-        ("SOAP", 4, "HSDP", 1, False),
-        ("LAMB", 2, "FSDP2", 2, True),
-        ("Kron", 2, "FSDP2", 1, True),
-        ("Muon", 2, "FSDP2, offloaded", 1, True),
-    ],
-)
-def test_gradients_that_a_wrapper_adds_up(rule: str, size: int, wrapper: str, passes: int, in_backward: bool) -> None:
-    """Over ranks, and over several passes; a step in the backward pass comes after that."""
-    run = Run(rule, names=NAMES, passes=passes, in_backward=in_backward)
-    engine = "fused" if rule in ("LAMB", "LARS") else None
-    assert world(size).run(differences, run, wrapper, engine=engine) == [[]] * size
 
 
 def test_zero_redundancy_optimizer() -> None:

@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 
 import thalweg.numpy
+from thalweg.boundary import recorded_unit, seen
 from thalweg.codecs import CODECS, scale_key
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.errors import NonFiniteError
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.rules import RULES, Rule
+from thalweg.spaces import numpy as space
 from thalweg.storage import RECORD
 
 Arrays = dict[str, Any]
@@ -31,9 +33,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 #: How far results may be apart, in units of the last place of the arithmetic, relative to the largest number of an
 #: array: a step is some ten operations for an element, each off by half a unit at most, on either side.
 UNITS = 16
-#: The same for rules that multiply matrices and decompose them: sums of dozens of products, of which a basis has the
-#: error divided by how far its eigenvalues are apart.
+#: The same for rules that multiply matrices and decompose them: sums of dozens of products.
 UNITS_OF_PRODUCTS = 1024
+#: For a basis of n eigenvectors times n**2: their errors are divided by how far two eigenvalues are apart, and of n
+#: that lie anywhere in an interval, the two closest are one n**2-th of it apart.
+UNITS_OF_BASES = UNITS
 #: Relative error where products of matrices are of bfloat16, whatever the arithmetic: one unit of it for each of five
 #: iterations.
 OF_BFLOAT16 = 5 * DTYPES["bfloat16"].rounding
@@ -332,6 +336,8 @@ def assert_alike(found: Any, expected: Any, units: float = UNITS) -> None:
         precision = "float64" if wanted.dtype == "float64" else "float32"
         assert_close(name, found[0][name], wanted, precision, units)
         assert_states(name, found[1].get(name, {}), expected[1].get(name, {}), precision, units)
+        if RECORD in expected[1].get(name, {}):
+            assert_records(name, *((each[0][name], each[1][name]) for each in (found, expected)), units)
         for key, figure in expected[2].get(name, {}).items() if found[2] else ():
             a, b = np.broadcast_arrays(np.asarray(found[2][name][key], "float64"), np.asarray(figure, "float64"))
             assert_close(f"{name}, {key}", a, b, precision, units)
@@ -345,10 +351,10 @@ def assert_states(name: str, found: Arrays, expected: Arrays, precision: str, un
             assert int(a) == int(b), name
         elif b.dtype.name in CODECS and scale_key(key) in expected:
             assert_codes(f"{name}, {key}", *((s[key], s[scale_key(key)]) for s in (found, expected)))
-        elif key == RECORD:
-            assert_few_apart(f"{name}, {key}", a.astype(int), b.astype(int), most=255)
-        else:
-            assert_close(f"{name}, {key}", a, b, precision, units)
+        elif key != RECORD:
+            turned = key.startswith("Q_") and key.replace("Q_", "GG_") in expected
+            own = max(units, UNITS_OF_BASES * b.shape[-1] ** 2) if turned else units
+            assert_close(f"{name}, {key}", a, b, precision, own)
 
 
 def assert_close(what: str, found: Any, expected: Any, precision: str, units: float = UNITS) -> None:
@@ -383,6 +389,25 @@ def assert_few_apart(what: str, found: Any, expected: Any, most: int = 1, share:
     assert apart.max(initial=0) <= most, f"{what}: {apart.max()} neighbours apart"
     count = int((apart > 0).sum())
     assert count <= 1 + share * apart.size, f"{what}: {count} of {apart.size} are rounded to another neighbour"
+
+
+def assert_records(what: str, found: tuple[Any, Arrays], expected: tuple[Any, Arrays], units: float) -> None:
+    """Weights of 16 bits, with what rounding has cost them, stand for the same numbers. Each: a parameter, its state.
+
+    A record counts 2**-8 of the distance to the next weight, so that 2**8 times as many records as weights are rounded
+    to another neighbour: in float16 all may be, by one; in bfloat16, whose numbers are 8 times as far apart, an eighth.
+    """
+    dtype = DTYPES[expected[0].dtype.name]
+    a, b = (seen(space, p, s).astype("float64") for p, s in (found, expected))
+    finite = np.isfinite(b)
+    bound = units * DTYPES["float32"].rounding * np.abs(b[finite]).max(initial=0)
+    unit = recorded_unit(space, expected[0].astype("float32"), expected[0].dtype.name)[finite]
+    records = [s[RECORD][finite].astype(int) for _, s in (found, expected)]
+    ends = np.maximum(*map(np.abs, records)) == 127  # 128 of these units are told as 127
+    error = np.abs(a[finite] - b[finite])
+    assert np.all(error <= bound + unit * (1 + ends)), f"{what}: off by {(error / unit).max():.3g} units of its record"
+    count, share = int((error > bound + unit / 2).sum()), units / UNITS * OTHER_NEIGHBOUR * 2.0 ** (dtype.digits - 3)
+    assert count <= 1 + share * error.size, f"{what}: {count} of {error.size} records are rounded to another neighbour"
 
 
 def assert_codes(what: str, found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:

@@ -14,6 +14,7 @@ from thalweg import rules
 from thalweg.rules import Annealed, Rule, mars
 from thalweg.rules.ademamix import AdEMAMix
 from thalweg.rules.lion import Lion
+from thalweg.rules.options import alternatives, choices_of, hints_of, options_of
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,10 @@ class Case:
     lr: float | None
     #: Options to try, under a description.
     options: dict[str, dict[str, Any]]
-    #: Options that are refused, each with a part of what is said about it.
-    refused: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    #: Values that an option refuses by itself, whose name is said then.
+    out_of_range: dict[str, list[Any]] = field(default_factory=dict)
+    #: Other options that are refused, each with a part of what is said about it.
+    misfits: list[tuple[dict[str, Any], str]] = field(default_factory=list)
     #: Published optimizers, by import name, that it equals: (name, our options, theirs) under a description.
     published: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
 
@@ -32,19 +35,21 @@ class Case:
     def name(self) -> str:
         return self.rule.__name__
 
+    @property
+    def refused(self) -> list[tuple[dict[str, Any], str]]:
+        """All options that are refused, each with a part of what is said about it."""
+        hints = {name: hint for name, hint in hints_of(self.rule).items() if name in options_of(self.rule)}
+        named = [name for name, hint in hints.items() if hint is bool or any(map(choices_of, alternatives(hint)))]
+        wrong = {**{name: ["no such choice"] for name in named}, **OUT_OF_RANGE, **self.out_of_range}
+        return [*self.misfits, *(({name: x}, name) for name, values in wrong.items() for x in values)]
+
 
 SHAPES = [(), (1,), (7,), (1, 5), (6, 1), (6, 4), (4, 6), (9, 9), (3, 4, 5), (2, 3, 3, 2)]
 
-NUMBERS = [
-    (dict(weight_decay=-0.1), "weight_decay must be a finite number >= 0, got -0.1"),
-    (dict(weight_decay=float("nan")), "weight_decay must be a finite number >= 0, got nan"),
-    (dict(weight_decay=float("inf")), "weight_decay must be a finite number"),
-    (dict(weight_decay="0.1"), "weight_decay must be a finite number >= 0, got '0.1'"),
-    (dict(weight_decay=True), "weight_decay must be a finite number"),
-    (dict(weight_decay=None), "weight_decay must be a finite number"),
-    (dict(stacked_axes=-1), "stacked_axes must be a whole number >= 0, got -1"),
-    (dict(stacked_axes=0.5), "stacked_axes must be a whole number"),
-]
+#: What every rule refuses: values of the wrong type, or out of the range of their options.
+OUT_OF_RANGE: dict[str, list[Any]] = dict(
+    weight_decay=[-0.1, float("nan"), float("inf"), "0.1", True, None], stacked_axes=[-1, 0.5]
+)
 
 SGD = Case(
     rules.SGD,
@@ -55,12 +60,10 @@ SGD = Case(
         "dampening": dict(momentum=0.9, dampening=0.5),
         "nesterov": dict(momentum=0.9, nesterov=True),
     },
-    refused=[
-        *NUMBERS,
-        (dict(momentum=1.0), "momentum must be a finite number >= 0 and < 1, got 1.0"),
+    out_of_range=dict(momentum=[1.0]),
+    misfits=[
         (dict(momentum=0.9, dampening=1.5), "dampening must be a finite number >= 0 and <= 1, got 1.5"),
         (dict(momentum=0.9, dampening=0.5, nesterov=True), "nesterov=True needs dampening=0"),
-        (dict(nesterov=1), "nesterov must be True or False, got 1"),
     ],
 )
 
@@ -74,13 +77,7 @@ ADAMW = Case(
         "l2": dict(decoupled=False, weight_decay=0.1),
         "eps_root": dict(eps_root=1e-3, eps=1e-3),
     },
-    refused=[
-        *NUMBERS,
-        (dict(betas=(1.0, 0.9)), "betas[0] must be a finite number >= 0 and < 1, got 1.0"),
-        (dict(betas=0.9), "betas must be a pair of numbers, got 0.9"),
-        (dict(eps=-1.0), "eps must be"),
-        (dict(amsgrad="yes"), "amsgrad must be True or False"),
-    ],
+    out_of_range=dict(betas=[(1.0, 0.9), 0.9], eps=[-1.0]),
 )
 
 LARS = Case(
@@ -99,17 +96,7 @@ LARS = Case(
         "SGD": dict(trust=False),
         "eta for zeros": dict(zero_ratio="eta"),
     },
-    refused=[
-        *NUMBERS,
-        (dict(momentum=1.0), "momentum must be a finite number >= 0 and < 1, got 1.0"),
-        (dict(trust_coefficient=0.0), "trust_coefficient must be a finite number > 0, got 0.0"),
-        (dict(eps=-1e-8), "eps must be"),
-        (dict(nesterov=1), "nesterov must be True or False, got 1"),
-        (dict(trust="no"), "trust must be True or False"),
-        (dict(norm_mode="papers"), "norm_mode must be one of 'paper', 'combined', got 'papers'"),
-        (dict(momentum_mode="inside"), "momentum_mode must be one of"),
-        (dict(zero_ratio="eat"), "zero_ratio must be one of 'eta', got 'eat'"),
-    ],
+    out_of_range=dict(momentum=[1.0], trust_coefficient=[0.0], eps=[-1e-08]),
 )
 
 LAMB = Case(
@@ -130,18 +117,9 @@ LAMB = Case(
         "eps_root": dict(eps_root=1e-3, betas=(0.5, 0.7)),
         "no memory": dict(betas=(0.0, 0.0)),
     },
-    refused=[
-        *NUMBERS,
-        (dict(betas=(1.0, 0.9)), "betas[0] must be a finite number >= 0 and < 1, got 1.0"),
-        (dict(betas=(0.9, -0.1)), "betas[1] must be"),
-        (dict(betas=0.9), "betas must be a pair of numbers, got 0.9"),
-        (dict(betas=(0.9, 0.99, 0.999)), "betas must be a pair"),
-        (dict(eps=-1.0), "eps must be"),
-        (dict(bias_correction="yes"), "bias_correction must be True or False"),
-        (dict(trust_clip=(2.0, 1.0)), "trust_clip must be (low, high) with low < high, got (2.0, 1.0)"),
-        (dict(phi=(-1.0, 1.0)), "phi[0] must be"),
-        (dict(weight_decay_mode="decouple"), "weight_decay_mode must be one of 'in_update', 'decoupled', 'l2'"),
-    ],
+    out_of_range=dict(
+        betas=[(1.0, 0.9), (0.9, -0.1), 0.9, (0.9, 0.99, 0.999)], eps=[-1.0], trust_clip=[(2.0, 1.0)], phi=[(-1.0, 1.0)]
+    ),
 )
 
 ADAFACTOR = Case(
@@ -162,21 +140,20 @@ ADAFACTOR = Case(
         "relative with cap": dict(relative_step=True, scale_parameter=False),
         "offset": dict(decay_offset=3),
     },
-    refused=[
-        *NUMBERS,
+    out_of_range=dict(
+        eps=[1e-30, (-1.0, 0.001)],
+        clip_threshold=[0.0],
+        momentum=[1.5],
+        beta2_cap=[1.0],
+        decay_offset=[-1],
+        min_dim_size_to_factor=[1.5],
+    ),
+    misfits=[
         (dict(beta2_decay=0), "beta2_decay must not be 0"),
-        (dict(eps=1e-30), "eps must be a pair"),
-        (dict(eps=(-1.0, 1e-3)), "eps[0] must be"),
-        (dict(eps=(0.0, 1e-3), eps_mode="clamp"), "eps[0] under eps_mode='clamp' must be a finite number > 0, got 0.0"),
-        (dict(clip_threshold=0.0), "clip_threshold must be a finite number > 0, got 0.0"),
-        (dict(relative_step="yes"), "relative_step must be one of True, False, None"),
-        (dict(scale_parameter=None), "scale_parameter must be one of True, False, 'relative'"),
-        (dict(momentum=1.5), "momentum must be"),
-        (dict(beta2_cap=1.0), "beta2_cap must be"),
-        (dict(decay_offset=-1), "decay_offset must be"),
-        (dict(min_dim_size_to_factor=1.5), "min_dim_size_to_factor must be a whole number"),
-        (dict(factor_dims="first2"), "factor_dims must be one of"),
-        (dict(factored=0), "factored must be True or False"),
+        (
+            dict(eps=(0.0, 0.001), eps_mode="clamp"),
+            "eps[0] under eps_mode='clamp' must be a finite number > 0, got 0.0",
+        ),
     ],
 )
 
@@ -202,23 +179,20 @@ KRON = Case(
         "no momentum": dict(momentum=0.0, clip=None),
         "decay of the gradient": dict(weight_decay=0.1, weight_decay_mode="gradient"),
     },
-    refused=[
-        *NUMBERS,
-        (dict(precond_lr=-0.1), "precond_lr must be a finite number >= 0 and <= 1, got -0.1"),
-        (dict(momentum=1.0), "momentum must be"),
-        (dict(clip=0.0), "clip must be a finite number > 0"),
-        (dict(eps=-1.0), "eps must be"),
-        (dict(precond_update_probability=1.5), "precond_update_probability must be"),
-        (dict(geometry="EQ"), "geometry must be one of 'procrustes', 'quad', 'eq', got 'EQ'"),
-        (dict(max_size_dense=-1), "max_size_dense must be a whole number"),
-        (dict(max_skew=0.0), "max_skew must be"),
-        (dict(normalize_grads=1), "normalize_grads must be True or False, got 1"),
-        (dict(block_size=0), "block_size must be a whole number >= 1, got 0"),
-        (dict(block_size=2.5), "block_size must be a whole number >= 1, got 2.5"),
-        (dict(merge="flat"), "merge must be one of"),
+    out_of_range=dict(
+        precond_lr=[-0.1],
+        momentum=[1.0],
+        clip=[0.0],
+        eps=[-1.0],
+        precond_update_probability=[1.5],
+        max_size_dense=[-1],
+        max_skew=[0.0],
+        block_size=[0, 2.5],
+        lipschitz_beta=[1.0],
+    ),
+    misfits=[
         (dict(momentum_mode="polyak"), "whiten='momentum' needs momentum_mode='ema'"),
         (dict(geometry="eq", damping_mode="expected"), "geometry='eq' needs damping_mode='noise'"),
-        (dict(lipschitz_beta=1.0), "lipschitz_beta must be"),
     ],
 )
 
@@ -245,34 +219,18 @@ MUON = Case(
         "columns normalized": dict(EXACT, normalize="rows", transposed=True, normalize_beta=0.8, weight_decay=0.1),
         "coefficients by step": dict(EXACT, ns_coefficients=((3.0, -4.0, 2.0), (2.0, -1.5, 0.5)), ns_steps=3),
     },
-    refused=[
-        *NUMBERS,
-        (dict(momentum=1.0), "momentum must be a finite number >= 0 and < 1, got 1.0"),
-        (dict(eps=-1.0), "eps must be"),
-        (dict(rms=0.0), "rms must be a finite number > 0, got 0.0"),
-        (dict(nesterov=1), "nesterov must be True or False, got 1"),
-        (dict(momentum_mode="polyak"), "momentum_mode must be one of 'ema', 'sum', got 'polyak'"),
-        (dict(scaling="spectral"), "scaling must be one of 'original', 'spectral_unclamped', 'match_rms"),
-        (dict(split=0), "split must be a whole number >= 1, got 0"),
-        (dict(split=()), "split must be a whole number >= 0, got ()"),
+    out_of_range=dict(
+        momentum=[1.0],
+        eps=[-1.0],
+        rms=[0.0],
+        split=[0, ()],
+        ns_steps=[0, 100],
+        ns_coefficients=[(3.0, -4.0), "septic", (), ((3.0, -4.0, 2.0), (1.0,))],
+    ),
+    misfits=[
         (dict(split=(2, 0)), "each size of split=(2, 0) must be a whole number >= 1, got 0"),
         (dict(split=(2, 1.5)), "each size of split=(2, 1.5) must be a whole number >= 0, got 1.5"),
-        (dict(transposed=1), "transposed must be True or False, got 1"),
-        (dict(split_axis=2), "split_axis must be one of 0, 1, got 2"),
-        (dict(ns_steps=0), "ns_steps must be a whole number >= 1 and < 100, got 0"),
-        (dict(ns_steps=100), "ns_steps must be a whole number >= 1 and < 100, got 100"),
-        (dict(ns_coefficients=(3.0, -4.0)), "ns_coefficients must be three numbers, or three for each step"),
-        (
-            dict(ns_coefficients="septic"),
-            "ns_coefficients must be one of 'polar_express', 'quintic', 'cubic', got 'septic'",
-        ),
-        (dict(ns_coefficients=()), "ns_coefficients must be three numbers"),
-        (dict(ns_coefficients=((3.0, -4.0, 2.0), (1.0,))), "ns_coefficients must be three numbers"),
         (dict(ns_coefficients=(3.0, "b", 2.0)), "each of ns_coefficients must be a finite number"),
-        (dict(ns_dtype="float16"), "ns_dtype must be one of 'bfloat16', 'float32', None, got 'float16'"),
-        (dict(ns_method="svd"), "ns_method must be one of 'plain', 'gram', 'auto', got 'svd'"),
-        (dict(eps_mode="max"), "eps_mode must be one of 'floor', 'add'"),
-        (dict(vectors="adamw"), "vectors must be one of 'refuse', 'row'"),
         (dict(bias_correction=True, momentum_mode="sum"), "bias_correction=True needs momentum_mode='ema'"),
     ],
 )
@@ -281,7 +239,7 @@ LION = Case(
     Lion,
     lr=0.01,
     options={"defaults": {}, "weight decay": dict(weight_decay=0.1, betas=(0.5, 0.7))},
-    refused=[*NUMBERS, (dict(betas=(0.9, 1.0)), "betas[1] must be a finite number >= 0 and < 1, got 1.0")],
+    out_of_range=dict(betas=[(0.9, 1.0)]),
     published={
         "optax": ("optax.lion", dict(variant="optax"), {}),
         "optax numbers": (
@@ -303,15 +261,8 @@ ADEMAMIX = Case(
         "numbers": dict(betas=(0.5, 0.7, 0.99), alpha=2.0, eps=1e-3, eps_root=1e-3),
         "no memory": dict(betas=(0.0, 0.7, 0.9), beta3_warmup=3),
     },
-    refused=[
-        *NUMBERS,
-        (dict(betas=(0.9, 0.999)), "betas must be 3 numbers, got (0.9, 0.999)"),
-        (dict(betas=(0.9, 0.999, 1.0)), "betas[2] must be a finite number >= 0 and < 1, got 1.0"),
-        (dict(betas=(0.9, 0.999, 0.0), beta3_warmup=9), "beta3_warmup needs a betas[2] above 0"),
-        (dict(alpha=-1.0), "alpha must be a finite number >= 0, got -1.0"),
-        (dict(alpha_warmup=0), "alpha_warmup must be a finite number > 0, got 0"),
-        (dict(beta3_warmup=-1), "beta3_warmup must be a finite number > 0, got -1"),
-    ],
+    out_of_range=dict(betas=[(0.9, 0.999), (0.9, 0.999, 1.0)], alpha=[-1.0], alpha_warmup=[0], beta3_warmup=[-1]),
+    misfits=[(dict(betas=(0.9, 0.999, 0.0), beta3_warmup=9), "beta3_warmup needs a betas[2] above 0")],
     published={
         "optax": ("optax.contrib.ademamix", dict(variant="optax"), {}),
         "optax numbers": (
@@ -345,7 +296,7 @@ MARS = Case(
         "no correction": dict(gamma=0.0, nesterov=True),
         "l2": dict(decoupled=False, weight_decay=0.1),
     },
-    refused=[*NUMBERS, (dict(gamma=-0.1), "gamma must be a finite number >= 0, got -0.1")],
+    out_of_range=dict(gamma=[-0.1]),
     published={
         "pytorch_optimizer": ("pytorch_optimizer.MARS", added_early(0.99), dict(optimize_1d=True)),
         "pytorch_optimizer numbers": (
@@ -375,18 +326,14 @@ SOAP = Case(
         "squeezed": dict(merge="squeeze", max_precond_dim=4),
         "blocks": dict(block_size=3, precondition_frequency=2),
     },
-    refused=[
-        *NUMBERS,
-        (dict(betas=(1.0, 0.9)), "betas[0] must be a finite number >= 0 and < 1, got 1.0"),
-        (dict(shampoo_beta=1.0), "shampoo_beta must be a finite number >= 0 and < 1, got 1.0"),
-        (dict(eps=-1.0), "eps must be"),
-        (dict(precondition_frequency=0), "precondition_frequency must be a whole number >= 1, got 0"),
-        (dict(max_precond_dim=-1), "max_precond_dim must be a whole number >= 0, got -1"),
-        (dict(block_size=0), "block_size must be a whole number >= 1, got 0"),
-        (dict(one_sided=1), "one_sided must be True or False, got 1"),
-        (dict(merge="flat"), "merge must be one of"),
-        (dict(precondition_1d="yes"), "precondition_1d must be True or False"),
-    ],
+    out_of_range=dict(
+        betas=[(1.0, 0.9)],
+        shampoo_beta=[1.0],
+        eps=[-1.0],
+        precondition_frequency=[0],
+        max_precond_dim=[-1],
+        block_size=[0],
+    ),
 )
 
 #: Rules that step parameters of any shape as they come.
@@ -401,70 +348,9 @@ OPTION_IDS = [f"{case.name}-{description}" for case, description, _ in OPTIONS]
 FUSED_CASES = {case.name: case for case in CASES if not case.rule.needs_whole}
 #: Those that differ in passes and in state, for all else that engines do.
 FUSED_RULES = {case.name: case for case in (LARS, LAMB, ADAFACTOR)}
-#: For kernels, besides those of the table: what it lacks, and what might interfere.
-MORE: dict[str, dict[str, dict[str, Any]]] = {
-    "LARS": {
-        "nesterov with lr outside": dict(nesterov=True, momentum_mode="lr_outside", weight_decay=0.1),
-        "timm": dict(variant="timm", weight_decay=0.1),
-        "timm without decay": dict(variant="timm"),
-        "larc": dict(variant="larc", weight_decay=0.1),
-        "nesterov SGD": dict(trust=False, nesterov=True, weight_decay=0.1),
-        "plain SGD": dict(trust=False, momentum=0.0, weight_decay=0.1),
-        "LARC that clips": dict(clip=True, trust_coefficient=0.02, lr=0.001, weight_decay=0.1),
-        "LARC combined": dict(clip=True, norm_mode="combined", weight_decay=0.1, eps=1e-3),
-        "adapts only with decay, and has none": dict(always_adapt=False),
-        "a number for zeros": dict(zero_ratio=0.25),
-        "eps": dict(eps=0.5, weight_decay=0.1),
-        "no step": dict(lr=0.0),
-    },
-    "LAMB": {
-        "decoupled and bounded": dict(
-            weight_decay=0.1, weight_decay_mode="decoupled", trust_clip=(0.5, 2.0), phi=(0.5, 4.0)
-        ),
-        "l2 without averaging": dict(weight_decay=0.1, weight_decay_mode="l2", grad_averaging=False),
-        "AdamW decoupled": dict(trust=False, weight_decay=0.1, weight_decay_mode="decoupled"),
-        "Adam with l2": dict(trust=False, weight_decay=0.1, weight_decay_mode="l2"),
-        "adapts only with decay, and has one": dict(always_adapt=False, weight_decay=0.1),
-        "phi that binds from below": dict(phi=(1000.0, 2000.0)),
-        "phi that binds from above": dict(phi=(0.0, 1e-3)),
-        "trust clip that binds": dict(trust_clip=(2.0, 3.0)),
-        "no bias correction, l2, eps": dict(bias_correction=False, weight_decay=0.1, weight_decay_mode="l2", eps=0.1),
-        "decay as large as p": dict(weight_decay=70.0, weight_decay_mode="decoupled"),
-        "no eps": dict(eps=0.0, eps_root=1e-12),
-    },
-    "Adafactor": {
-        "never factored": dict(factored=False, weight_decay=0.1),
-        "unfactored with momentum": dict(factored=False, momentum=0.9, weight_decay=0.1),
-        "unfactored clamp": dict(factored=False, eps=(0.5, 1e-3), eps_mode="clamp"),
-        "clamp that binds": dict(min_dim_size_to_factor=2, eps=(0.7, 1e-3), eps_mode="clamp", momentum=0.5),
-        "last two axes, clamp": dict(min_dim_size_to_factor=2, factor_dims="last2", eps=(0.1, 1e-3), eps_mode="clamp"),
-        "momentum before lr, factored": dict(
-            min_dim_size_to_factor=2, momentum=0.9, momentum_mode="before_lr", weight_decay=0.1
-        ),
-        "momentum of zero": dict(min_dim_size_to_factor=2, momentum=0.0),
-        "tight clip": dict(min_dim_size_to_factor=2, clip_threshold=0.1),
-        "large eps": dict(min_dim_size_to_factor=2, eps=(0.3, 5.0)),
-        "paper": dict(variant="paper", lr=None),
-        "warmup": dict(lr=None, warmup_init=True, min_dim_size_to_factor=2),
-        "relative step under a cap": dict(relative_step=True, lr=0.6, min_dim_size_to_factor=2, weight_decay=0.1),
-        "lr is None and not relative": dict(lr=None, relative_step=False, scale_parameter=False),
-        "scaled beside relative steps only": dict(scale_parameter="relative", min_dim_size_to_factor=2),
-        "decay by lr of a relative step": dict(
-            lr=None, min_dim_size_to_factor=2, weight_decay=0.1, weight_decay_mode="lr"
-        ),
-        "independent decay, factored": dict(
-            min_dim_size_to_factor=2, weight_decay=0.01, weight_decay_mode="independent", momentum=0.9
-        ),
-        "capped memory": dict(min_dim_size_to_factor=2, beta2_cap=0.3, decay_offset=2, beta2_decay=-0.5),
-        "as in torch": dict(variant="torch", lr=0.05),
-        "as in transformers": dict(variant="hf", lr=None),
-        "as in optax": dict(variant="optax", min_dim_size_to_factor=2),
-    },
-}
-
 #: Every option of the rules of which kernels are made, as parameters of a test.
 FUSED_OPTIONS = [
     pytest.param(case, options, id=f"{case.name}-{description}")
     for case in FUSED_CASES.values()
-    for description, options in {**case.options, **MORE.get(case.name, {})}.items()
+    for description, options in case.options.items()
 ]

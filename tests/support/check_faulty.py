@@ -11,6 +11,7 @@ from torch.nn import Parameter
 
 COUNTER = itertools.count()
 KEPT: list[Any] = []
+SHARED: dict[Any, Any] = {}
 
 
 class Adam(torch.optim.Optimizer):
@@ -104,11 +105,6 @@ class NoOptimizer:
         return getattr(self.inside, name)
 
 
-class ReturnsNothing(Adam):
-    def step(self, closure=None):
-        super().step(closure)
-
-
 class ClosureWithoutGradients(Adam):
     @torch.no_grad()
     def step(self, closure=None):
@@ -139,23 +135,6 @@ class KeepsItsList(Adam):
         self.param_groups = now
 
 
-class ReadsTwice(Adam):
-    def __init__(self, params, **options):
-        self.count = sum(1 for _ in params)
-        super().__init__(params, **options)
-
-
-class ReadsGroupsTwice(Adam):
-    def add_param_group(self, group):
-        self.count = sum(1 for _ in group["params"])
-        super().add_param_group(group)
-
-
-class Prints(Adam):
-    def before(self, params):
-        print("step")  # noqa: T201
-
-
 class WritesGradients(Adam):
     def one(self, group, p, g, s):
         super().one(group, p, g.mul_(0.5), s)
@@ -176,19 +155,6 @@ class StepsInParts(Adam):
             self.step()
             self.inside = False
         return
-
-
-class HoldsALambda(Adam):
-    def __init__(self, params, **options):
-        super().__init__(params, **options)
-        self.state["rule"] = lambda: None
-
-
-class SharesBetweenInstances(Adam):
-    averages: dict[Any, Any] = {}  # noqa: RUF012
-
-    def one(self, group, p, g, s):
-        super().one(group, p, g, self.averages.setdefault(tuple(p.shape), {}))
 
 
 class StateForAll(Adam):
@@ -253,12 +219,6 @@ class Marker:
     """Nothing that torch.load knows."""
 
 
-class LoadsNothingEmpty(Adam):
-    def load_state_dict(self, state_dict):
-        assert state_dict["state"][0]
-        super().load_state_dict(state_dict)
-
-
 class LoadsForAll(Adam):
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)
@@ -284,13 +244,6 @@ class SavesItsOwnKeysOnly(Adam):
         return found
 
 
-class SavingResets(Adam):
-    def state_dict(self):
-        found = super().state_dict()
-        self.state.clear()
-        return found
-
-
 class LoadsAnything(Adam):
     def load_state_dict(self, state_dict):
         places = [p for group in self.param_groups for p in group["params"]]
@@ -307,22 +260,6 @@ class NeedsItsDtype(Adam):
         super().one(group, p, g, s)
 
 
-class ChangesDtype(Adam):
-    def write(self, p, lr, u):
-        p.data = p.data.float() - lr * u
-
-
-class Reallocates(Adam):
-    def write(self, p, lr, u):
-        p.data = p.data - lr * u
-
-
-class NeedsRows(Adam):
-    def write(self, p, lr, u):
-        for row, step in zip(p, u, strict=True):
-            row.sub_(lr * step)
-
-
 class NeedsGradients(Adam):
     def step(self, closure=None):
         if any(p.grad is None for group in self.param_groups for p in group["params"]):
@@ -334,12 +271,6 @@ class TakesAnything(Adam):
     def __init__(self, params, **options):
         given = [p.detach().requires_grad_() for p in params if isinstance(p, Tensor)]
         super().__init__(given or [Parameter(torch.zeros(1))], **options)
-
-
-class MakesRatesNumbers(Adam):
-    def before(self, params):
-        for group in self.param_groups:
-            group["lr"] = float(group["lr"])
 
 
 class AddsBeforeItLooks(Adam):
@@ -383,10 +314,6 @@ class SharesTheNormOfParameters(SharesANorm):
         self.share = total / (1 + total)
 
 
-class ClaimsToUnscale(SharesANorm):
-    _step_supports_amp_scaling = True
-
-
 class MultipliesMatrices(Adam):
     def direction(self, group, p, g, s):
         u = super().direction(group, p, g, s)
@@ -416,7 +343,7 @@ FAULTS: dict[str, Any] = {
     "step-moves-parameters": faulty(
         one=lambda self, group, p, g, s: Adam.one(self, group, p, g, s) if p.dim() != 1 else None
     ),
-    "closure-loss": ReturnsNothing,
+    "closure-loss": faulty(step=lambda self, closure=None: Adam.step(self, closure) and None),
     "closure-with-gradients": ClosureWithoutGradients,
     "groups-have-their-own-lr": ForgetsGroups,
     "lr-is-read-in-each-step": remembering("lr"),
@@ -434,16 +361,22 @@ FAULTS: dict[str, Any] = {
             self, [p[1] if isinstance(p, tuple) else p for p in params], **options
         )
     ),
-    "parameters-from-an-iterator": ReadsTwice,
-    "groups-from-iterators": ReadsGroupsTwice,
-    "prints-nothing": Prints,
+    "parameters-from-an-iterator": faulty(
+        __init__=lambda self, params, **options: Adam.__init__(self, params if list(params) else [], **options)
+    ),
+    "groups-from-iterators": faulty(
+        add_param_group=lambda self, group: Adam.add_param_group(self, group if list(group["params"]) else {})
+    ),
+    "prints-nothing": faulty(before=lambda self, params: print("step")),  # noqa: T201
     "zero-grad": faulty(zero_grad=lambda self, set_to_none=True: Adam.zero_grad(self, set_to_none=False)),
     "gradients-untouched": WritesGradients,
     "no-gradient-no-step": DecaysWithoutGradient,
     "step-hooks": StepsInParts,
-    "pickling": HoldsALambda,
+    "pickling": faulty(before=lambda self, params: self.state.update(rule=lambda: None)),
     "deep-copies": faulty(__deepcopy__=lambda self, memo: self),
-    "instances-are-apart": SharesBetweenInstances,
+    "instances-are-apart": faulty(
+        one=lambda self, group, p, g, s: Adam.one(self, group, p, g, SHARED.setdefault(tuple(p.shape), {}))
+    ),
     "state-by-parameter": StateForAll,
     "autograd-sees-the-write": faulty(write=lambda self, p, lr, u: p.data.sub_(lr * u)),
     "parameters-stay-leaves": afterwards(lambda group, g, s: s["m"].requires_grad_()),
@@ -483,11 +416,13 @@ FAULTS: dict[str, Any] = {
     "loading-replaces": faulty(
         load_state_dict=lambda self, state_dict: Adam.load_state_dict(self, state_dict) if not self.state else None
     ),
-    "loading-before-the-first-step": LoadsNothingEmpty,
+    "loading-before-the-first-step": faulty(
+        load_state_dict=lambda self, state_dict: state_dict["state"][0] and Adam.load_state_dict(self, state_dict)
+    ),
     "loading-unstepped-parameters": LoadsForAll,
     "options-come-back": LosesOptions,
     "foreign-keys-come-back": SavesItsOwnKeysOnly,
-    "saving-changes-nothing": SavingResets,
+    "saving-changes-nothing": faulty(state_dict=lambda self: (Adam.state_dict(self), self.state.clear())[0]),
     "other-groups-refused": LoadsAnything,
     "other-shapes-refused": Adam,
     "loads-into-other-dtypes": NeedsItsDtype,
@@ -497,7 +432,7 @@ FAULTS: dict[str, Any] = {
     "gradients-are-released": afterwards(lambda group, g, s: s.update(last=g)),
     "everything-is-released": faulty(before=lambda self, params: KEPT.extend(params)),
     "temporaries": faulty(check_facts={"temporaries": 0.1}),
-    "dtypes-are-kept": ChangesDtype,
+    "dtypes-are-kept": faulty(write=lambda self, p, lr, u: setattr(p, "data", p.data.float() - lr * u)),
     "bfloat16-moves": faulty(
         one=lambda self, group, p, g, s: Adam.one(self, group, p, g, s) if p.dtype != torch.bfloat16 else None
     ),
@@ -514,13 +449,13 @@ FAULTS: dict[str, Any] = {
     "channels-last": ByStorage,
     "gaps-between-elements": ByStorage,
     "views-stay-inside": faulty(write=lambda self, p, lr, u: p.as_strided(p.shape, p.stride(), 0).sub_(lr * u)),
-    "written-in-place": Reallocates,
+    "written-in-place": faulty(write=lambda self, p, lr, u: setattr(p, "data", p.data - lr * u)),
     "gradients-with-other-strides": faulty(
         one=lambda self, group, p, g, s: Adam.one(self, group, p, g.as_strided((g.numel(),), (1,)).view(p.shape), s)
     ),
     "expanded-gradients": WritesGradients,
     "empty-parameters": faulty(write=lambda self, p, lr, u: Adam.write(self, p, lr * (24 / p.numel()), u)),
-    "scalars": NeedsRows,
+    "scalars": faulty(write=lambda self, p, lr, u: [row.sub_(lr * step) for row, step in zip(p, u, strict=True)]),
     "thin-shapes": faulty(direction=lambda self, group, p, g, s: g / g.std()),
     "frozen-parameters": NeedsGradients,
     "sparse-gradients": faulty(
@@ -554,10 +489,12 @@ FAULTS: dict[str, Any] = {
     "nan-is-not-hidden": faulty(one=lambda self, group, p, g, s: Adam.one(self, group, p, g.nan_to_num(0.3), s)),
     "frozen-nan": SharesTheNormOfParameters,
     "schedulers": remembering("lr"),
-    "schedulers-with-lr-as-a-tensor": MakesRatesNumbers,
+    "schedulers-with-lr-as-a-tensor": faulty(
+        before=lambda self, params: [group.update(lr=float(group["lr"])) for group in self.param_groups]
+    ),
     "schedulers-resume": LosesOptions,
     "one-cycle": LosesKeys,
-    "grad-scaler": ClaimsToUnscale,
+    "grad-scaler": type("Faulty", (SharesANorm,), {"_step_supports_amp_scaling": True}),
     "autocast-ignored": MultipliesMatrices,
     "deterministic-algorithms": faulty(
         write=lambda self, p, lr, u: p.put_(torch.arange(p.numel()), (p - lr * u).contiguous())

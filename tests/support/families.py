@@ -17,6 +17,15 @@ TEXT: dict[str, Any] = dict(
 )
 GROUPED: dict[str, Any] = dict(TEXT, num_key_value_heads=2, head_dim=6)
 DECODER: dict[str, Any] = dict(GROUPED, intermediate_size=40)
+EXPERTS: dict[str, Any] = dict(DECODER, num_experts_per_tok=2)
+TOWER: dict[str, Any] = dict(hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4)
+VISION: dict[str, Any] = dict(TOWER, image_size=16, patch_size=8)
+#: Of DeepSeek's attention and its experts.
+LATENT: dict[str, Any] = dict(q_lora_rank=10, kv_lora_rank=8, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5)
+ROUTED: dict[str, Any] = dict(n_routed_experts=6, n_group=2, topk_group=1, first_k_dense_replace=1)
+HEADS: dict[str, Any] = dict(encoder_attention_heads=4, decoder_attention_heads=4)
+LAYERS: dict[str, Any] = dict(encoder_layers=1, decoder_layers=1, encoder_ffn_dim=40, decoder_ffn_dim=40)
+SOUND: dict[str, Any] = dict(num_mel_bins=10, max_source_positions=15, max_target_positions=13, pad_token_id=0)
 
 
 def of_transformers(model: str, config: str, **options: Any) -> nn.Module:
@@ -27,10 +36,8 @@ def of_transformers(model: str, config: str, **options: Any) -> nn.Module:
 
 
 def clip() -> nn.Module:
-    towers = dict(hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4)
-    text = dict(towers, vocab_size=101, max_position_embeddings=33)
-    vision = dict(towers, image_size=16, patch_size=8)
-    return of_transformers("CLIPModel", "CLIPConfig", text_config=text, vision_config=vision, projection_dim=20)
+    text = dict(TOWER, vocab_size=101, max_position_embeddings=33)
+    return of_transformers("CLIPModel", "CLIPConfig", text_config=text, vision_config=VISION, projection_dim=20)
 
 
 class Recurrent(nn.Module):
@@ -86,31 +93,13 @@ FAMILIES: Mapping[str, Callable[[], nn.Module]] = {
     "Mistral": hf("MistralForCausalLM", "MistralConfig", **DECODER),
     "Mixtral": hf("MixtralForCausalLM", "MixtralConfig", num_local_experts=3, **DECODER),
     "Qwen3": hf("Qwen3ForCausalLM", "Qwen3Config", **DECODER),
-    "Qwen3-MoE": hf(
-        "Qwen3MoeForCausalLM",
-        "Qwen3MoeConfig",
-        num_experts=3,
-        moe_intermediate_size=14,
-        num_experts_per_tok=2,
-        **DECODER,
-    ),
-    "OLMoE": hf("OlmoeForCausalLM", "OlmoeConfig", num_experts=3, num_experts_per_tok=2, **DECODER),
-    "GPT-OSS": hf("GptOssForCausalLM", "GptOssConfig", num_local_experts=3, num_experts_per_tok=2, **DECODER),
+    "Qwen3-MoE": hf("Qwen3MoeForCausalLM", "Qwen3MoeConfig", num_experts=3, moe_intermediate_size=14, **EXPERTS),
+    "OLMoE": hf("OlmoeForCausalLM", "OlmoeConfig", num_experts=3, **EXPERTS),
+    "GPT-OSS": hf("GptOssForCausalLM", "GptOssConfig", num_local_experts=3, **EXPERTS),
     "DeepSeek-V3": hf(
-        "DeepseekV3ForCausalLM",
-        "DeepseekV3Config",
-        **{**TEXT, "num_key_value_heads": 4, "intermediate_size": 40},
-        moe_intermediate_size=14,
-        n_routed_experts=6,
-        n_group=2,
-        topk_group=1,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        q_lora_rank=10,
-        kv_lora_rank=8,
-        qk_nope_head_dim=6,
-        qk_rope_head_dim=4,
-        v_head_dim=5,
+        *("DeepseekV3ForCausalLM", "DeepseekV3Config"),
+        **dict(TEXT, num_key_value_heads=4, intermediate_size=40, moe_intermediate_size=14, num_experts_per_tok=2),
+        **(LATENT | ROUTED),
     ),
     "Gemma": hf("GemmaForCausalLM", "GemmaConfig", **DECODER),
     "Phi-3": hf("Phi3ForCausalLM", "Phi3Config", pad_token_id=0, **{**DECODER, "num_key_value_heads": 2}),
@@ -125,70 +114,28 @@ FAMILIES: Mapping[str, Callable[[], nn.Module]] = {
         "T5ForConditionalGeneration", "T5Config", d_model=24, d_kv=5, d_ff=40, num_layers=2, num_heads=4, vocab_size=101
     ),
     "Whisper": hf(
-        "WhisperForConditionalGeneration",
-        "WhisperConfig",
-        d_model=24,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=40,
-        decoder_ffn_dim=40,
-        vocab_size=101,
-        pad_token_id=0,
-        num_mel_bins=10,
-        max_source_positions=15,
-        max_target_positions=13,
+        *("WhisperForConditionalGeneration", "WhisperConfig"), d_model=24, vocab_size=101, **(HEADS | LAYERS | SOUND)
     ),
     "Mamba": hf("MambaForCausalLM", "MambaConfig", hidden_size=24, num_hidden_layers=2, vocab_size=101, state_size=7),
-    "ViT": hf(
-        "ViTForImageClassification",
-        "ViTConfig",
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=40,
-        image_size=16,
-        patch_size=8,
-        num_labels=5,
-    ),
+    "ViT": hf("ViTForImageClassification", "ViTConfig", num_labels=5, **VISION),
     "CLIP": clip,
     "Swin": hf(
-        "SwinForImageClassification",
-        "SwinConfig",
-        image_size=32,
-        patch_size=4,
-        embed_dim=12,
-        depths=[1, 1],
-        num_heads=[2, 4],
-        window_size=4,
-        num_labels=5,
+        *("SwinForImageClassification", "SwinConfig"),
+        **dict(image_size=32, patch_size=4, embed_dim=12, depths=[1, 1], num_heads=[2, 4], window_size=4, num_labels=5),
     ),
     "ViT of timm": FusedViT,
     "ConvNeXt": hf(
-        "ConvNextForImageClassification",
-        "ConvNextConfig",
-        hidden_sizes=[8, 12],
-        depths=[1, 1],
-        num_stages=2,
-        num_labels=5,
+        *("ConvNextForImageClassification", "ConvNextConfig"),
+        **dict(hidden_sizes=[8, 12], depths=[1, 1], num_stages=2, num_labels=5),
     ),
     "ResNet": hf(
-        "ResNetForImageClassification",
-        "ResNetConfig",
-        embedding_size=8,
-        hidden_sizes=[12, 16],
-        depths=[1, 1],
-        layer_type="basic",
-        num_labels=5,
+        *("ResNetForImageClassification", "ResNetConfig"),
+        **dict(embedding_size=8, hidden_sizes=[12, 16], depths=[1, 1], layer_type="basic", num_labels=5),
     ),
     "MobileNetV2": hf("MobileNetV2ForImageClassification", "MobileNetV2Config", num_labels=5),
     "EfficientNet": hf(
-        "EfficientNetForImageClassification",
-        "EfficientNetConfig",
-        width_coefficient=0.25,
-        depth_coefficient=0.25,
-        num_labels=5,
+        *("EfficientNetForImageClassification", "EfficientNetConfig"),
+        **dict(width_coefficient=0.25, depth_coefficient=0.25, num_labels=5),
     ),
     "nn.Transformer": lambda: nn.Transformer(24, 4, 1, 1, 40),
     "LSTM, GRU, RNN": Recurrent,

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import thalweg.numpy
-from thalweg.dtypes import DTYPES, NARROW
+from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError
 from thalweg.rules import AROUND, AdamW, Rule, Spikes
 from thalweg.rules.options import Option, alternatives, choices_of, hints_of, options_of
@@ -86,13 +86,7 @@ def values_by_name(*kinds: Any) -> dict[str, st.SearchStrategy[Any]]:
 
 @st.composite
 def options(
-    draw: Any,
-    rule: type[Rule],
-    *,
-    around: bool = True,
-    most: int = 6,
-    without: Collection[str] = (),
-    **fixed: Any,
+    draw: Any, rule: type[Rule], *, around: bool = True, most: int = 6, without: Collection[str] = (), **fixed: Any
 ) -> dict[str, Any]:
     """Some options of an optimizer that go together, beside those that are fixed: all that ``thalweg.numpy`` takes.
 
@@ -132,4 +126,3 @@ def shapes(draw: Any, rule: Rule, most: int = 3, axes: Iterable[int] = AXES) -> 
 
 
 dtypes = st.sampled_from(list(DTYPES))
-wide_dtypes = st.sampled_from([name for name in DTYPES if name not in NARROW])

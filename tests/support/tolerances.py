@@ -18,8 +18,6 @@ ONE_STEP_FLOAT64 = 1e-13
 SPACE = {"float64": 1e-11, "float32": 2e-5}
 #: Monte Carlo averages of 20,000 draws.
 MONTE_CARLO = 0.03
-#: Mean movement of parameters of 16 bits under stochastic rounding, after 200 steps that are each too small to round.
-ROUNDED_WALK = 0.1
 #: One step rounded to float16.
 ROUNDED_STEP = 0.05
 #: Share of elements for which two engines may round to different neighbours: a chance fell between their results.

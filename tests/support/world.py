@@ -37,7 +37,7 @@ class World:
         answers = [(False, answer.value) if isinstance(answer, Silence) else answer for answer in said]
         if all(fine for fine, _ in answers):
             return [pickle.loads(answer) for _, answer in answers]
-        self.ranks.end()
+        self.ranks.close()
         words = "\n".join(f"rank {rank}: {'fine' if fine else said}" for rank, (fine, said) in enumerate(answers))
         raise AssertionError(f"{case.__name__} on {self.ranks.size} ranks\n{words}")
 

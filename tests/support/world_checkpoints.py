@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed.checkpoint as dcp
 from tolerances import WORLD
 from torch.distributed.checkpoint.state_dict import (
@@ -20,6 +21,7 @@ from world_layouts import DTensor, torch, whole
 from world_steps import Run, Training, further_than, local, misplaced, part_like, unequal
 
 import thalweg.torch
+from thalweg.check import expect
 
 #: How a checkpoint is written: of all ranks together, or a whole one by the first.
 WAYS: Mapping[str, Callable[[], StateDictOptions]] = {
@@ -39,19 +41,13 @@ def snapshot(training: Training) -> dict[str, Any]:
     return {"params": {n: whole(p).clone() for n, p in training.params.items()}, "state": states, "groups": groups}
 
 
-def differing(first: Any, second: Any, where: str = "") -> Iterator[str]:
+def differing(first: Any, second: Any) -> list[str]:
     """Where two nested structures are not equal to the last bit, dtypes included."""
-    if isinstance(first, torch.Tensor):
-        if not isinstance(second, torch.Tensor) or first.dtype != second.dtype or not torch.equal(first, second):
-            yield f"{where}: {first} and {second}"
-    elif isinstance(first, dict) and first.keys() == second.keys():
-        for key in first:
-            yield from differing(first[key], second[key], f"{where}/{key}")
-    elif isinstance(first, list) and len(first) == len(second):
-        for index, (one, other) in enumerate(zip(first, second, strict=True)):
-            yield from differing(one, other, f"{where}/{index}")
-    elif first != second:
-        yield f"{where}: {first} and {second}"
+    try:
+        expect.same(second, first, "")
+    except pytest.fail.Exception as what:
+        return [str(what)]
+    return []
 
 
 def write(training: Training, folder: Path, way: str) -> None:
@@ -116,11 +112,11 @@ def resume(
     """
     training = Training(run, layout, seed=7).steps(0, begun)  # nothing is right before it is loaded
     read(training, folder / "checkpoint", way)
-    found = list(differing(torch.load(folder / "seen.pt", weights_only=False), snapshot(training)))
+    found = differing(torch.load(folder / "seen.pt", weights_only=False), snapshot(training))
     training.steps(middle(run) if at is None else at, len(run.rates))
     alone = Training(run, layout if exact else "plain")
     alone.steps(0, len(run.rates))
-    found += differing(snapshot(alone), snapshot(training)) if exact else unequal(alone, training)
+    found += differing(snapshot(alone), snapshot(training)) if exact else list(unequal(alone, training))
     return [*found, *misplaced(training)]
 
 
@@ -181,7 +177,7 @@ def loaded_directly(saved: Run, run: Run, before: str, after: str) -> tuple[str,
     new, wanted = snapshot(training), snapshot(first)["state"]
     training.steps(1, 2)
     moved = [*differing(wanted, new["state"]), *differing(lying, places(training))]
-    return said, moved, list(differing(seen, new))
+    return said, moved, differing(seen, new)
 
 
 #: torch's optimizer, our rule, what is said to both, and what more to ours.

@@ -115,6 +115,11 @@ class Run:
         return copy.deepcopy(dict(TYPICAL.get(self.rule, {}) if self.options is None else self.options))
 
 
+def run_of(rule: str, dtype: str = "float64", options: Mapping[str, Any] | None = None, **how: Any) -> Run:
+    """A run with the options that are typical of its rule, and others."""
+    return Run(rule, dtype, {**TYPICAL.get(rule, {}), **(options or {})}, **how)
+
+
 class Model(torch.nn.Module):
     """Some parameters, whose gradients are the numbers that it is given."""
 

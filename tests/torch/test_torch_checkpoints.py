@@ -14,7 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
-from thalweg.check.problem import assert_same, copy_state, train, weights  # noqa: E402
+from thalweg.check.expect import same  # noqa: E402
+from thalweg.check.problem import copy_state, train, weights  # noqa: E402
 from thalweg.check.state import through_a_file  # noqa: E402
 from thalweg.errors import NonFiniteError, OptimError, OptionError, ResumeWarning, StateError  # noqa: E402
 
@@ -46,7 +47,7 @@ def assert_resumes(rule: str, dtype: Any, options: dict[str, Any], restored: dic
     other.load_state_dict(through_a_file(optimizer.state_dict(), weights_only=True))
     train(optimizer, params, 3, first=2)
     train(other, others, 3, first=2)
-    assert_same(snapshot(others, other), snapshot(params, optimizer), "resumed")
+    same(snapshot(others, other), snapshot(params, optimizer), "resumed")
     return other
 
 
@@ -160,7 +161,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(rule: str, misfit: str
     before = snapshot(params, optimizer)
     with pytest.raises(OptimError, match=told):
         optimizer.load_state_dict(save(rule))
-    assert_same(snapshot(params, optimizer), before, "after a state that was refused")
+    same(snapshot(params, optimizer), before, "after a state that was refused")
     train(optimizer, params, 1, first=2)
 
 
@@ -182,7 +183,7 @@ def test_an_option_that_no_longer_fits_the_state(rule: str, before: dict, after:
     optimizer.param_groups[0].update(after)
     with pytest.raises(OptimError, match=r"'0'"):
         train(optimizer, params, 1, first=2)
-    assert_same(snapshot(params, optimizer)[0], kept[0], "after a step that was refused")
+    same(snapshot(params, optimizer)[0], kept[0], "after a step that was refused")
 
 
 def test_state_that_is_older_than_its_option_keeps_its_dtype() -> None:
@@ -192,7 +193,7 @@ def test_state_that_is_older_than_its_option_keeps_its_dtype() -> None:
     optimizer.param_groups[0]["state_dtype"] = "bfloat16"
     before = copy_state(optimizer)["state"]
     other.load_state_dict(through_a_file(optimizer.state_dict(), weights_only=True))
-    assert_same(other.state_dict()["state"], before, "loaded")
+    same(other.state_dict()["state"], before, "loaded")
     assert before[0]["exp_avg"].dtype == torch.float32
 
 
@@ -265,7 +266,7 @@ def test_what_is_not_finite_leaves_codes_and_record_as_they_were(engine: str, wh
     else:
         optimizer.step()
         assert optimizer.skipped == 1
-    assert_same(snapshot(params, optimizer), before, "after a step that is not finite")
+    same(snapshot(params, optimizer), before, "after a step that is not finite")
 
 
 def test_unknown_codes_are_refused_also_in_a_group() -> None:

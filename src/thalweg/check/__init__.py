@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from thalweg.check.plugin import Verdict
-from thalweg.check.run import Report, check
+from thalweg.check.plugin import Report, Verdict, check
 
 __all__ = ["Report", "Verdict", "check"]

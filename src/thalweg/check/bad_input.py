@@ -11,16 +11,8 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from thalweg.check.problem import (
-    TorchSubject,
-    assert_refused,
-    assert_usual,
-    draw,
-    give,
-    require_option,
-    train,
-    weights,
-)
+from thalweg.check import expect
+from thalweg.check.problem import TorchSubject, draw, give, require_option, train, weights
 
 WRONG = (ValueError, TypeError)
 
@@ -32,7 +24,7 @@ def assert_values_refused(s: TorchSubject, option: str, *wrong: Any) -> None:
     for value in wrong:
         if isinstance(value, tuple) == isinstance(now, (tuple, list)):
             value = (*value, *now[len(value) :]) if isinstance(value, tuple) else value  # of as many numbers
-            assert_refused(partial(s.make, s.weights(), **{option: value}), f"{option}={value}")
+            expect.refused(partial(s.make, s.weights(), **{option: value}), f"{option}={value}")
 
 
 def test_lr_out_of_range(s: TorchSubject) -> None:
@@ -62,32 +54,32 @@ def test_eps_out_of_range(s: TorchSubject) -> None:
 
 def test_no_parameters(s: TorchSubject) -> None:
     """An empty list of parameters is refused: most often a model was filtered to nothing."""
-    assert_refused(lambda: s.make([]), "an empty list", WRONG)
+    expect.refused(lambda: s.make([]), "an empty list", WRONG)
 
 
 def test_no_tensors(s: TorchSubject) -> None:
     """What is no tensor is refused."""
-    assert_refused(lambda: s.make([1.0, "weight"]), "numbers and texts as parameters", WRONG)
+    expect.refused(lambda: s.make([1.0, "weight"]), "numbers and texts as parameters", WRONG)
 
 
 def test_sets_of_parameters(s: TorchSubject) -> None:
     """A set of parameters is refused: its order differs between processes, and state goes by it."""
-    assert_refused(lambda: s.make([{"params": set(s.weights())}]), "a group with a set", (TypeError,))
+    expect.refused(lambda: s.make([{"params": set(s.weights())}]), "a group with a set", (TypeError,))
 
 
 def test_no_leaves(s: TorchSubject) -> None:
     """A tensor that was computed is refused: stepping it changes no parameter."""
-    assert_refused(lambda: s.make([s.weights()[0] * 2]), "a tensor that is no leaf", WRONG)
+    expect.refused(lambda: s.make([s.weights()[0] * 2]), "a tensor that is no leaf", WRONG)
 
 
 def test_lr_of_a_group_out_of_range(s: TorchSubject) -> None:
     """A negative lr of a group is refused, as that of all is."""
-    assert_refused(lambda: s.make([{"params": s.weights(), "lr": -0.1}]), "a group with lr=-0.1")
+    expect.refused(lambda: s.make([{"params": s.weights(), "lr": -0.1}]), "a group with lr=-0.1")
 
 
 def test_misspelt_option(s: TorchSubject) -> None:
     """An option that does not exist is refused: a typing mistake must not train with defaults."""
-    assert_refused(lambda: s.make(s.weights(), weight_decya=0.1), "weight_decya=0.1")
+    expect.refused(lambda: s.make(s.weights(), weight_decya=0.1), "weight_decya=0.1")
 
 
 def test_bad_group_is_not_added(s: TorchSubject) -> None:
@@ -95,10 +87,10 @@ def test_bad_group_is_not_added(s: TorchSubject) -> None:
     params, optimizer = s.begin()
     number = len(optimizer.param_groups)
     for wrong in ({"params": params[:1]}, {"params": [torch.ones(2) * params[0].sum()]}):
-        assert_refused(partial(optimizer.add_param_group, wrong), "a parameter that is there, or no leaf", WRONG)
+        expect.refused(partial(optimizer.add_param_group, wrong), "a parameter that is there, or no leaf", WRONG)
     if len(optimizer.param_groups) != number:
         pytest.fail(f"there are {len(optimizer.param_groups)} groups after a group was refused, and were {number}")
-    assert_usual(s, train(optimizer, params, 1, first=3), 4, "after a group was refused")
+    expect.usual(s, train(optimizer, params, 1, first=3), 4, "after a group was refused")
 
 
 def test_failing_closure(s: TorchSubject) -> None:
@@ -109,9 +101,9 @@ def test_failing_closure(s: TorchSubject) -> None:
         raise KeyError("from the closure")
 
     give(params, 3)
-    assert_refused(lambda: optimizer.step(closure), "an error in the closure", (KeyError,))
-    assert_usual(s, params, 3, "after an error in the closure")
-    assert_usual(s, train(optimizer, params, 1, first=3), 4, "one step after an error in the closure")
+    expect.refused(lambda: optimizer.step(closure), "an error in the closure", (KeyError,))
+    expect.usual(s, params, 3, "after an error in the closure")
+    expect.usual(s, train(optimizer, params, 1, first=3), 4, "one step after an error in the closure")
 
 
 def test_failed_step_changes_nothing(s: TorchSubject) -> None:
@@ -124,8 +116,8 @@ def test_failed_step_changes_nothing(s: TorchSubject) -> None:
     try:
         optimizer.step()
     except Exception:
-        assert_usual(s, params, 2, "after a step that failed", shapes=shapes)
-        assert_usual(s, train(optimizer, params, 1, first=2), 3, "one step after a step that failed", shapes=shapes)
+        expect.usual(s, params, 2, "after a step that failed", shapes=shapes)
+        expect.usual(s, train(optimizer, params, 1, first=2), 3, "one step after a step that failed", shapes=shapes)
         return
     pytest.skip("sparse gradients are taken: no step fails here")
 
@@ -137,19 +129,11 @@ def pair() -> list[Parameter]:
     return weights([(1, 1), (1, 1)])
 
 
-def name_one(params: list[Parameter]) -> Any:
-    return [("weight", params[0]), params[1]]
-
-
-def name_one_group(params: list[Parameter]) -> Any:
-    return [{"params": [params[0]], "lr": 0.01}, {"params": [("weight", params[1])]}]
-
-
 #: What is wrong, the parameters that are given, and the options beside them.
 REFUSED_BY_TORCH: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
     ("a tensor in place of a list of them", lambda: pair()[0], {}),
-    ("a name for one parameter of two", lambda: name_one(pair()), {}),
-    ("names in one group of two", lambda: name_one_group(pair()), {}),
+    ("a name for one parameter of two", lambda: [("weight", pair()[0]), pair()[1]], {}),
+    ("names in one group of two", lambda: [{"params": pair()[:1]}, {"params": [("weight", pair()[1])]}], {}),
     ("lr as a tensor of two numbers", pair, {"lr": torch.tensor([0.001, 0.001])}),
 ]
 
@@ -157,7 +141,7 @@ REFUSED_BY_TORCH: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
 def test_torch_error_inputs(s: TorchSubject) -> None:
     """Inputs that every optimizer of torch refuses are refused; it warns of a parameter that a group has twice."""
     for what, make_params, options in REFUSED_BY_TORCH:
-        assert_refused(partial(s.make, make_params(), **options), what)
+        expect.refused(partial(s.make, make_params(), **options), what)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:

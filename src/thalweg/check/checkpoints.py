@@ -12,16 +12,13 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.nn import Parameter
 
-from thalweg.check.problem import Shapes, TorchSubject, assert_usual, module_of, tensors_of, train
+from thalweg.check import expect
+from thalweg.check.problem import Shapes, TorchSubject, module_of, tensors_of, train
 from thalweg.check.sharded import (
     MATRICES,
     Place,
@@ -29,6 +26,7 @@ from thalweg.check.sharded import (
     grid,
     halves,
     line,
+    place_again,
     require_rows,
     split,
     spread,
@@ -46,16 +44,10 @@ def begin_shards(
     return params, optimizer, train_shards(optimizer, params, 3)
 
 
-def place_again(s: TorchSubject, reached: Any, place: Place) -> tuple[list[Parameter], Any]:
-    """Parameters with these values, placed anew, and an optimizer that has not stepped."""
-    params = [Parameter(place(p, which)) for which, p in enumerate(reached)]
-    return params, s.make(params)
-
-
 def continues(s: TorchSubject, params: Any, optimizer: Any, shapes: Shapes, where: str) -> None:
     """Fail unless two more steps end where five of one process do."""
     found = train_shards(optimizer, params, 2, first=3)
-    assert_usual(s, found, 5, f"two steps after {where}", tolerance_for(s), shapes=shapes)
+    expect.usual(s, found, 5, f"two steps after {where}", tolerance_for(s), shapes=shapes)
 
 
 def together(action: Callable[[], Any] | None) -> Any:
@@ -108,6 +100,7 @@ def through_files(
         load(others, other, after, files)
         continues(s, others, other, shapes, where)
 
+    require_rows(s)
     with tempfile.TemporaryDirectory() as own:
         files = together(lambda: own)
         reached = together(partial(save, s, shapes, before, files) if within(before) else None)
@@ -120,37 +113,31 @@ def within(mesh: DeviceMesh) -> bool:
 
 def test_files_at_the_same_size(s: TorchSubject) -> None:
     """torch.distributed.checkpoint's files continue a sharded run by as many ranks."""
-    require_rows(s)
     through_files(s, line(), line(), s.shapes, "loading files")
 
 
 def test_files_at_fewer_ranks(s: TorchSubject) -> None:
     """Files of all ranks continue the run by half of them."""
-    require_rows(s)
     through_files(s, line(), halves()[0], s.shapes, "loading files by half of the ranks")
 
 
 def test_files_at_more_ranks(s: TorchSubject) -> None:
     """Files of half of the ranks continue the run by all."""
-    require_rows(s)
     through_files(s, halves()[0], line(), s.shapes, "loading files of half of the ranks")
 
 
 def test_files_on_another_mesh(s: TorchSubject) -> None:
     """Files of parameters sharded by rows continue the run by rows and columns."""
-    require_rows(s)
     through_files(s, line(), grid(), MATRICES, "loading files onto a mesh of two dimensions", Shard(0), Shard(1))
 
 
 def test_files_of_uneven_shards(s: TorchSubject) -> None:
     """Files of uneven and empty shards continue the run by half of the ranks."""
-    require_rows(s)
     through_files(s, line(), halves()[0], [(5, 4), (1, 6)], "loading files of uneven shards")
 
 
 def test_gathered_by_one_process(s: TorchSubject) -> None:
     """A whole state, gathered from all ranks, continues the run in one process as if it had never been sharded."""
-    require_rows(s)
     params, optimizer, reached = begin_shards(s)
     saved = get_optimizer_state_dict(module_of(params), optimizer, options=StateDictOptions(full_state_dict=True))
     others, other = place_again(s, reached, lambda p, _: p.clone())
@@ -167,7 +154,7 @@ def test_spread_from_one_process(s: TorchSubject) -> None:
     if all(leaf.dim() == 0 for leaf in tensors_of(single).values()):
         pytest.skip("no tensor of the state has a shape")
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(whole), single))
-    others, other = place_again(s, reached, by_rows)
+    others, other = place_again(s, reached)
     how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_optimizer_state_dict(module_of(others), other, saved if dist.get_rank() == 0 else {}, options=how)
     continues(s, others, other, s.shapes, "loading the state of one process")
@@ -175,31 +162,28 @@ def test_spread_from_one_process(s: TorchSubject) -> None:
 
 def test_state_dict_of_each_rank(s: TorchSubject) -> None:
     """state_dict() and load_state_dict() of every rank continue a sharded run."""
-    require_rows(s)
     _, optimizer, reached = begin_shards(s)
-    others, other = place_again(s, reached, by_rows)
+    others, other = place_again(s, reached)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     continues(s, others, other, s.shapes, "load_state_dict on every rank")
 
 
 def test_flattened_state(s: TorchSubject) -> None:
     """A state with one key an entry, as other parallel programs exchange it, continues a sharded run."""
-    require_rows(s)
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
     params, optimizer, reached = begin_shards(s)
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer, options=flat))
-    others, other = place_again(s, reached, by_rows)
+    others, other = place_again(s, reached)
     set_optimizer_state_dict(module_of(others), other, saved, options=flat)
     continues(s, others, other, s.shapes, "loading a flattened state")
 
 
 def test_options_of_sharded_groups_come_back(s: TorchSubject) -> None:
     """Options of groups come back with the state of a sharded run: schedules continue where they were."""
-    require_rows(s)
     params, optimizer, reached = begin_shards(s)
     optimizer.param_groups[0]["lr"] = 0.123
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer))
-    others, other = place_again(s, reached, by_rows)
+    others, other = place_again(s, reached)
     set_optimizer_state_dict(module_of(others), other, saved)
     if float(other.param_groups[0]["lr"]) != 0.123:
         pytest.fail(f"lr 0.123 came back as {other.param_groups[0]['lr']}")

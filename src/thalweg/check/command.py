@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import closing
 
-from thalweg.check.plugin import NOT_OFFERED, PASSED, Verdict, choose_checks, make_world
-from thalweg.check.run import Report, run_checks
+from thalweg.check.plugin import NOT_OFFERED, PASSED, Report, Verdict, choose_checks, make_world, names_of, run_checks
 from thalweg.check.subject import parse_json, subject_of
 from thalweg.show.console import aside, console, make_table
 from thalweg.show.extras import extra
@@ -61,14 +61,11 @@ def command(
     chosen = [choose_checks(subject.kind, only, ranks or 0) for subject in subjects]
     if listing:
         for check in chosen[0]:
-            console().print(Text(f"{check.group}, {check.name}: {check.holds}"), soft_wrap=True)
+            name, group = names_of(check)
+            console().print(Text(f"{group}, {name}: {check.__doc__}"), soft_wrap=True)
         return 0
-    world = make_world(ranks or 0)
-    try:
-        with aside().status(Text(", ".join(subject.name for subject in subjects))):
-            reports = [run_checks(*each, world) for each in zip(subjects, chosen, strict=True)]
-    finally:
-        world.end()
+    with closing(make_world(ranks or 0)) as world, aside().status(Text(", ".join(each.name for each in subjects))):
+        reports = [run_checks(*each, world) for each in zip(subjects, chosen, strict=True)]
     show(reports)
     return 1 if any(each.failed for each in reports) else 0
 

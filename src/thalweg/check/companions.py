@@ -12,18 +12,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import lr_scheduler, swa_utils
 
-from thalweg.check.problem import (
-    TorchSubject,
-    assert_changed,
-    assert_close,
-    assert_finite,
-    assert_same,
-    assert_usual,
-    give,
-    train,
-    unless_refused,
-    values,
-)
+from thalweg.check import expect
+from thalweg.check.problem import TorchSubject, give, train, unless_refused, values
 from thalweg.show.modules import describe_error
 
 #: The step whose gradients overflow.
@@ -74,8 +64,7 @@ def has_momentum(optimizer: Any) -> bool:
 
 def follow_schedule(s: TorchSubject, name: str, schedule: Callable[[Any], Any]) -> None:
     """Fail unless a scheduler steps as setting the options that it sets by hand does."""
-    params, others = s.weights(), s.weights()
-    scheduled, by_hand = s.make(params), s.make(others)
+    (params, scheduled), (others, by_hand) = (s.make_fresh(shapes=[(6, 4), (5, 6)]) for _ in range(2))
     rate_of(by_hand)
     try:
         scheduler = schedule(scheduled)
@@ -89,10 +78,10 @@ def follow_schedule(s: TorchSubject, name: str, schedule: Callable[[Any], Any]) 
         train(scheduled, params, 1, first=t)
         train(by_hand, others, 1, first=t)
         scheduler.step(*([float(t)] if name == "ReduceLROnPlateau" else []))
-    assert_same(params, others, f"with {name}")
+    expect.same(params, others, f"with {name}")
     if len(rates) == 1:
         pytest.fail(f"{name} changes nothing")
-    assert_finite(params, f"with {name}")
+    expect.finite(params, f"with {name}")
 
 
 def test_schedulers(s: TorchSubject) -> None:
@@ -104,7 +93,7 @@ def test_schedulers(s: TorchSubject) -> None:
     for t in range(3):
         train(optimizer, params, 1, first=t)
         halving.step()
-    assert_changed(params, s.run_steps(steps=3), "LambdaLR")
+    expect.changed(params, s.run_steps(steps=3), "LambdaLR")
 
 
 def test_schedulers_with_lr_as_a_tensor(s: TorchSubject) -> None:
@@ -124,7 +113,7 @@ def test_schedulers_with_lr_as_a_tensor(s: TorchSubject) -> None:
     train(plain, others, 1)
     for group in plain.param_groups:
         group["lr"] = rate / 2
-    assert_close(train(optimizer, params, 1, first=1), train(plain, others, 1, first=1), s.weights(), "lr halved", 1e-4)
+    expect.close(train(optimizer, params, 1, first=1), train(plain, others, 1, first=1), s.weights(), "lr halved", 1e-4)
 
 
 def test_schedulers_resume(s: TorchSubject) -> None:
@@ -146,7 +135,7 @@ def test_schedulers_resume(s: TorchSubject) -> None:
             train(optimizer, params, 1, first=t)
             schedule.step()
         runs.append(values(params))
-    assert_same(runs[1], runs[0], "resumed with StepLR")
+    expect.same(runs[1], runs[0], "resumed with StepLR")
 
 
 def test_one_cycle(s: TorchSubject) -> None:
@@ -171,8 +160,8 @@ def test_grad_scaler(s: TorchSubject) -> None:
         scaler.step(optimizer)
         scaler.update()
         if t == OVERFLOW:
-            assert_same(params, before, "after gradients that overflowed")
-    assert_usual(s, params, 3, "through GradScaler", 1e-5)
+            expect.same(params, before, "after gradients that overflowed")
+    expect.usual(s, params, 3, "through GradScaler", 1e-5)
 
 
 def test_autocast_ignored(s: TorchSubject) -> None:
@@ -180,7 +169,7 @@ def test_autocast_ignored(s: TorchSubject) -> None:
     params, optimizer = s.make_fresh()
     with torch.autocast("cpu", torch.bfloat16):
         found = train(optimizer, params, 3)
-    assert_usual(s, found, 3, "within autocast")
+    expect.usual(s, found, 3, "within autocast")
 
 
 def test_deterministic_algorithms(s: TorchSubject) -> None:
@@ -214,7 +203,7 @@ def test_in_backward(s: TorchSubject) -> None:
                 whole.step()
                 whole.zero_grad()
         runs.append(values(params))
-    assert_close(runs[1], runs[0], s.weights(), "stepped within backward()", 1e-5)
+    expect.close(runs[1], runs[0], s.weights(), "stepped within backward()", 1e-5)
 
 
 def test_compiles(s: TorchSubject) -> None:
@@ -227,4 +216,4 @@ def test_compiles(s: TorchSubject) -> None:
         give(params, t)
         compiled()
         train(plain, others, 1, first=t)
-    assert_close(params, others, s.weights(), "compiled", 1e-4)
+    expect.close(params, others, s.weights(), "compiled", 1e-4)

@@ -8,17 +8,8 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from thalweg.check.problem import (
-    TorchSubject,
-    assert_close,
-    assert_usual,
-    copy_state,
-    give,
-    leaves,
-    train,
-    unless_refused,
-    values,
-)
+from thalweg.check import expect
+from thalweg.check.problem import TorchSubject, copy_state, give, leaves, train, unless_refused, values
 
 GRADIENTS = 3
 #: How far a way may be from that on the CPU, as a share of it: GPUs may multiply matrices of float32 on tensor cores,
@@ -41,7 +32,7 @@ def train_there(optimizer: Any, params: list[Parameter], steps: int, first: int 
 def test_gpu_steps_as_cpu(s: TorchSubject) -> None:
     """Steps on a GPU go the way of those on the CPU."""
     params = on_gpu(s.weights())
-    assert_usual(s, train_there(s.make(params), params, 4), 4, "on the GPU and on the CPU", TENSOR_CORES)
+    expect.usual(s, train_there(s.make(params), params, 4), 4, "on the GPU and on the CPU", TENSOR_CORES)
 
 
 def test_state_moves_to_another_device(s: TorchSubject) -> None:
@@ -54,7 +45,7 @@ def test_state_moves_to_another_device(s: TorchSubject) -> None:
         if isinstance(leaf, torch.Tensor) and leaf.numel() > 1 and not leaf.is_cuda:
             pytest.fail(f"{path} is on {leaf.device} after loading for parameters on the GPU")
     found = train_there(other, others, 3, first=3)
-    assert_usual(s, found, 6, "continued on the GPU and on the CPU", TENSOR_CORES)
+    expect.usual(s, found, 6, "continued on the GPU and on the CPU", TENSOR_CORES)
 
 
 def test_cuda_graphs(s: TorchSubject) -> None:
@@ -79,4 +70,4 @@ def test_cuda_graphs(s: TorchSubject) -> None:
         give(params, t)
         torch._foreach_copy_(given, [p.grad for p in params if p.grad is not None])
         graph.replay()
-    assert_close([p.cpu() for p in params], expected, s.weights(), "replayed and not captured", 1e-4)
+    expect.close([p.cpu() for p in params], expected, s.weights(), "replayed and not captured", 1e-4)

@@ -6,18 +6,8 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from thalweg.check.problem import (
-    TorchSubject,
-    assert_finite,
-    assert_moved,
-    assert_same,
-    assert_usual,
-    draw,
-    give,
-    train,
-    unless_refused,
-    weights,
-)
+from thalweg.check import expect
+from thalweg.check.problem import TorchSubject, draw, give, train, unless_refused, weights
 
 
 def test_dtypes_are_kept(s: TorchSubject) -> None:
@@ -31,8 +21,8 @@ def test_dtypes_are_kept(s: TorchSubject) -> None:
 def test_bfloat16_moves(s: TorchSubject) -> None:
     """Parameters in bfloat16 move, and stay finite, in ten steps of the lr that was given."""
     params, _ = s.begin(torch.bfloat16, steps=10)
-    assert_finite(params, "after ten steps in bfloat16")
-    assert_moved(params, s.weights(torch.bfloat16), "after ten steps in bfloat16")
+    expect.finite(params, "after ten steps in bfloat16")
+    expect.moved(params, s.weights(torch.bfloat16), "after ten steps in bfloat16")
 
 
 def test_bfloat16_follows_float32(s: TorchSubject) -> None:
@@ -54,15 +44,15 @@ def test_float16_small_gradients(s: TorchSubject) -> None:
     """float16 gradients of 1e-4, whose squares float16 does not hold, give finite steps."""
     params, optimizer = s.make_fresh(torch.float16)
     train(optimizer, params, 3, size=1e-4)
-    assert_finite(params, "after float16 gradients of 1e-4")
+    expect.finite(params, "after float16 gradients of 1e-4")
 
 
 def test_float16_large_gradients(s: TorchSubject) -> None:
     """float16 gradients of 1000, whose squares float16 does not hold, give finite steps that move."""
     params, optimizer = s.make_fresh(torch.float16)
     train(optimizer, params, 3, size=1000.0)
-    assert_finite(params, "after float16 gradients of 1000")
-    assert_moved(params, s.weights(torch.float16), "after float16 gradients of 1000")
+    expect.finite(params, "after float16 gradients of 1000")
+    expect.moved(params, s.weights(torch.float16), "after float16 gradients of 1000")
 
 
 def test_mixed_dtypes(s: TorchSubject) -> None:
@@ -74,7 +64,7 @@ def test_mixed_dtypes(s: TorchSubject) -> None:
         give(half, t, [7])
         give(full, t)
         optimizer.step()
-    assert_usual(s, full, 3, "beside a bfloat16 parameter", 1e-5, shapes=[(6, 4)])
+    expect.usual(s, full, 3, "beside a bfloat16 parameter", 1e-5, shapes=[(6, 4)])
 
 
 def test_float64_is_not_rounded(s: TorchSubject) -> None:
@@ -91,7 +81,7 @@ def test_default_dtype_ignored(s: TorchSubject) -> None:
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float64)
-        assert_same(s.run_steps(steps=3), plain, "with float64 as the default dtype")
+        expect.same(s.run_steps(steps=3), plain, "with float64 as the default dtype")
     finally:
         torch.set_default_dtype(before)
 
@@ -106,4 +96,4 @@ def test_complex_parameters(s: TorchSubject) -> None:
             params[0].grad = torch.complex(draw((4, 3), 1, t), draw((4, 3), 2, t)).to(torch.complex64)
             optimizer.step()
     for part in ("real", "imag"):
-        assert_moved([getattr(params[0].detach(), part)], [getattr(start, part)], f"the {part} part")
+        expect.moved([getattr(params[0].detach(), part)], [getattr(start, part)], f"the {part} part")

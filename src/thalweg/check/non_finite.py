@@ -5,16 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from thalweg.check.problem import (
-    TorchSubject,
-    assert_close,
-    assert_same,
-    give,
-    step_unless_refused,
-    train,
-    unless_refused,
-    weights,
-)
+from thalweg.check import expect
+from thalweg.check.problem import TorchSubject, give, step_unless_refused, train, unless_refused, weights
 
 SHAPES = [(6, 4), (6, 4), (5, 6)]
 
@@ -27,14 +19,14 @@ def after_one(s: TorchSubject, bad: float) -> list[torch.nn.Parameter] | None:
     params[0].grad[2, 1] = bad
     if step_unless_refused(optimizer):
         return params
-    assert_same(params, weights(SHAPES), "after a gradient that was refused")
+    expect.same(params, weights(SHAPES), "after a gradient that was refused")
     return None
 
 
 def stays_local(s: TorchSubject, bad: float) -> None:
     params, usual, start = after_one(s, bad), s.run_steps(SHAPES), weights(SHAPES)
     if params is not None and not torch.equal(params[1], start[1]):  # neither refused nor skipped
-        assert_close(params[1:], usual[1:], start[1:], f"others, beside a gradient with {bad}", 1e-5)
+        expect.close(params[1:], usual[1:], start[1:], f"others, beside a gradient with {bad}", 1e-5)
 
 
 def test_nan_stays_local(s: TorchSubject) -> None:
@@ -65,4 +57,4 @@ def test_frozen_nan(s: TorchSubject) -> None:
         params[0].fill_(float("nan"))
     with unless_refused("parameters with NaN"):
         found = train(s.make(params), params, 2)
-    assert_close(found[1:], s.run_steps(SHAPES, 2)[1:], weights(SHAPES)[1:], "beside a parameter that is NaN", 1e-5)
+    expect.close(found[1:], s.run_steps(SHAPES, 2)[1:], weights(SHAPES)[1:], "beside a parameter that is NaN", 1e-5)

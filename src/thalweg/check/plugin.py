@@ -1,7 +1,7 @@
-"""The checks as tests of pytest: ``pytest -p thalweg.check.plugin --optimizer torch.optim.AdamW``.
+"""The checks as tests of pytest, which runs them: ``pytest -p thalweg.check.plugin --optimizer torch.optim.AdamW``.
 
 A check is a function ``test_*`` of a module here. Its docstring says what must hold and why it matters; its group is
-its module, unless it names another.
+its module, unless ``GROUPS`` names another.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 import pickle
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple, TypeAlias
+from unittest.mock import patch
 
 from thalweg.check.ranks import Ranks, Silence
 from thalweg.check.subject import Subject, keep_surroundings, parse_json, subject_of
@@ -23,38 +26,36 @@ from thalweg.show.modules import describe_error
 with extra("check"):
     import pytest
 
+#: Takes the subject; fails or skips as a test of pytest does.
+Check: TypeAlias = Callable[[Any], None]
 #: The modules with the checks of a framework, and of those that several processes run together, in their order.
 MODULES = {
-    "torch": (
-        "contract",
-        "numbers",
-        "state",
-        "memory",
-        "dtypes",
-        "layouts",
-        "bad_input",
-        "non_finite",
-        "companions",
-        "devices",
-    ),
-    "optax": ("transformations",),
-    "ranks": ("replicas", "shards", "messages", "checkpoints"),
+    "torch": "contract numbers state memory dtypes layouts bad_input non_finite companions devices",
+    "optax": "transformations",
+    "ranks": "replicas shards checkpoints",
+}
+#: The groups of checks that are in another module: those of gradient transformations, and of messages.
+GROUPS = {
+    "contract": "step-moves-parameters trees-are-kept empty-trees inputs-untouched extra-arguments "
+    "state-keeps-its-form",
+    "numbers": "deterministic jit-agrees compiled-once scan-agrees vmap-agrees independent-of-other-parameters "
+    "descends zero-gradients",
+    "state": "resumes-to-the-bit",
+    "dtypes": "bfloat16-moves",
+    "layouts": "scalars-and-empty",
+    "bad-input": "params-asked-for misspelt-option",
+    "non-finite": "nan-stays-local",
+    "companions": "schedules injected-hyperparameters masked multi-steps",
+    "messages": "messages-do-not-grow collectives",
 }
 PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
 #: Seconds that other ranks may take to answer after the first one has.
 PATIENCE = 10.0
-
-
-class Check(NamedTuple):
-    """One thing that must hold."""
-
-    name: str
-    group: str
-    #: What must hold, and why users care.
-    holds: str
-    #: Takes the subject; fails or skips as a test of pytest does.
-    run: Callable[[Any], None]
-    over_ranks: bool
+#: What a run has of pytest: none of its output, and nothing that the user's own tests are set up with.
+ARGUMENTS = f"""-c {os.devnull} --rootdir . --noconftest --import-mode append --assert plain --capture no
+    -p no:cacheprovider -p no:terminal -p no:logging -p no:warnings -p no:faulthandler
+    -p no:unraisableexception -p no:threadexception"""
+SURROUNDINGS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
 
 
 class Verdict(NamedTuple):
@@ -62,6 +63,7 @@ class Verdict(NamedTuple):
 
     check: str
     group: str
+    #: What must hold, and why users care.
     holds: str
     #: ``passed``, ``failed`` or ``not offered``.
     outcome: str
@@ -69,15 +71,56 @@ class Verdict(NamedTuple):
     seen: str = ""
 
 
+class Report(NamedTuple):
+    """All verdicts on one optimizer."""
+
+    subject: str
+    verdicts: list[Verdict]
+
+    @property
+    def failed(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.outcome == FAILED]
+
+
+def check(
+    optimizer: Any, *, only: str | None = None, ranks: int = 0, facts: Mapping[str, Any] | None = None, **options: Any
+) -> Report:
+    """Check an optimizer: a class, a function that makes one, or a reference such as ``torch.optim.AdamW``.
+
+    Options are those of the optimizer. ``only`` names checks or groups; ``facts`` are what its author declares.
+    With ``ranks``, the checks of replicas and shards of torch are run too, by so many processes.
+    """
+    subject = subject_of(optimizer, options, facts)
+    with closing(make_world(ranks)) as world:
+        return run_checks(subject, choose_checks(subject.kind, only, ranks), world)
+
+
+def run_checks(subject: Subject, checks: Sequence[Check], world: Ranks) -> Report:
+    """Run checks by pytest in this process, and report what each of them says."""
+    tests = Tests(subject, checks, world)
+    with patch.dict(os.environ, SURROUNDINGS):
+        code = pytest.main(ARGUMENTS.split(), plugins=[tests])
+    if code == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if len(tests.verdicts) != len(checks):
+        raise RuntimeError(f"pytest ended with {code!r} after {len(tests.verdicts)} of {len(checks)} checks")
+    return Report(subject.name, tests.verdicts)
+
+
 def checks_of(kind: str) -> list[Check]:
     """The checks of torch, optax or ranks; their modules are imported."""
-    checks = []
-    for module in MODULES[kind]:
-        for name, run in vars(importlib.import_module(f"thalweg.check.{module}")).items():
-            if name.startswith("test_"):
-                name, group = (each.replace("_", "-") for each in (name[5:], getattr(run, "group", module)))
-                checks.append(Check(name, group, run.__doc__, run, kind == "ranks"))
-    return checks
+    modules = [vars(importlib.import_module(f"thalweg.check.{name}")) for name in MODULES[kind].split()]
+    return [found for module in modules for name, found in module.items() if name.startswith("test_")]
+
+
+def names_of(check: Check) -> tuple[str, str]:
+    """The name of a check, and its group."""
+    name, module = (each.replace("_", "-") for each in (check.__name__[5:], check.__module__.rpartition(".")[2]))
+    return name, next((group for group, names in GROUPS.items() if name in names.split()), module)
+
+
+def verdict_of(check: Check, outcome: str, seen: str) -> Verdict:
+    return Verdict(*names_of(check), inspect.getdoc(check) or "", outcome, seen)
 
 
 def choose_checks(kind: str, only: str | None, ranks: int) -> list[Check]:
@@ -89,14 +132,17 @@ def choose_checks(kind: str, only: str | None, ranks: int) -> list[Check]:
     if only is None:
         return checks
     asked = [word.lower().replace("_", "-").replace(" ", "-") for word in split_words(only, "--only")]
-    known = {name for check in checks for name in check[:2]}
+    known = {name for check in checks for name in names_of(check)}
     for word in asked:
-        if word in known:
-            continue
-        if kind == "torch" and any(word in check[:2] for check in checks_of("ranks")):
+        if word not in known and kind == "torch" and any(word in names_of(check) for check in checks_of("ranks")):
             raise CommandError(f"{word} is checked by several processes: add --ranks 4")
-        raise CommandError(f"there is no check or group {word!r}: {suggest(word, sorted(known))}")
-    return [check for check in checks if check.name in asked or check.group in asked]
+        if word not in known:
+            raise CommandError(f"there is no check or group {word!r}: {suggest(word, sorted(known))}")
+    return [check for check in checks if not set(asked).isdisjoint(names_of(check))]
+
+
+def is_over_ranks(check: Check) -> bool:
+    return check.__module__.rpartition(".")[2] in MODULES["ranks"].split()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -115,7 +161,7 @@ def pytest_configure(config: pytest.Config) -> None:
         options, facts = (parse_json(config.getoption(name), f"--{name}") for name in ("options", "facts"))
         subject = subject_of(optimizer, options, facts)
         world = make_world(ranks)
-        config.add_cleanup(world.end)
+        config.add_cleanup(world.close)
         config.pluginmanager.register(Tests(subject, choose_checks(subject.kind, None, ranks), world))
     except CommandError as error:
         raise pytest.UsageError(str(error)) from error
@@ -127,20 +173,19 @@ class Tests:
     def __init__(self, subject: Subject, checks: Sequence[Check], world: Ranks) -> None:
         """Raises a CommandError for an optimizer that cannot be sent to other processes, where checks need that."""
         self.subject = subject
-        self.checks = {check.run: check for check in checks}
+        self.checks = checks
         self.verdicts: list[Verdict] = []
         self.world = world
-        if any(check.over_ranks for check in checks):
-            try:
-                self.sent = pickle.dumps(subject)
-            except Exception as error:
-                raise CommandError(
-                    f"{subject.given!r} cannot be sent to other processes, which ranks=... needs "
-                    f"({describe_error(error)}); say where it is, as module:Class, and give options that can be pickled"
-                ) from error
+        try:
+            self.sent = pickle.dumps(subject) if any(map(is_over_ranks, checks)) else b""
+        except Exception as error:
+            raise CommandError(
+                f"{subject.given!r} cannot be sent to other processes, which ranks=... needs "
+                f"({describe_error(error)}); say where it is, as module:Class, and give options that can be pickled"
+            ) from error
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.args = [f"{inspect.getfile(run)}::{run.__name__}" for run in self.checks]
+        config.args = [f"{inspect.getfile(check)}::{check.__name__}" for check in self.checks]
 
     @pytest.fixture
     def s(self) -> Subject:
@@ -149,8 +194,8 @@ class Tests:
 
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
         """Run a check: a test fails with its docstring and what was seen."""
-        check = self.checks[pyfuncitem.obj]
-        verdict = run_over_ranks(self.world, check, self.sent) if check.over_ranks else run(check, self.subject)
+        check = pyfuncitem.obj
+        verdict = run_over_ranks(self.world, check, self.sent) if is_over_ranks(check) else run(check, self.subject)
         self.verdicts.append(verdict)
         if verdict.outcome == FAILED:
             pytest.fail(f"{verdict.holds} Seen: {verdict.seen}", pytrace=False)
@@ -164,25 +209,22 @@ def run(check: Check, subject: Subject) -> Verdict:
     outcome, seen = PASSED, ""
     with keep_surroundings(subject.kind):
         try:
-            check.run(subject)
-        except pytest.skip.Exception as why:
-            outcome, seen = NOT_OFFERED, str(why)
-        except pytest.fail.Exception as what:
-            outcome, seen = FAILED, str(what)
+            check(subject)
+        except (pytest.skip.Exception, pytest.fail.Exception) as what:
+            outcome, seen = NOT_OFFERED if isinstance(what, pytest.skip.Exception) else FAILED, str(what)
         except (Exception, SystemExit) as error:
             outcome, seen = FAILED, describe_error(error)
-    return Verdict(check.name, check.group, check.holds, outcome, seen)
+    return verdict_of(check, outcome, seen)
 
 
 def make_world(size: int) -> Ranks:
     """Processes that run checks together; they start with the first check."""
-    return Ranks(size, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"]])
+    return Ranks(size, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"].split()])
 
 
 def reply(asked: tuple[Check, bytes]) -> Verdict:
     """What a check says in a rank."""
-    check, sent = asked
-    return run(check, receive(sent))
+    return run(asked[0], receive(asked[1]))
 
 
 @functools.lru_cache(maxsize=1)
@@ -197,8 +239,8 @@ def run_over_ranks(world: Ranks, check: Check, sent: bytes) -> Verdict:
     verdicts: list[Verdict] = [answer for answer in answers if not isinstance(answer, Silence)]
     silent = [str(rank) for rank, answer in enumerate(answers) if isinstance(answer, Silence)]
     if silent or len({verdict.outcome for verdict in verdicts}) > 1:
-        world.end()
+        world.close()
     failures = [verdict for verdict in verdicts if verdict.outcome == FAILED]
     if silent and not failures:
-        failures = [Verdict(check.name, check.group, check.holds, FAILED, f"no answer of rank {', '.join(silent)}")]
+        return verdict_of(check, FAILED, f"no answer of rank {', '.join(silent)}")
     return (failures or verdicts)[0]

@@ -1,9 +1,9 @@
-"""What checks are made of: small parameters with numbers of their own, steps, and comparisons to the bit."""
+"""What checks are made of: small parameters with numbers of their own, and steps."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,10 +81,13 @@ def train(
     first: int = 0,
     which: Sequence[int] | None = None,
     size: float = GRADIENT,
+    without: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Steps with gradients that depend on the step and the place alone; what the parameters are then."""
+    """Steps with gradients that depend on the step and the place alone, some without; what the parameters are then."""
     for t in range(first, first + steps):
         give(params, t, which, size)
+        for place in without:
+            params[place].grad = None
         optimizer.step()
     return values(params)
 
@@ -123,71 +126,6 @@ def tensors_of(optimizer: Any) -> dict[str, Tensor]:
     return {path: leaf for path, leaf in leaves(optimizer.state_dict()["state"]) if isinstance(leaf, Tensor)}
 
 
-def assert_same(found: Any, wanted: Any, where: str, path: str = "") -> None:
-    """Fail unless two values are of one kind and equal to the bit, within dicts, lists and tuples too.
-
-    A list counts as a tuple. Objects that cannot be compared have to be of one class.
-    """
-    at = f"{where}: {path}" if path else where
-    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        if found.keys() != wanted.keys():
-            pytest.fail(f"{at}: {', '.join(sorted(map(str, found.keys() ^ wanted.keys()))[:3])} is on one side only")
-        for key in found:
-            assert_same(found[key], wanted[key], where, f"{path}.{key}" if path else str(key))
-    elif isinstance(found, (list, tuple)) and isinstance(wanted, (list, tuple)):
-        if len(found) != len(wanted):
-            pytest.fail(f"{at} has {len(found)} parts, not {len(wanted)}")
-        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
-            assert_same(one, other, where, f"{path}.{place}" if path else str(place))
-    elif isinstance(found, Tensor) and isinstance(wanted, Tensor):
-        if found.dtype != wanted.dtype or found.shape != wanted.shape:
-            pytest.fail(f"{at} is {describe(found)}, not {describe(wanted)}")
-        if not torch.equal(found.nan_to_num(), wanted.nan_to_num()) or not torch.equal(found.isnan(), wanted.isnan()):
-            pytest.fail(f"{at} differs by up to {(found.double() - wanted.double()).abs().max().item():.3g}")
-    elif type(found) is not type(wanted):
-        pytest.fail(f"{at} is {describe(found)}, not {describe(wanted)}")
-    elif has_equality(found) and found != wanted and not (found != found and wanted != wanted):  # NaN is not itself
-        pytest.fail(f"{at} is {found!r}, not {wanted!r}")
-
-
-def has_equality(value: Any) -> bool:
-    """Whether values of its class are compared, and not objects."""
-    return getattr(type(value), "__eq__", None) is not object.__eq__
-
-
-def assert_close(
-    found: Sequence[Tensor], wanted: Sequence[Tensor], start: Sequence[Tensor], where: str, rtol: float
-) -> None:
-    """Fail unless two runs from the same start went the same way, up to a share of the way."""
-    for place, (one, other, begin) in enumerate(zip(found, wanted, start, strict=True)):
-        way = (other.double() - begin.double()).norm().item()
-        apart = (one.double() - other.double()).norm().item()
-        rounding = torch.finfo(torch.float32).eps * other.double().norm().item()
-        if not apart <= rtol * way + rounding:
-            pytest.fail(f"{where}: tensor {place} is {apart:.3g} apart after a way of {way:.3g}")
-
-
-def assert_usual(
-    s: TorchSubject,
-    found: Sequence[Tensor],
-    steps: int,
-    where: str,
-    rtol: float | None = None,
-    shapes: Shapes | None = None,
-) -> None:
-    """Fail unless parameters are where as many usual steps end: to the bit, or up to a share of the way."""
-    usual = s.run_steps(shapes, steps)
-    if rtol is None:
-        assert_same(found, usual, where)
-    else:
-        assert_close(found, usual, s.weights(shapes=shapes), where, rtol)
-
-
-def assert_changed(found: Sequence[Tensor], usual: Sequence[Tensor], what: str) -> None:
-    if all(map(torch.equal, found, usual)):
-        pytest.fail(f"{what} changes nothing")
-
-
 def step_unless_refused(optimizer: Any) -> bool:
     """Whether a step is taken; one that is refused has to say why."""
     try:
@@ -197,37 +135,6 @@ def step_unless_refused(optimizer: Any) -> bool:
             pytest.fail(f"{type(error).__name__} without a word")
         return False
     return True
-
-
-def describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    return f"{value!r:.80} ({type(value).__name__})"
-
-
-def assert_finite(params: Sequence[Tensor], where: str) -> None:
-    for place, p in enumerate(params):
-        if not p.isfinite().all():
-            pytest.fail(f"{where}: parameter {place} has {int((~p.isfinite()).sum())} values that are not finite")
-
-
-def assert_moved(params: Sequence[Tensor], start: Sequence[Tensor], where: str) -> None:
-    for place, (p, begin) in enumerate(zip(params, start, strict=True)):
-        if p.numel() and torch.equal(p, begin):
-            pytest.fail(f"{where}: parameter {place} {tuple(p.shape)} did not move")
-
-
-def assert_refused(action: Callable[[], Any], what: str, kinds: tuple[type[BaseException], ...] = (Exception,)) -> None:
-    """Fail unless an action raises an error that says something."""
-    try:
-        action()
-    except kinds as error:
-        if not str(error).strip():
-            pytest.fail(f"{what}: {type(error).__name__} without a word")
-        return
-    except Exception as error:
-        pytest.fail(f"{what}: {type(error).__name__}, which is no {' or '.join(k.__name__ for k in kinds)}")
-    pytest.fail(f"{what}: no error")
 
 
 @contextmanager

@@ -79,7 +79,7 @@ class Ranks:
             theirs.close()
             self.processes.append((process, ours))
 
-    def end(self) -> None:
+    def close(self) -> None:
         for process, connection in self.processes:
             connection.close()
             process.kill()

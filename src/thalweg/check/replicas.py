@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg.check.models import assert_trains_as_one_process, model_for
-from thalweg.check.problem import TorchSubject, assert_usual, give, tensors_of, train, values
-from thalweg.check.sharded import assert_same_on_all_ranks
+from thalweg.check import expect
+from thalweg.check.problem import TorchSubject, give, tensors_of, train, values
+from thalweg.check.sharded import assert_same_on_all_ranks, assert_trains_as_one_process, model_for
 
 
 def test_replicas_stay_together(s: TorchSubject) -> None:
@@ -40,7 +40,7 @@ def test_replicas_resume(s: TorchSubject) -> None:
     other = s.make(others)
     torch.manual_seed(dist.get_rank())
     other.load_state_dict(box[0])
-    assert_usual(s, train(other, others, 3, first=3), 6, "three steps after resuming")
+    expect.usual(s, train(other, others, 3, first=3), 6, "three steps after resuming")
 
 
 def test_replicas_send_nothing(s: TorchSubject) -> None:

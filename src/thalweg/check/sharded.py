@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thalweg.check.problem import Shapes, TorchSubject, assert_usual, give, unless_refused, values, weights
+from thalweg.check import expect
+from thalweg.check.problem import WEIGHT, Shapes, TorchSubject, draw, give, unless_refused, values, weights
 
 #: What makes a parameter of a whole tensor and its place in the model.
 Place = Callable[[Tensor, int], Tensor]
@@ -24,6 +25,8 @@ Place = Callable[[Tensor, int], Tensor]
 NEAR, NEAR_IN_16_BITS = 1e-4, 0.1
 #: Rows and columns that two or four ranks share evenly.
 MATRICES: Shapes = [(8, 4), (8, 4), (4, 8)]
+#: Inputs of a model.
+WIDTH = 6
 
 
 class Outputs(TorchDispatchMode):
@@ -82,13 +85,19 @@ def by_rows(tensor: Tensor, _: int = 0) -> Tensor:
 def require_rows(s: TorchSubject) -> None:
     """Skip the check where shards of rows, which have checks of their own, raise an error."""
     with unless_refused("shards of rows"):
-        params, optimizer = spread(s)
+        params, optimizer = place_again(s, s.weights())
         train_shards(optimizer, params, 1)
 
 
 def spread(s: TorchSubject, place: Place = by_rows, shapes: Shapes | None = None) -> tuple[list[Parameter], Any]:
-    """Sharded parameters and an optimizer for them."""
-    params = [Parameter(place(p.detach(), which)) for which, p in enumerate(s.weights(shapes=shapes))]
+    """Sharded parameters and an optimizer for them; not offered where shards of rows raise an error."""
+    require_rows(s)
+    return place_again(s, s.weights(shapes=shapes), place)
+
+
+def place_again(s: TorchSubject, whole: Sequence[Tensor], place: Place = by_rows) -> tuple[list[Parameter], Any]:
+    """Parameters with these values, placed over ranks, and an optimizer that has not stepped."""
+    params = [Parameter(place(p.detach(), which)) for which, p in enumerate(whole)]
     return params, s.make(params)
 
 
@@ -122,7 +131,7 @@ def assert_equals_one_process(
     """Fail unless sharded parameters step as those of one process do."""
     params, optimizer = spread(s, place, shapes)
     after = train_shards(optimizer, params, 3)
-    assert_usual(s, after, 3, f"{where} and in one process", tolerance_for(s), shapes=shapes)
+    expect.usual(s, after, 3, f"{where} and in one process", tolerance_for(s), shapes=shapes)
 
 
 def assert_same_on_all_ranks(tensors: dict[str, Tensor], where: str) -> None:
@@ -133,3 +142,34 @@ def assert_same_on_all_ranks(tensors: dict[str, Tensor], where: str) -> None:
         if not all(torch.equal(other, every[0]) for other in every):
             apart = max(float((other.double() - every[0].double()).abs().max()) for other in every)
             pytest.fail(f"{where}: {name} differs by {apart:.3g} between ranks")
+
+
+# ---- small models, with forward and backward
+
+
+def model_for(s: TorchSubject) -> nn.Sequential:
+    """Two layers, the same on every rank; with biases where vectors are taken."""
+    bias, hidden = not s.facts.needs_matrices, 2 * dist.get_world_size()  # which tensor parallelism must share evenly
+    model = nn.Sequential(nn.Linear(WIDTH, hidden, bias=bias), nn.Tanh(), nn.Linear(hidden, 5, bias=bias))
+    with torch.no_grad():
+        for place, p in enumerate(model.parameters()):
+            p.copy_(3 * WEIGHT * draw(p.shape, 0, place))
+    return model
+
+
+def assert_trains_as_one_process(s: TorchSubject, model: nn.Module, where: str, *, share: bool = False) -> None:
+    """Fail unless a model over ranks and a whole one step alike. share: each rank gets its part of every batch."""
+    whole = model_for(s)
+    start = values(list(whole.parameters()))
+    runs = []
+    for each in (whole, model):
+        optimizer = s.make(each.parameters())
+        for t in range(4):
+            given = draw((4 * dist.get_world_size(), WIDTH), 3, t).float()
+            if share and each is model:
+                given = given.chunk(dist.get_world_size())[dist.get_rank()]
+            optimizer.zero_grad()
+            each(given).square().mean().backward()
+            optimizer.step()
+        runs.append(whole_of(list(each.parameters())))
+    expect.close(runs[1], runs[0], start, f"{where} and in one process", tolerance_for(s))

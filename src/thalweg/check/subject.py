@@ -131,15 +131,14 @@ def untried_subject(given: Any, options: Mapping[str, Any] | None, facts: Mappin
     names = [field.name for field in fields(Facts)]
     if unknown := sorted(set(declared) - set(names)):
         raise CommandError(f"{name}: unknown facts {', '.join(unknown)}; there are {', '.join(names)}")
-    is_class = inspect.isclass(factory)
     # classes of optimizers, and functions that take parameters first, are for torch; others make transformations
-    for_torch = is_class or next(iter(inspect.signature(factory).parameters), "") in ("params", "parameters")
-    options, known = {**written, **(options or {})}, Facts(**declared)
+    for_torch = inspect.isclass(factory) or [*inspect.signature(factory).parameters][:1] in (["params"], ["parameters"])
+    told: Any = dict(name=name, given=given, factory=factory, options={**written, **(options or {})})
     if not for_torch:
-        return Subject(name=name, given=given, factory=factory, options=options, facts=known, kind="optax")
+        return Subject(**told, facts=Facts(**declared), kind="optax")
     from thalweg.check.problem import TorchSubject
 
-    return TorchSubject(name=name, given=given, factory=factory, options=options, facts=known, kind="torch")
+    return TorchSubject(**told, facts=Facts(**declared), kind="torch")
 
 
 def parse_json(text: str | None, option: str) -> dict[str, Any]:
@@ -178,16 +177,6 @@ def resolve(reference: str) -> Any:
         raise CommandError(f"{reference!r} is no optimizer: write module:Class, such as torch.optim:AdamW")
     module, _, attribute = reference.partition(":") if ":" in reference else reference.rpartition(".")
     return import_attribute(f"{module}:{attribute}", "optimizer", "torch.optim:Adam", callable)[0]
-
-
-def group(name: str) -> Callable[[Any], Any]:
-    """Put a check into a group that is not its module."""
-
-    def put(check: Any) -> Any:
-        check.group = name
-        return check
-
-    return put
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from thalweg.check.subject import Subject, group
+from thalweg.check.subject import Subject
 
 SHAPES = {"a": (6, 4), "b": {"c": (6, 4), "d": (5, 3)}}
 
@@ -75,7 +75,6 @@ def form(state: Any) -> tuple[str, list[tuple[Any, Any]]]:
     return str(jax.tree.structure(state)), [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
 
 
-@group("contract")
 def test_step_moves_parameters(s: Subject) -> None:
     """Every parameter moves within three steps."""
     params, _ = train(s.make(), tree(0), 3)
@@ -83,7 +82,6 @@ def test_step_moves_parameters(s: Subject) -> None:
         pytest.fail("a parameter did not move")
 
 
-@group("contract")
 def test_trees_are_kept(s: Subject) -> None:
     """Updates have the structure, shapes and dtypes of the parameters."""
     params = tree(0)
@@ -91,14 +89,12 @@ def test_trees_are_kept(s: Subject) -> None:
         pytest.fail("updates differ from parameters in structure, shape or dtype")
 
 
-@group("contract")
 def test_empty_trees(s: Subject) -> None:
     """A tree without leaves can be initialised and updated: frozen parts of models are such."""
     if jax.tree.leaves(update_once(s.make(), {}, {})):
         pytest.fail("updates of an empty tree have leaves")
 
 
-@group("contract")
 def test_inputs_untouched(s: Subject) -> None:
     """Parameters, gradients and state that were given are as before: the functions are pure."""
     made, params, grads = s.make(), tree(0), tree(1)
@@ -108,14 +104,12 @@ def test_inputs_untouched(s: Subject) -> None:
     assert_same((params, grads, state), before, "what was given to update")
 
 
-@group("contract")
 def test_extra_arguments(s: Subject) -> None:
     """Wrapped by with_extra_args_support, it takes arguments that are meant for others in its chain."""
     made, params = optax.with_extra_args_support(s.make()), tree(0)
     made.update(tree(1), made.init(params), params, value=1.0)
 
 
-@group("contract")
 def test_state_keeps_its_form(s: Subject) -> None:
     """State has the same structure, shapes and dtypes after a step: lax.scan and jit need that."""
     made, params = s.make(), tree(0)
@@ -125,20 +119,17 @@ def test_state_keeps_its_form(s: Subject) -> None:
         pytest.fail("the structure, a shape or a dtype of the state changes with a step")
 
 
-@group("numbers")
 def test_deterministic(s: Subject) -> None:
     """The same run gives the same bits."""
     assert_same(train(s.make(), tree(0), 4)[0], train(s.make(), tree(0), 4)[0], "the same run again")
 
 
-@group("numbers")
 def test_jit_agrees(s: Subject) -> None:
     """Under jit the steps are the same, up to rounding."""
     made = s.make()
     assert_same(train(made, tree(0), 3, update=jax.jit(made.update))[0], train(made, tree(0), 3)[0], "under jit", 1e-5)
 
 
-@group("numbers")
 def test_compiled_once(s: Subject) -> None:
     """A second step under jit compiles nothing again."""
     made, traced = s.make(), []
@@ -152,7 +143,6 @@ def test_compiled_once(s: Subject) -> None:
         pytest.fail(f"update was traced {len(traced)} times in four steps")
 
 
-@group("numbers")
 def test_scan_agrees(s: Subject) -> None:
     """Within lax.scan, as whole epochs are compiled, the steps are the same."""
     made, params = s.make(), tree(0)
@@ -166,7 +156,6 @@ def test_scan_agrees(s: Subject) -> None:
     assert_same(found, train(made, params, 3)[0], "within scan", 1e-5)
 
 
-@group("numbers")
 def test_vmap_agrees(s: Subject) -> None:
     """Under vmap, as ensembles are trained, every member steps as by itself."""
     made = s.make()
@@ -176,7 +165,6 @@ def test_vmap_agrees(s: Subject) -> None:
     assert_same(jax.tree.map(lambda leaf: leaf[0], updates), alone, "the first of two", 1e-4)
 
 
-@group("numbers")
 def test_independent_of_other_parameters(s: Subject) -> None:
     """A parameter's steps do not depend on which others are in the tree."""
     s.require_not("couples_parameters")
@@ -184,7 +172,6 @@ def test_independent_of_other_parameters(s: Subject) -> None:
     assert_same(alone["a"], update_once(s.make(), tree(1), tree(0))["a"], "by itself", 1e-5)
 
 
-@group("numbers")
 def test_descends(s: Subject) -> None:
     """The sum of squares is smaller after fifty steps down it."""
     made, params = s.make(), tree(0)
@@ -197,13 +184,11 @@ def test_descends(s: Subject) -> None:
         pytest.fail(f"the norm went from {float(before):.3g} to {float(optax.global_norm(params)):.3g}")
 
 
-@group("numbers")
 def test_zero_gradients(s: Subject) -> None:
     """Gradients of zero give finite updates."""
     assert_finite(update_once(s.make(), jax.tree.map(jnp.zeros_like, tree(0)), tree(0)))
 
 
-@group("state")
 def test_resumes_to_the_bit(s: Subject) -> None:
     """State that went through leaves and a pickle continues the run to the bit."""
     made = s.make()
@@ -213,7 +198,6 @@ def test_resumes_to_the_bit(s: Subject) -> None:
     assert_same(train(made, params, 2, again, 4)[0], train(made, params, 2, state, 4)[0], "after resuming")
 
 
-@group("dtypes")
 def test_bfloat16_moves(s: Subject) -> None:
     """Parameters in bfloat16 get updates in bfloat16 that are finite and not zero."""
     made, params = s.make(), jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree(0))
@@ -225,7 +209,6 @@ def test_bfloat16_moves(s: Subject) -> None:
             pytest.fail(f"an update is {leaf.dtype}, zero or not finite")
 
 
-@group("layouts")
 def test_scalars_and_empty(s: Subject) -> None:
     """Parameters without dimensions, and without elements, are updated."""
     s.require_not("needs_matrices")
@@ -233,7 +216,6 @@ def test_scalars_and_empty(s: Subject) -> None:
     assert_finite(update_once(s.make(), jax.tree.map(jnp.ones_like, params), params))
 
 
-@group("bad-input")
 def test_params_asked_for(s: Subject) -> None:
     """Where update needs parameters, it says so when they are missing."""
     made = s.make()
@@ -246,7 +228,6 @@ def test_params_asked_for(s: Subject) -> None:
     assert_same(updates, update_once(made, tree(1), tree(0)), "without params")
 
 
-@group("bad-input")
 def test_misspelt_option(s: Subject) -> None:
     """An option that does not exist is refused."""
     try:
@@ -256,7 +237,6 @@ def test_misspelt_option(s: Subject) -> None:
     pytest.fail("weight_decya=0.1: no error")
 
 
-@group("non-finite")
 def test_nan_stays_local(s: Subject) -> None:
     """NaN in one gradient does not reach other parameters, unless the whole step is refused or skipped."""
     s.require_not("couples_parameters")
@@ -268,7 +248,6 @@ def test_nan_stays_local(s: Subject) -> None:
         assert_same(updates["b"], plain["b"], "beside a gradient with NaN", 1e-5)
 
 
-@group("companions")
 def test_schedules(s: Subject) -> None:
     """learning_rate may be a schedule: a constant one steps as the number does."""
     rate = rate_of(s)
@@ -276,7 +255,6 @@ def test_schedules(s: Subject) -> None:
     assert_same(found, train(s.make(), tree(0), 3)[0], "with a schedule", 1e-5)
 
 
-@group("companions")
 def test_injected_hyperparameters(s: Subject) -> None:
     """optax.inject_hyperparams makes its learning rate a part of the state that can be set."""
     rate_of(s)
@@ -285,7 +263,6 @@ def test_injected_hyperparameters(s: Subject) -> None:
     assert_same(train(made, tree(0), 3)[0], train(s.make(), tree(0), 3)[0], "with injected hyperparameters", 1e-4)
 
 
-@group("companions")
 def test_masked(s: Subject) -> None:
     """optax.masked leaves the others out and changes nothing for those it takes."""
     s.require_not("couples_parameters")
@@ -294,7 +271,6 @@ def test_masked(s: Subject) -> None:
     assert_same(updates["b"], tree(1)["b"], "what is masked")
 
 
-@group("companions")
 def test_multi_steps(s: Subject) -> None:
     """optax.MultiSteps adds up two gradients and steps with their mean."""
     made, params = optax.MultiSteps(s.make(), 2), tree(0)

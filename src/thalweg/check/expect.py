@@ -1,0 +1,110 @@
+"""What checks expect: values that are equal to the bit, runs that go the same way, errors that say something."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from thalweg.check.problem import Shapes, TorchSubject
+
+
+def same(found: Any, wanted: Any, where: str, path: str = "") -> None:
+    """Fail unless two values are of one kind and equal to the bit, within dicts, lists and tuples too.
+
+    A list counts as a tuple. Objects that cannot be compared have to be of one class.
+    """
+    at = f"{where}: {path}" if path else where
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        if found.keys() != wanted.keys():
+            pytest.fail(f"{at}: {', '.join(sorted(map(str, found.keys() ^ wanted.keys()))[:3])} is on one side only")
+        for key in found:
+            same(found[key], wanted[key], where, f"{path}.{key}" if path else str(key))
+    elif isinstance(found, (list, tuple)) and isinstance(wanted, (list, tuple)):
+        if len(found) != len(wanted):
+            pytest.fail(f"{at} has {len(found)} parts, not {len(wanted)}")
+        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            same(one, other, where, f"{path}.{place}" if path else str(place))
+    elif isinstance(found, Tensor) and isinstance(wanted, Tensor):
+        if found.dtype != wanted.dtype or found.shape != wanted.shape:
+            pytest.fail(f"{at} is {describe(found)}, not {describe(wanted)}")
+        if not torch.equal(found.nan_to_num(), wanted.nan_to_num()) or not torch.equal(found.isnan(), wanted.isnan()):
+            pytest.fail(f"{at} differs by up to {(found.double() - wanted.double()).abs().max().item():.3g}")
+    elif type(found) is not type(wanted):
+        pytest.fail(f"{at} is {describe(found)}, not {describe(wanted)}")
+    elif getattr(type(found), "__eq__", None) is object.__eq__:  # an object that equals itself alone
+        return
+    elif found != wanted and not (found != found and wanted != wanted):  # NaN is not itself
+        pytest.fail(f"{at} is {found!r}, not {wanted!r}")
+
+
+def close(found: Sequence[Tensor], wanted: Sequence[Tensor], start: Sequence[Tensor], where: str, rtol: float) -> None:
+    """Fail unless two runs from the same start went the same way, up to a share of the way."""
+    for place, (one, other, begin) in enumerate(zip(found, wanted, start, strict=True)):
+        way = (other.double() - begin.double()).norm().item()
+        apart = (one.double() - other.double()).norm().item()
+        rounding = torch.finfo(torch.float32).eps * other.double().norm().item()
+        if not apart <= rtol * way + rounding:
+            pytest.fail(f"{where}: tensor {place} is {apart:.3g} apart after a way of {way:.3g}")
+
+
+def usual(
+    s: TorchSubject,
+    found: Sequence[Tensor],
+    steps: int,
+    where: str,
+    rtol: float | None = None,
+    shapes: Shapes | None = None,
+) -> None:
+    """Fail unless parameters are where as many usual steps end: to the bit, or up to a share of the way."""
+    wanted = usual_steps(s, tuple(s.shapes if shapes is None else shapes), steps)
+    if rtol is None:
+        same(found, wanted, where)
+    else:
+        close(found, wanted, s.weights(shapes=shapes), where, rtol)
+
+
+@functools.lru_cache(maxsize=100)
+def usual_steps(s: TorchSubject, shapes: Shapes, steps: int) -> list[Tensor]:
+    """Where usual steps end, which many checks compare with."""
+    return s.run_steps(shapes, steps)
+
+
+def changed(found: Sequence[Tensor], usual: Sequence[Tensor], what: str) -> None:
+    if all(map(torch.equal, found, usual)):
+        pytest.fail(f"{what} changes nothing")
+
+
+def describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return f"{value!r:.80} ({type(value).__name__})"
+
+
+def finite(params: Sequence[Tensor], where: str) -> None:
+    for place, p in enumerate(params):
+        if not p.isfinite().all():
+            pytest.fail(f"{where}: parameter {place} has {int((~p.isfinite()).sum())} values that are not finite")
+
+
+def moved(params: Sequence[Tensor], start: Sequence[Tensor], where: str) -> None:
+    for place, (p, begin) in enumerate(zip(params, start, strict=True)):
+        if p.numel() and torch.equal(p, begin):
+            pytest.fail(f"{where}: parameter {place} {tuple(p.shape)} did not move")
+
+
+def refused(action: Callable[[], Any], what: str, kinds: tuple[type[BaseException], ...] = (Exception,)) -> None:
+    """Fail unless an action raises an error that says something."""
+    try:
+        action()
+    except kinds as error:
+        if not str(error).strip():
+            pytest.fail(f"{what}: {type(error).__name__} without a word")
+        return
+    except Exception as error:
+        pytest.fail(f"{what}: {type(error).__name__}, which is no {' or '.join(k.__name__ for k in kinds)}")
+    pytest.fail(f"{what}: no error")
