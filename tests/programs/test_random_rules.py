@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agree import agree
 from programs import program_of, run_program
 
 from thalweg.arrays import Scalar, Squares
@@ -18,11 +19,6 @@ pytest.importorskip("hypothesis")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from thalweg.kernels.cpu.library import reason_missing
-from thalweg.kernels.cpu.reasons import reason_unserved
-from thalweg.kernels.cpu.tables import END, MEASURE, Operand, Options, Tables
-from thalweg.settings import Handling
 
 SHAPE = (4, 3)
 #: Operations of two values that stay finite, and reductions of one.
@@ -93,34 +89,8 @@ def test_programs_compute_what_the_rule_does(lines: Any, seed: int) -> None:
                 )
 
 
-def stepped_natively(rule: Rule, arrays: dict[str, Any]) -> dict[str, Any]:
-    """The parameter and its state after a step by native code."""
-    own = {name: array.copy() for name, array in arrays.items() if isinstance(array, np.ndarray)}
-    p, g, *state = (own[name].ctypes.data for name in ("p", "g", *NAMES))
-    shape, dtypes = own["p"].shape, (own["p"].dtype.name,) * 4
-    operand = Operand("w", shape, p, g, tuple(state), dtypes, 0)
-    options = [Options(rule, Handling(), 3, 0.1, 0.5)]
-    tables = Tables([operand], options)
-    tables.fill(options, 1)
-    tables.run(MEASURE, END)
-    return own
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here")
 @given(lines=LINES, seed=st.integers(0, 2**16))
-@settings(max_examples=settings.default.max_examples // 6 + 1)  # each is compiled
-def test_native_code_computes_what_the_rule_does(lines: Any, seed: int) -> None:
-    rule, random = Drawn(lines=lines), np.random.default_rng(seed)
-    if reason := reason_unserved(rule, Handling(), (70, 41)):
-        assert "rows and columns" in reason or "rows or columns" in reason or "amax" in reason
-        return
-    for dtype, tolerance in (("float64", 1e-12), ("float32", 1e-3)):
-        arrays = {name: random.standard_normal((70, 41)).astype(dtype) for name in ("p", "g", *NAMES)}
-        exact = {name: array.astype("float64") for name, array in arrays.items()}
-        state = {name: exact[name] for name in NAMES}
-        update = rule.update(xp, exact["g"], state, exact["p"], t=3, lr=0.1, lr_scale=0.5)
-        found = stepped_natively(rule, arrays)
-        for key, value in {"p": exact["p"] + update.delta, **update.state}.items():
-            scale = max(1.0, float(np.abs(value).max()))
-            np.testing.assert_allclose(found[key], value, rtol=tolerance, atol=tolerance * scale, err_msg=key)
+@settings(max_examples=settings.default.max_examples // 8 + 1)  # each is compiled
+def test_native_code_steps_as_the_rule_does(lines: Any, seed: int) -> None:
+    agree("numpy native", Drawn, {"w": (70, 41), "v": (3, 5)}, lr=0.1, lines=lines, drawn=seed, steps=1, strict=False)

@@ -1,4 +1,4 @@
-"""A traced rule is the rule: its program, taken pass by pass, computes the same numbers."""
+"""Rules of which no code can be made are told what to change. tests/engines has that programs compute what rules do."""
 
 from __future__ import annotations
 
@@ -8,47 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import FUSED_OPTIONS
-from programs import program_of, run_program
+from programs import program_of
 
 from thalweg.errors import RuleError
 from thalweg.rules import Rule, Update
 from thalweg.rules.entries import Moment
-from thalweg.settings import Settings
-from thalweg.spaces import numpy as xp
-
-SHAPES = {"number": (), "vector": (7,), "matrix": (6, 5), "conv": (4, 3, 2, 2)}
-
-
-def arrays(rule: Rule, shape: tuple[int, ...], seed: int = 0) -> tuple[Any, Any, dict[str, Any]]:
-    random = np.random.default_rng(seed)
-    p, g = (np.asarray(random.standard_normal(shape)) for _ in range(2))
-    state = {key: np.asarray(random.random(entry.shape)) for key, entry in rule.init(xp, p).items()}
-    return p, g, state
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("case", "options"), FUSED_OPTIONS)
-def test_a_program_computes_what_its_rule_does(case: Any, options: dict[str, Any], shape: str) -> None:
-    given = {key: value for key, value in options.items() if key not in ("variant", "lr")}
-    lr = options.get("lr", 0.1)
-    rule = Settings(case.rule, given, options.get("variant")).base.rule_at(3)
-    if rule.stacked_axes > len(SHAPES[shape]):
-        pytest.skip("fewer axes than are stacked")
-    p, g, state = arrays(rule, SHAPES[shape])
-    wanted = rule.update(xp, g, state, p, t=3, lr=lr, lr_scale=0.5)
-    program = program_of(rule, SHAPES[shape], lr)
-    for exact, guarded in ((state, False), ((), True)):
-        found = run_program(program, rule, p, g, state, exact=exact, guarded=guarded, t=3, lr=lr, lr_scale=0.5)
-        assert list(found.state) == list(wanted.state)
-        assert list(found.stats) == list(wanted.stats)
-        assert found.finite == wanted.finite
-        np.testing.assert_allclose(found.p, p + wanted.delta, rtol=1e-14, atol=0)
-        for key, value in {**wanted.state, **wanted.stats}.items():
-            np.testing.assert_allclose({**found.state, **found.stats}[key], value, rtol=1e-14, atol=0, err_msg=key)
-
-
-# ---- rules that no code can be made of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cases import EVERY, SHAPES, Case
 
-import thalweg
 from thalweg.rules import Adafactor
 from thalweg.rules.entries import Count, Factor, Moment, PerSlice, Spread, Square
 from thalweg.settings import STORAGE
 from thalweg.spaces import numpy as xp
-
-SOURCE = Path(thalweg.__file__).parent
-#: Where keys stand beside the rule that has them. A file that no longer needs to be here is to be taken out.
-ELSEWHERE = {
-    # kernels of Kron that are written by hand
-    "kernels/triton/kron.py",
-    "kernels/triton/kron_batch.py",
-    "kernels/triton/kron_formulas.py",
-    "kernels/triton/kron_owners.py",
-    # the states of other libraries' optimizers
-    "optax/peers.py",
-    "torch/peers.py",
-}
 
 
 def every_entry() -> list[Any]:
@@ -82,27 +64,3 @@ def test_roles_are_asked_for_by_shape() -> None:
 def test_what_stores_an_entry_is_an_option() -> None:
     for _, _, entries in every_entry():
         assert {option for entry in entries.values() for option in entry.stored_by} <= set(STORAGE)
-
-
-@pytest.mark.slow
-def test_a_key_stands_in_its_rule_and_nowhere_else() -> None:
-    homes: dict[str, set[str]] = {}
-    for rule, _, entries in every_entry():
-        for key in entries:
-            home = Path(inspect.getfile(type(rule))).relative_to(SOURCE).as_posix()
-            homes.setdefault(re.sub(r"_\d+$", "_", key), set()).add(home)
-    assert len(homes) > 8, "this test has not found the keys"
-    found = set()
-    for path in SOURCE.rglob("*.py"):
-        name, text = path.relative_to(SOURCE).as_posix(), path.read_text()
-        for literal in literals(text) if any(key in text for key in homes) else []:
-            key = re.sub(r"_\d+$", "_", literal)
-            if key in homes and name not in homes[key]:
-                found.add(name)
-    assert found == ELSEWHERE
-
-
-def literals(text: str) -> list[str]:
-    """Every string in a file, and every part of a formatted one."""
-    nodes = ast.walk(ast.parse(text))
-    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]

@@ -78,11 +78,6 @@ def test_a_diagonal_matrix_by_hand() -> None:
         np.testing.assert_allclose(p, -np.diag(h), **CLOSE)
 
 
-def test_values_are_clipped() -> None:
-    p, _ = run(polyak(**{**BARE, "clip": 1.0}), np.zeros((M, N)), [1e4 * np.ones((M, N))], lr=1.0)
-    assert np.abs(p).max() == 1.0
-
-
 @pytest.mark.parametrize("shape", [(4, 7), (5,), ()], ids=str)
 @pytest.mark.parametrize("options", [{}, dict(weight_decay=0.1, weight_decay_mode="gradient")], ids=str)
 def test_normalized_gradients_are_divided_by_their_norms(shape: tuple[int, ...], options: Any) -> None:
@@ -151,22 +146,12 @@ def whiteness_error(state: dict, left: Any, right: Any) -> float:
 
 @pytest.mark.slow
 class TestWhitening:
-    # what published measurements of these geometries found, at condition 1e4 a side
-    @pytest.mark.parametrize(("geometry", "bound"), [("procrustes", 0.23), ("quad", 0.28), ("eq", 0.29)])
-    def test_annealed_in_float32(self, geometry: str, bound: float) -> None:
+    def test_annealed_in_float32(self) -> None:
+        """As published measurements of this geometry have it, at condition 1e4 a side."""
         left, right = covariance_roots(1e4)
-        rule = polyak(geometry=geometry, precond_lr=lambda t: 0.5 * 0.02 ** (t / 3000), **BARE)
+        rule = polyak(precond_lr=lambda t: 0.5 * 0.02 ** (t / 3000), **BARE)
         state, _ = learn(rule, coloured(3000, left, right))
-        assert whiteness_error(state, left, right) < bound
-
-    def test_annealed_with_factors_in_bfloat16(self) -> None:
-        pytest.importorskip("ml_dtypes")
-        left, right = covariance_roots(1e4)
-        # the damping that protects bfloat16 factors is far above the smallest directions of 1e4 a side
-        rule = polyak(precond_lr=lambda t: 0.5 * 0.02 ** (t / 3000), relative_damping=2.0**-23, **BARE)
-        state, _ = learn(rule, coloured(3000, left, right), handling=Handling(precond_dtype="bfloat16"))
-        assert state["Q_0"].dtype.name == "bfloat16"
-        assert whiteness_error(state, left, right) < 0.45
+        assert whiteness_error(state, left, right) < 0.23
 
     def test_procrustes_learns_faster_than_the_triangular_group(self) -> None:
         left, right = covariance_roots(1e2)
@@ -211,7 +196,7 @@ def test_it_recovers_from_a_bad_first_scale(scale: float | None) -> None:
 class TestGuards:
     @pytest.mark.parametrize("geometry", GEOMETRIES)
     def test_zero_gradients_teach_nothing(self, geometry: str) -> None:
-        rule, steps = polyak(geometry=geometry, **BARE), 300
+        rule, steps = polyak(geometry=geometry, **BARE), 50
         state, _ = learn(rule, coloured(50, *covariance_roots(1e2)))
         after, rms = learn(rule, [np.zeros((M, N))] * steps, state=state, start=50)
         assert all((after[key] == state[key]).all() for key in ("Q_0", "Q_1", "L_0", "L_1"))
@@ -233,7 +218,7 @@ class TestGuards:
         pytest.importorskip("ml_dtypes")
         rng = np.random.default_rng(0)
         a, b = rng.standard_normal((M, 2)), rng.standard_normal((2, N))
-        grads = [a @ rng.standard_normal((2, 2)) @ b for _ in range(1000)]
+        grads = [a @ rng.standard_normal((2, 2)) @ b for _ in range(400)]
         state, rms = learn(polyak(**BARE), grads, handling=Handling(precond_dtype="bfloat16"))
         for key in ("Q_0", "Q_1"):
             q = state[key].astype(np.float64)
@@ -301,20 +286,16 @@ class TestParts:
         assert rule.sizes(shape) == sizes
         assert rule.diagonals(sizes) == diagonals
 
-    def test_refresh_schedule_adds_up_to_the_probability(self) -> None:
-        for probability, steps, refreshes in (
-            (1.0, 10, 10),
-            (0.1, 100, 10),
-            (1 / 3, 99, 33),
-            (0.4, 20, 8),
-            (0.0, 50, 0),
-        ):
-            optimizer = KronOptimizer(lr=0.0, precond_update_probability=probability)
-            count = 0
-            for _ in range(steps):
-                optimizer.update("p", np.ones((2, 2)), np.ones((2, 2)))
-                count += optimizer.stats()["p"]["refreshed"]
-            assert count == refreshes, probability
+    @pytest.mark.parametrize(
+        ("probability", "steps", "refreshes"),
+        [(1.0, 10, 10), (0.1, 100, 10), (1 / 3, 99, 33), (0.4, 20, 8), (0, 50, 0)],
+    )
+    def test_refreshes_add_up_to_the_probability(self, probability: float, steps: int, refreshes: int) -> None:
+        optimizer, count = KronOptimizer(lr=0.0, precond_update_probability=probability), 0
+        for _ in range(steps):
+            optimizer.update("p", np.ones((2, 2)), np.ones((2, 2)))
+            count += optimizer.stats()["p"]["refreshed"]
+        assert count == refreshes
 
     def test_the_default_schedule_anneals(self) -> None:
         schedule = Kron().precond_update_probability

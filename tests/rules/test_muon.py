@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from drive import gradients, run
 from tolerances import FLOAT64
 
-from thalweg.errors import OptionError, ParameterError
+from thalweg.errors import ParameterError
 from thalweg.numpy import Muon as Optimizer
 from thalweg.rules import Muon
 
@@ -121,65 +120,6 @@ def test_named_coefficients_move_singular_values_near_one(name: Any, least: floa
     assert values.max() < most
 
 
-OTHERWISE: dict[str, Any] = dict(
-    momentum=0.5,
-    nesterov=False,
-    momentum_mode="sum",
-    bias_correction=True,
-    weight_decay=0.3,
-    cautious_decay=True,
-    scaling="match_rms_adamw",
-    rms=0.5,
-    split=2,
-    split_axis=1,
-    transposed=True,
-    ns_steps=3,
-    ns_coefficients=(2.0, -1.5, 0.5),
-    ns_method="gram",
-    ns_preconditioning="aol",
-    ns_dtype="bfloat16",
-    eps=3.0,
-    eps_mode="add",
-    normalize="rows",
-    normalize_beta=0.5,
-    stacked_axes=1,
-)
-#: What an option needs beside it to have an effect.
-BESIDE: dict[str, dict[str, Any]] = {
-    "rms": dict(scaling="match_rms_adamw"),
-    "cautious_decay": dict(weight_decay=0.3),
-    "split_axis": dict(split=2),
-    "momentum_mode": dict(eps=3.0),
-    "bias_correction": dict(eps=3.0),
-    "eps_mode": dict(eps=3.0),
-    "ns_method": dict(ns_dtype="bfloat16"),
-    "normalize_beta": dict(normalize="rows"),
-}
-
-
-def test_every_option_has_an_effect() -> None:
-    assert {f.name for f in fields(Muon)} == {*OTHERWISE, "vectors"}
-    p, grads = gradients((4, 6, 2), 3)
-    for name, value in OTHERWISE.items():
-        options = {**EXACT, **BESIDE.get(name, {})}
-        before, _ = run(Muon(**options), p, grads, lr=0.1)
-        after, _ = run(Muon(**{**options, name: value}), p, grads, lr=0.1)
-        assert error(after, before, p) > 1e-6, name
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (dict(rms=0.3), "rms=0.3 has no effect here: it needs scaling='match_rms_adamw'"),
-        (dict(split_axis=1), "split_axis=1 has no effect here: it needs a split above 1"),
-        (dict(precond_dtype="float16"), "precond_dtype='float16' has no effect here: it needs Kron"),
-    ],
-)
-def test_options_without_an_effect_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        Optimizer(**options)
-
-
 # ---- how parameters are taken for matrices
 
 
@@ -281,7 +221,7 @@ def test_numpy_rounds_as_bfloat16_does() -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 16), (5, 5), (1, 7), (7, 1)])
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("steps", [1, 2, 5, 9])
 def test_gram_iterations_are_the_plain_ones(shape: tuple[int, int], steps: int) -> None:
     p, grads = gradients(shape, 2)
     cubic, quintic = (1.5, -0.5, 0.0), (3.0, -4.0, 2.0)

@@ -135,7 +135,7 @@ def test_a_scheduled_number_of_a_rule_of_ones_own_is_traced_once() -> None:
 
 
 def test_options_of_the_front_ends_are_checked_when_a_schedule_gives_them() -> None:
-    optimizer = thalweg.numpy.optimizer(Every)(0.1, beta=lambda t: t / 3)
+    optimizer = thalweg.numpy.optimizer(Every)(0.1, beta=lambda t: t / 3, engine="reference")
     params = {"w": np.ones(2)}
     for _ in range(2):
         optimizer.step(params, {"w": np.ones(2)})
