@@ -412,6 +412,8 @@ PINNED = [
     *pin(
         "gradients that come later", GPU, "Kron", {"a": (6, 5), "b": (7,), "c": (6, 5)}, lr=0.05, steps=4, spoil=later
     ),
+    # in one list, a tensor that is due for a refresh and one that is not
+    *pin("some are due", LISTS, "Kron", MATRICES, lr=0.05, precond_update_probability=0.4, steps=6, spoil=later),
 ]
 
 

@@ -93,4 +93,4 @@ def test_programs_compute_what_the_rule_does(lines: Any, seed: int) -> None:
 @given(lines=LINES, seed=st.integers(0, 2**16))
 @settings(max_examples=settings.default.max_examples // 8 + 1)  # each is compiled
 def test_native_code_steps_as_the_rule_does(lines: Any, seed: int) -> None:
-    agree("numpy native", Drawn, {"w": (70, 41), "v": (3, 5)}, lr=0.1, lines=lines, drawn=seed, steps=1, strict=False)
+    agree("numpy native", Drawn, {"w": (70, 41), "v": (3, 5)}, lr=0.1, lines=lines, drawn=seed, steps=1, moves=False)

@@ -46,6 +46,14 @@ PASSES: dict[str, tuple[Callable[[Schedule], Schedule], str]] = {
         lambda found: with_pass(found, 0, writes=("exp_avg",)),
         r"LAMB: its passes write 'exp_avg_sq' 0 times, and must once",
     ),
+    "the gradient is written": (
+        lambda found: with_pass(found, 0, writes=(*found.passes[0].writes, "g")),
+        r"LAMB: its passes write 'g' 1 times, and must not: nothing needs it",
+    ),
+    "a sum is not made": (
+        lambda found: with_pass(found, 0, sums=found.passes[0].sums[1:]),
+        r"LAMB: its passes make v\d+ = sum_squares\(v\d+\) 0 times, and must once",
+    ),
     "a sum comes too late": (
         lambda found: with_pass(
             with_pass(found, 0, sums=found.passes[0].sums[1:]), 1, sums=(found.passes[0].sums[0], *found.passes[1].sums)
