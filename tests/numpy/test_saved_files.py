@@ -23,12 +23,10 @@ from raw_arrays import (
     bfloat16,
     bits,
     every_case,
-    fingerprint,
     gradients,
     model,
     refused,
     train,
-    two_cases,
 )
 
 from thalweg.errors import OptionError, StateError
@@ -59,18 +57,6 @@ def falling(t: int) -> float:
     return 0.1 / t
 
 
-@every_way
-def test_over_a_state_of_its_own(hand_over: HandOver, tmp_path: Path) -> None:
-    """Going back to an earlier state, or to none: what came after is forgotten."""
-    optimizer, early = stepped(CASES["Kron"], 5), stepped(CASES["Kron"], 2)
-    optimizer.update("later", np.ones(3), np.ones(3))
-    hand_over(early, optimizer, tmp_path)
-    assert bits(optimizer.state) == bits(early.state)
-    assert optimizer.num_parameters == early.num_parameters
-    hand_over(CASES["Kron"](), optimizer, tmp_path)
-    assert optimizer.num_parameters == 0
-
-
 class TestStateDict:
     def test_what_is_in_it(self) -> None:
         optimizer = stepped(partial(CASES["LAMB"], global_step=True))
@@ -78,23 +64,21 @@ class TestStateDict:
         assert bits(saved.pop("state")) == bits(optimizer.state)
         assert saved == {"layout": 1, "optimizer": "LAMB", "version": 1, "lr": 0.05, "iteration": 3}
 
-    @two_cases
-    def test_it_is_a_copy_on_the_way_out_and_in(self, make: Make) -> None:
-        optimizer, params, other = make(), model(), make()
-        train(optimizer, params, gradients(2))
-        saved = optimizer.state_dict()
+    def test_it_is_a_copy_on_the_way_out_and_in(self) -> None:
+        """And what is loaded replaces all that was there."""
+        optimizer, other = stepped(CASES["Kron"], 2), stepped(CASES["Kron"], 5)
+        other.update("later", np.ones(3), np.ones(3))
+        saved, before = optimizer.state_dict(), bits(optimizer.state)
         other.load_state_dict(saved)
-        before, kept = fingerprint(optimizer), bits(optimizer.state)
         for entries in saved["state"].values():
             for entry in entries.values():
                 if isinstance(entry, np.ndarray):
                     entry.fill(7)
         saved["state"]["new"] = {"step": np.array(1)}
-        assert fingerprint(optimizer) == before
-        assert bits(other.state) == kept
+        assert bits(optimizer.state) == bits(other.state) == before
         saved = optimizer.state_dict()
-        train(optimizer, params, gradients(3))
-        assert bits(saved["state"]) == kept
+        train(optimizer, model(), gradients(3))
+        assert bits(saved["state"]) == before != bits(optimizer.state)
 
     @every_way
     def test_a_learning_rate_that_was_a_number_is_restored_and_a_function_stays(
@@ -125,7 +109,6 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         dict(state={"conv": {"step": 1, "exp_avg": np.ones(3), "exp_avg_sq": np.ones(3)}}),
         "state of 'conv' does not fit",
     ),
-    "other entries": (dict(state={"conv": {"step": 1, "momentum_buffer": np.ones((2, 3, 2, 2))}}), "does not fit"),
     "uneven lists": (dict(state={"w": {"step": 1, "exp_avg": [[1.0], []]}}), "this state is damaged: ValueError"),
     "negative iteration": (dict(iteration=-4), "iteration .*must be a whole number >= 0, got -4"),
     "iteration of text": (dict(iteration="x"), "iteration .*must be a whole number >= 0, got 'x'"),
@@ -225,7 +208,7 @@ class TestFiles:
         assert path.read_bytes() != before
 
     def test_what_is_no_such_file(self, tmp_path: Path) -> None:
-        """A beginning of one, one with a flipped bit, other files, arrays of others."""
+        """A beginning of one, one with a flipped bit, other files, arrays of others. All are closed."""
         path, optimizer = tmp_path / "state.npz", stepped(CASES["Kron"])
         optimizer.save(path)
         whole, others = path.read_bytes(), tmp_path / "others.npz"
@@ -237,8 +220,12 @@ class TestFiles:
         strange = [b"hello", b"\x93NUMPY", b"PK\x03\x04", b"\x80\x04N.", bytes(100)]
         for content in (flipped, *beginnings, *strange, others.read_bytes(), (tmp_path / "one.npy").read_bytes()):
             path.write_bytes(content)
-            with refused(StateError, "state.* is damaged, or not a state saved", optimizer):
-                optimizer.load(path)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", ResourceWarning)
+                with refused(StateError, "state.* is damaged, or not a state saved", optimizer):
+                    optimizer.load(path)
+                gc.collect()
+            assert [str(warning.message) for warning in caught] == []
 
     def test_a_pickle_is_never_opened(self, tmp_path: Path) -> None:
         class Bomb:
@@ -258,17 +245,6 @@ class TestFiles:
         with refused(StateError, "is damaged", optimizer):
             optimizer.load(path)
         assert not (tmp_path / "opened").exists()
-
-    def test_a_file_that_cannot_be_read_is_closed(self, tmp_path: Path) -> None:
-        path, optimizer = tmp_path / "state.npz", stepped(CASES["LARS"])
-        path.write_bytes(b"PK\x03\x04")
-        gc.collect()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ResourceWarning)
-            with refused(StateError, "is damaged", optimizer):
-                optimizer.load(path)
-            gc.collect()
-        assert [str(warning.message) for warning in caught] == []
 
     def test_wrong_optimizer_and_newer_layout(self, tmp_path: Path) -> None:
         path, optimizer = tmp_path / "state.npz", stepped(CASES["LARS"])
