@@ -303,23 +303,3 @@ def check_going_on(found: Optimizer, shapes: Any, dtype: str) -> None:
         assert (fingerprint(other), bits(weights)) == end, way
         other.clear_state()
     assert (fingerprint(found), bits(params)) == end
-
-
-@pytest.mark.slow
-@every_rule
-@given(data=st.data())
-def test_a_whole_model_is_stepped_as_its_arrays_one_by_one_in_any_order(rule: type[Rule], data: Any) -> None:
-    """And nothing but parameters is written to."""
-    options = data.draw(strategies.options(rule, without=("max_grad_norm", "spikes", "on_nonfinite")))
-    shapes, dtype = data.draw(strategies.shapes(rule(**own_options(rule, options)))), data.draw(strategies.dtypes)
-    dtype_of(dtype)
-    whole, single = made(rule, options), made(rule, options)
-    first, second = draw(shapes, dtype), draw(shapes, dtype)
-    for step in draw_gradients(shapes, dtype, 2):
-        for g in step.values():
-            g.flags.writeable = False
-        whole.step(first, step)
-        for name in reversed(list(shapes)):
-            single.update(name, second[name], step[name], shape=shapes[name])
-    assert bits(first) == bits(second)
-    assert bits(whole.state) == bits(single.state)

@@ -81,12 +81,6 @@ def test_norms_that_are_kept_are_not_changed_afterwards() -> None:
         thalweg.numpy.Muon(lr=0.1, weight_decay=0.1, cautious="both", cautious_decay=True)
 
 
-def test_muon_has_cautious_decay_by_either_name() -> None:
-    rule, lr, options, _ = case_of("Muon", "cautious decay")
-    named = {**options, "cautious": False, "cautious_decay": True}
-    assert error(train(type(rule), lr, options)[1]["w"], train(type(rule), lr, named)[1]["w"]) < FLOAT64
-
-
 def test_averages_are_asked_for() -> None:
     plain = thalweg.numpy.AdamW(lr=0.1)
     with pytest.raises(OptionError, match="no parameter has an average"), plain.averaged({"w": draw(0)}):
