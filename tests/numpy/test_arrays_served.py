@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agree import dtype_of
-from published_runs import error
-from raw_arrays import Make, bits, every_case, gradients, model, train, two_cases
-from tolerances import FLOAT64
+from raw_arrays import Make, bits, every_case, gradients, model, two_cases
 
 from thalweg.numpy import LAMB, LARS
 
@@ -31,16 +29,6 @@ def test_results_of_16_bits_are_those_of_float32_rounded_once(make: Make, name: 
     assert bits(optimizer.state) == bits(reference.state)
 
 
-@two_cases
-@pytest.mark.parametrize("of_gradient", DTYPES)
-def test_a_gradient_may_have_another_dtype(make: Make, of_gradient: str) -> None:
-    narrow = gradients(2, dtype_of(of_gradient))
-    for of_parameter in ("float32", "float64"):
-        wide = [{name: g.astype(of_parameter) for name, g in step.items()} for step in narrow]
-        first, second = train(make(), model(of_parameter), narrow), train(make(), model(of_parameter), wide)
-        assert bits(first) == bits(second)
-
-
 def layouts(x: Any) -> dict[str, Any]:
     """The same numbers, differently laid out in memory."""
     strided = np.zeros([2 * n for n in x.shape], x.dtype)[(..., *[slice(None, None, 2)] * x.ndim)]
@@ -53,19 +41,6 @@ def layouts(x: Any) -> dict[str, Any]:
 
 
 class TestLayouts:
-    @every_case
-    def test_fortran_order_gives_the_same_numbers(self, make: Make) -> None:
-        """To rounding, since sums run through memory in another order."""
-        start = model("float64")["conv"]
-        c, fortran = start.copy(), np.asfortranarray(start)
-        first, second = make(engine="reference"), make()
-        for step in gradients(5, "float64"):
-            first.update("conv", c, step["conv"])
-            second.update("conv", fortran, np.asfortranarray(step["conv"]))
-        assert fortran.flags.f_contiguous
-        assert not fortran.flags.c_contiguous
-        assert error([fortran], [c], [start]) < FLOAT64
-
     @two_cases
     @pytest.mark.parametrize("layout", layouts(np.ones((2, 2))))
     def test_gradients_may_lie_in_any_way(self, make: Make, layout: str) -> None:

@@ -157,26 +157,9 @@ IDLE: list[tuple[type[Optimizer], dict[str, Any], str]] = [
     (Muon, dict(rms=0.3), "rms=0.3.*scaling='match_rms_adamw'"),
     (Muon, dict(split_axis=1), "split_axis=1.*a split above 1"),
 ]
-#: What turns off something that is off beside the other options.
-OFF_ANYWAY: list[tuple[type[Optimizer], dict[str, Any]]] = [
-    (LARS, dict(trust=False, always_adapt=False)),
-    (LARS, dict(momentum=0.0, nesterov=False)),
-    (LAMB, dict(trust=False, always_adapt=False)),
-    (Muon, dict(vectors="row", momentum=0.0, nesterov=False)),
-]
 
 
 class TestOptionsWithoutEffect:
-    @pytest.mark.parametrize(("make", "options"), OFF_ANYWAY)
-    def test_what_is_off_anyway_may_be_said_to_be_off(self, make: type[Optimizer], options: dict[str, Any]) -> None:
-        *first, last = options.items()
-        plain, start = make(0.1, **dict(first)), model(shapes={"w": (3, 4)})
-        ends = [
-            bits(train(each, model(shapes={"w": (3, 4)}), gradients(2, shapes={"w": (3, 4)})))
-            for each in (plain.copy(), plain.with_options(**dict([last])), make(0.1, **options))
-        ]
-        assert ends[0] == ends[1] == ends[2] != bits(start)
-
     @pytest.mark.parametrize(("make", "options", "said"), IDLE, ids=[f"{m.__name__} {o}" for m, o, _ in IDLE])
     def test_they_are_refused(self, make: type[Optimizer], options: dict[str, Any], said: str) -> None:
         with pytest.raises(OptionError, match=said):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
 import re
 from dataclasses import fields
 
@@ -115,19 +114,6 @@ def test_it_shows_what_differs_from_the_defaults(text: str) -> None:
 
     assert parts(repr(SHOWN[text])) == parts(text)
     assert fingerprint(eval(text, dict(WORDS))) == fingerprint(SHOWN[text])
-
-
-#: What overrides alone use, and what a variant would not have. test_every_option.py has all options and states.
-STEPPED = [
-    LARS(0.1, trust=False, clip=True, overrides=[("conv", dict(trust=True))]),
-    LARS(0.5, variant="larc", clip=False, eps=0.0),
-]
-
-
-@pytest.mark.parametrize("optimizer", STEPPED, ids=repr)
-def test_what_is_read_back_or_unpickled_steps_the_same(optimizer: Optimizer) -> None:
-    others = eval(repr(optimizer), dict(WORDS)), pickle.loads(pickle.dumps(optimizer)), optimizer.copy()
-    assert len({repr(bits(train(each, model(), gradients(2)))) for each in others}) == 1
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)

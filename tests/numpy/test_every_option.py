@@ -189,7 +189,9 @@ def test_what_is_refused_for_want_of_an_effect_has_none(rule: type[Rule], data: 
     if not idle or value == getattr(own, option):
         return
     assert bits(step_thrice(own, p, g)) == bits(step_thrice(other, p, g))
-    if value:  # what is off may be said to be off
+    if value is False:  # what is off may be said to be off
+        assert made(rule, {**given, option: value}).options[option] is False
+    elif value:
         with pytest.raises(OptionError, match=rf"\b{option}\b"):
             made(rule, {**given, option: value})
 

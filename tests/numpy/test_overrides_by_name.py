@@ -11,7 +11,7 @@ import pytest
 from raw_arrays import Make, bits, gradients, model, option_fields, refused, train, two_cases
 
 from thalweg.errors import OptionError, UnusedOverrideWarning
-from thalweg.numpy import LAMB, LARS, Adafactor, Kron
+from thalweg.numpy import LAMB, LARS, Kron
 from thalweg.settings import WHOLE_STEP
 
 #: tests/test_settings.py has more, by name alone.
@@ -34,18 +34,6 @@ def test_they_hold_for_those_chosen_and_for_no_others(make: Make, pattern: Any, 
         assert name == "empty" or bits(other[name]) != bits(plain[name])
 
 
-def test_all_that_match_apply_and_later_ones_win() -> None:
-    entries = [("encoder.*", dict(weight_decay=0.5, momentum=0.5, lr_scale=0.5)), ("*.bias", dict(weight_decay=0.25))]
-    params = train(LARS(0.1, overrides=entries), model(), gradients(3))
-    backwards = train(LARS(0.1, overrides=entries[::-1]), model(), gradients(3))
-    later, earlier = (
-        train(LARS(0.05, weight_decay=decay, momentum=0.5), model(), gradients(3)) for decay in (0.25, 0.5)
-    )
-    assert bits(params["encoder.0.bias"]) == bits(later["encoder.0.bias"])
-    assert bits(params["encoder.0.weight"]) == bits(earlier["encoder.0.weight"])
-    assert bits(backwards["encoder.0.bias"]) == bits(earlier["encoder.0.bias"])
-
-
 def test_a_function_sees_the_name_as_text_and_the_array_in_its_shape() -> None:
     seen: list[tuple[str, tuple[int, ...]]] = []
 
@@ -57,18 +45,6 @@ def test_a_function_sees_the_name_as_text_and_the_array_in_its_shape() -> None:
     optimizer.update(7, np.ones(6), np.ones(6), shape=(2, 3))
     optimizer.update("seven", np.ones(()), np.ones(()))
     assert seen == [("7", (2, 3)), ("seven", ())]
-
-
-def test_state_may_differ_between_parameters() -> None:
-    optimizer = Adafactor(
-        min_dim_size_to_factor=2,
-        overrides=[("conv", dict(factored=False)), ("*.weight", dict(momentum=0.9, momentum_dtype="float16"))],
-    )
-    train(optimizer, model(), gradients(2))
-    keys = {name: list(entries) for name, entries in optimizer.state.items()}
-    assert keys["conv"] == ["step", "variance"]
-    assert keys["encoder.0.weight"] == ["step", "row_var", "col_var", "exp_avg"]
-    assert optimizer.state["encoder.0.weight"]["exp_avg"].dtype == np.float16
 
 
 def test_a_schedule_by_name() -> None:

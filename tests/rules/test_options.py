@@ -12,7 +12,6 @@ from own_rules import Signed
 import thalweg.numpy
 from thalweg import Rule, Scalar, option
 from thalweg.errors import OptionError
-from thalweg.programs.evaluate import order_for
 from thalweg.rules import RULES
 from thalweg.rules.options import number_options
 from thalweg.rules.rule import stand_in
@@ -127,11 +126,6 @@ def test_rules_that_differ_in_numbers_alone_are_one_to_a_tracer(rule: type[Rule]
         value = getattr(rule(), name)
         if isinstance(value, float) and value != 0:
             assert stand_in(rule(**{name: value * 0.5})) == stand_in(rule()), name
-
-
-def test_a_scheduled_number_of_a_rule_of_ones_own_is_traced_once() -> None:
-    first = order_for(Signed(beta=0.5), Signed(beta=0.5), ["exp_avg"], (4, 3), with_lr=True)
-    assert order_for(Signed(beta=0.25), Signed(beta=0.25), ["exp_avg"], (4, 3), with_lr=True) is first
 
 
 def test_options_of_the_front_ends_are_checked_when_a_schedule_gives_them() -> None:
