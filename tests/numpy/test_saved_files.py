@@ -9,31 +9,16 @@ import pickle
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from raw_arrays import (
-    CASES,
-    Make,
-    bfloat16,
-    bits,
-    every_case,
-    gradients,
-    model,
-    refused,
-    train,
-)
+from raw_arrays import CASES, Make, bfloat16, bits, every_case, gradients, model, refused, train
 
 from thalweg.errors import OptionError, StateError
 from thalweg.numpy import LAMB, LARS, Adafactor, Optimizer
-
-
-def by_dict(source: Optimizer, target: Optimizer, folder: Path) -> None:
-    target.load_state_dict(source.state_dict())
 
 
 def by_file(source: Optimizer, target: Optimizer, folder: Path) -> None:
@@ -41,19 +26,10 @@ def by_file(source: Optimizer, target: Optimizer, folder: Path) -> None:
     target.load(folder / "state.npz")
 
 
-WAYS = {"dict": by_dict, "file": by_file}
-every_way = pytest.mark.parametrize("hand_over", WAYS.values(), ids=WAYS)
-HandOver = Callable[[Optimizer, Optimizer, Path], None]
-
-
 def stepped(make: Make, steps: int = 3) -> Optimizer:
     optimizer = make()
     train(optimizer, model(), gradients(steps))
     return optimizer
-
-
-def falling(t: int) -> float:
-    return 0.1 / t
 
 
 class TestStateDict:
@@ -79,25 +55,21 @@ class TestStateDict:
         train(optimizer, model(), gradients(3))
         assert bits(saved["state"]) == before != bits(optimizer.state)
 
-    @every_way
-    def test_a_learning_rate_that_was_a_number_is_restored_and_a_function_stays(
-        self, hand_over: HandOver, tmp_path: Path
-    ) -> None:
-        own, number = LARS(falling), LARS(0.125)
-        hand_over(LARS(0.25), own, tmp_path)
-        assert own.lr is falling
-        hand_over(own, number, tmp_path)
+    def test_a_learning_rate_that_was_a_number_is_restored_and_a_function_stays(self, tmp_path: Path) -> None:
+        own, number = LARS(lambda t: 0.1 / t), LARS(0.125)
+        by_file(LARS(0.25), own, tmp_path)
+        assert callable(own.lr)
+        by_file(own, number, tmp_path)
         assert number.lr == 0.125
-        hand_over(LARS(0.25), number, tmp_path)
+        by_file(LARS(0.25), number, tmp_path)
         assert number.lr == 0.25
 
-    @every_way
-    def test_names_survive(self, hand_over: HandOver, tmp_path: Path) -> None:
+    def test_names_survive(self, tmp_path: Path) -> None:
         names = [1, "1", 0, -3, 2**70, "", "a/b\\c.d", "about", "step", "größe", "名前", "with 'quotes' \"\n", "0.step"]
         source, target = LAMB(0.1), LAMB(0.1)
         for index, name in enumerate(names):
             source.update(name, np.ones(index), np.ones(index))
-        hand_over(source, target, tmp_path)
+        by_file(source, target, tmp_path)
         assert [(type(name), name) for name in target.state] == [(type(name), name) for name in names]
         assert bits(list(target.state.values())) == bits(list(source.state.values()))
 
@@ -110,9 +82,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "uneven lists": (dict(state={"w": {"step": 1, "exp_avg": [[1.0], []]}}), "this state is damaged: ValueError"),
     "negative iteration": (dict(iteration=-4), "iteration .*must be a whole number >= 0, got -4"),
-    "iteration of text": (dict(iteration="x"), "iteration .*must be a whole number >= 0, got 'x'"),
     "a name that is none": (dict(state={("a",): {"step": 1}}), "this state is damaged: .*name"),
-    "lr of text": (dict(lr="x"), "this state is damaged: lr must be"),
     "negative lr": (dict(lr=-1.0), "this state is damaged: lr must be"),
 }
 
@@ -209,14 +179,15 @@ class TestFiles:
         np.save(tmp_path / "one.npy", np.ones(3))
         beginnings = [whole[: int(share * len(whole))] for share in (0.0, 0.02, 0.5, 0.9, 0.999)]
         strange = [b"hello", b"\x93NUMPY", b"PK\x03\x04", b"\x80\x04N.", bytes(100)]
-        for content in (flipped, *beginnings, *strange, others.read_bytes(), (tmp_path / "one.npy").read_bytes()):
-            path.write_bytes(content)
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", ResourceWarning)
+        contents = (flipped, *beginnings, *strange, others.read_bytes(), (tmp_path / "one.npy").read_bytes())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ResourceWarning)
+            for content in contents:
+                path.write_bytes(content)
                 with refused(StateError, "state.* is damaged, or not a state saved", optimizer):
                     optimizer.load(path)
-                gc.collect()
-            assert [str(warning.message) for warning in caught] == []
+            gc.collect()
+        assert [str(warning.message) for warning in caught] == []
 
     def test_a_pickle_is_never_opened(self, tmp_path: Path) -> None:
         class Bomb:

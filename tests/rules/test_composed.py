@@ -16,9 +16,7 @@ from composed import (
     damped,
     draw,
     pairs,
-    schedule_free,
     take_steps,
-    without_momentum,
 )
 from tolerances import FLOAT64
 
@@ -90,17 +88,6 @@ def test_averages_are_asked_for() -> None:
     with pytest.raises(OptionError, match="a step within averaged"), optimizer.averaged(params):
         optimizer.step(params, {"w": draw(1)})
     assert np.array_equal(params["w"], before)
-
-
-@pytest.mark.parametrize("name", ["SGD", "AdamW"])
-def test_schedule_free_rates_that_rise(name: str) -> None:
-    rule, lr = without_momentum(RULES[name][0]), RULES[name][1]
-    options = {key: value for key, value in vars(rule).items() if value != vars(type(rule)())[key]}
-    optimizer, params, _ = train(type(rule), lr, dict(options, schedule_free=True, schedule_free_warmup=4), "reference")
-    wanted = take_steps(rule, lr, schedule_free(0.9, 4))
-    assert error(params["w"], wanted["p"]) < FLOAT64
-    with optimizer.averaged(params):
-        assert error(params["w"], wanted["x"]) < FLOAT64
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

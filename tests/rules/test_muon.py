@@ -1,4 +1,4 @@
-"""Muon: its formulas in other words, and how parameters are taken for matrices."""
+"""Muon: what tests/published does not have of its formulas, and how parameters are taken for matrices."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def orthogonalized(x: Any, steps: int = 5, triple: tuple[float, float, float] = 
     return left @ np.diag(values) @ right
 
 
-def by_hand(p: Any, grads: list[Any], *, lr: float = 0.1, decay: float = 0.0, scale: float = 1.0) -> Any:
+def by_hand(p: Any, grads: list[Any], *, lr: float = 0.1, scale: float = 1.0) -> Any:
     buffer = np.zeros_like(p)
     for g in grads:
         buffer = 0.95 * buffer + 0.05 * g
-        p = p * (1 - lr * decay) - lr * scale * orthogonalized(0.95 * buffer + 0.05 * g)
+        p = p - lr * scale * orthogonalized(0.95 * buffer + 0.05 * g)
     return p
 
 
@@ -37,27 +37,13 @@ def error(x: Any, wanted: Any, start: Any) -> float:
     return float(np.abs(x - wanted).max() / np.abs(wanted - start).max())
 
 
-@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5), (1, 7), (7, 1)])
-def test_orthogonalizes_by_the_published_polynomial(shape: tuple[int, int]) -> None:
-    p, grads = gradients(shape, 6)
-    got, state = run(Muon(**EXACT, weight_decay=0.3), p, grads, lr=0.1)
-    scale = max(1.0, shape[0] / shape[1]) ** 0.5
-    assert error(got, by_hand(p, grads, decay=0.3, scale=scale), p) < FLOAT64
-    assert list(state) == ["momentum_buffer"]
-
-
 @pytest.mark.parametrize(
     ("options", "shape", "scale"),
     [
-        (dict(scaling="original"), (8, 2), 2.0),
-        (dict(scaling="original"), (2, 8), 1.0),
         (dict(scaling="spectral_unclamped"), (8, 2), 2.0),
         (dict(scaling="spectral_unclamped"), (2, 8), 0.5),
         (dict(scaling="spectral_unclamped", transposed=True), (2, 8), 2.0),
-        (dict(scaling="match_rms_adamw"), (2, 25), 1.0),
         (dict(scaling="match_rms_adamw", rms=0.5), (16, 3), 2.0),
-        (dict(scaling="optax"), (2, 8), 2.0),
-        (dict(scaling="optax"), (8, 2), 1.0),
         (dict(scaling=None), (8, 2), 1.0),
         (dict(transposed=True), (2, 8), 2.0),
         (dict(transposed=True), (8, 2), 1.0),
