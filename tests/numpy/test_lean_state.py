@@ -22,7 +22,7 @@ def model(dtype: Any = "float32") -> dict[str, Any]:
 
 
 @cache
-def draw_gradients(t: int) -> dict[str, Any]:
+def gradients(t: int) -> dict[str, Any]:
     """With scales that differ by row and by column, as those of networks do."""
     rng, found = np.random.default_rng(1), {}
     for name, shape in SHAPES.items():
@@ -31,10 +31,6 @@ def draw_gradients(t: int) -> dict[str, Any]:
         )
         found[name] = np.random.default_rng([t, len(shape)]).standard_t(5, shape).astype("float32") * scale
     return {name: x.astype("float32") for name, x in found.items()}
-
-
-def gradients(t: int) -> dict[str, Any]:
-    return copy.deepcopy(draw_gradients(t))
 
 
 def trained(optimizer: Optimizer, steps: int = 10, params: Any = None, first: int = 0) -> dict[str, Any]:
@@ -108,7 +104,7 @@ def test_trust_ratios_come_from_what_was_not_rounded() -> None:
 def test_under_propagate_a_group_with_infinity_is_not_finite_and_no_other() -> None:
     optimizer = LARS(0.01, state_dtype="int8", trust=False)
     params = trained(optimizer, 1)
-    bad = gradients(1)
+    bad = copy.deepcopy(gradients(1))
     bad["matrix"][5, 7] = np.inf
     optimizer.step(params, bad)
     scales = optimizer.state["matrix"]["momentum_buffer_scale"]
