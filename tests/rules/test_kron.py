@@ -172,12 +172,12 @@ def test_it_recovers_from_a_drop_and_from_a_jump_of_scale(geometry: str) -> None
     rule = polyak(geometry=geometry, **BARE)
     # smoothed norms slow the triangular group down: 0.04 instead of 0.97 after 100 steps
     quick = replace(rule, lipschitz_beta=0.0) if geometry == "eq" else rule
-    state, _ = learn(quick, white(300))
-    _, rms = learn(quick, white(100, 1e-4), state=state, start=300)
+    state, _ = learn(quick, white(100))
+    _, rms = learn(quick, white(100, 1e-4), state=state, start=100)
     assert rms[0] < 1e-3
     assert 0.5 < rms[-1] < 1.5
-    state, _ = learn(rule, white(300))
-    _, rms = learn(rule, white(250, 1e4), state=state, start=300)
+    state, _ = learn(rule, white(100))
+    _, rms = learn(rule, white(250, 1e4), state=state, start=100)
     assert rms[0] > 1e3
     assert rms[199] < 6
     assert rms[-1] < 2.5
