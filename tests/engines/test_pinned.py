@@ -16,6 +16,7 @@ from thalweg.rules import AdamW
 Spoil = Callable[[Arrays, list[Arrays]], None]
 
 CPU = ("numpy native", "torch native")
+ARRAYS = ("torch lists", "optax xla")
 GPU = ("torch triton", "torch cuda")
 NATIVE, LISTS = CPU[:1], ("torch lists",)
 TORCH = ("torch native", *LISTS, *GPU)
@@ -47,6 +48,7 @@ IMAGES = {"conv": (8, 6, 3, 5), "other": (4, 3, 2, 2)}
 EDGE = {"edge": (4, 6), "inside": (4, 6)}
 WIDE = {"w": (20, 300)}
 BLOCKS = {"m": (64, 128)}
+SIDES = {"rows": (8, 3), "thin": (9, 3), "wide": (2, 7)}
 CODED_STACKS = {"s": (3, 64, 128), "v": (64, 128)}
 WIDE_AND_SQUARE = {"w": (2, 1000), "v": (600, 600)}
 TINY = {f"t{i}": (1 + i % 3,) for i in range(20)}
@@ -159,6 +161,11 @@ def later(params: Arrays, grads: list[Arrays]) -> None:
 def spikes(params: Arrays, grads: list[Arrays]) -> None:
     for g in grads[9].values():
         g *= 50.0
+
+
+def unused_rows(params: Arrays, grads: list[Arrays]) -> None:
+    for step in grads:
+        step["rows"][[0, 1, 6, 7]] = 0
 
 
 def below(params: Arrays, grads: list[Arrays]) -> None:
@@ -386,6 +393,13 @@ PINNED = [
     *pin("polyak", GPU, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, variant="polyak", weight_decay=0.1, steps=2),
     *pin("stacks", GPU, "Kron", {"s": (2, 12, 9)}, lr=0.05, stacked_axes=1, steps=2),
     *pin("gradients that come later", GPU, "Kron", {"a": (6, 5), "b": (7,), "c": (6, 5)}, lr=0.05, spoil=later),
+    # SOAP: no library chooses among eigenvectors of equal eigenvalues
+    *pin("few directions", ARRAYS, "SOAP", SIDES, lr=0.01, steps=2, spoil=unused_rows),
+    *pin("no gradient", LISTS, "SOAP", {"w": (4, 3)}, lr=0.01, steps=2, spoil=puts(0.0, ALL, step=0)),
+    *pin("tiny", LISTS, "SOAP", {"w": (5, 2)}, lr=0.01, steps=2, scale=1e-25),
+    *pin("large", LISTS, "SOAP", {"w": (5, 2)}, lr=0.01, steps=2, scale=1e15),
+    # in one list, a tensor that is due for a refresh and one that is not
+    *pin("some are due", LISTS, "Kron", MATRICES, lr=0.05, precond_update_probability=0.4, steps=6, spoil=later),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Options for the gradients of a whole step: their joint norm is bounded, or their sign is turned."""
+"""The joint norm of the gradients of a step is bounded. tests/test_boundary.py has ascent."""
 
 from __future__ import annotations
 
@@ -79,16 +79,3 @@ def test_one_that_is_not_finite_spoils_all_and_all_are_skipped(poison: float) ->
     optimizer.step(params, step)
     assert bits(params) == bits(model("float64"))
     assert all(count == 1 for name, count in optimizer.skipped.items() if name != "empty")
-
-
-@every_case
-def test_climbing_is_descending_along_negated_gradients(make: Make) -> None:
-    grads = gradients(3)
-    negated = [{name: np.asarray(-g) for name, g in step.items()} for step in grads]
-    climbing, descending = make(maximize=True, max_grad_norm=1.0), make(max_grad_norm=1.0)
-    first, second = train(climbing, model(), grads), train(descending, model(), negated)
-    assert bits(first) == bits(second)
-    assert bits(climbing.state) == bits(descending.state)
-    x = np.zeros(1)
-    make(maximize=True).update("x", x, np.ones(1))
-    assert x[0] > 0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from raw_arrays import bfloat16
 
-from thalweg.errors import NonFiniteError, OptionError, ResumeWarning, StateError
+from thalweg.errors import OptionError, ResumeWarning, StateError
 from thalweg.numpy import LAMB, LARS, Adafactor, AdamW, Kron, Optimizer
 
 SHAPES = {"matrix": (64, 128), "filter": (32, 16, 3, 3), "vector": (64,)}
@@ -23,7 +22,7 @@ def model(dtype: Any = "float32") -> dict[str, Any]:
 
 
 @cache
-def draw_gradients(t: int) -> dict[str, Any]:
+def gradients(t: int) -> dict[str, Any]:
     """With scales that differ by row and by column, as those of networks do."""
     rng, found = np.random.default_rng(1), {}
     for name, shape in SHAPES.items():
@@ -32,10 +31,6 @@ def draw_gradients(t: int) -> dict[str, Any]:
         )
         found[name] = np.random.default_rng([t, len(shape)]).standard_t(5, shape).astype("float32") * scale
     return {name: x.astype("float32") for name, x in found.items()}
-
-
-def gradients(t: int) -> dict[str, Any]:
-    return copy.deepcopy(draw_gradients(t))
 
 
 def trained(optimizer: Optimizer, steps: int = 10, params: Any = None, first: int = 0) -> dict[str, Any]:
@@ -77,8 +72,6 @@ def test_the_role_of_an_entry_decides_what_eight_bits_mean() -> None:
     ("make", "options", "message"),
     [
         (Kron, dict(precond_dtype="int8"), r"precond_dtype='int8': factors .* use 'bfloat16'"),
-        (LAMB, dict(state_dtype="int4"), r"state_dtype must be one of .*'int8', None, got 'int4'"),
-        (LAMB, dict(momentum_dtype="uint8"), r"momentum_dtype must be one of .*'int8', None, got 'uint8'"),
         (LAMB, dict(overrides=[("w", dict(state_dtype="fp8"))]), r"entry 'w': state_dtype must be one of"),
         (Adafactor, dict(momentum_dtype="int8"), r"momentum_dtype='int8' has no effect here: it needs a momentum"),
     ],
@@ -108,46 +101,15 @@ def test_trust_ratios_come_from_what_was_not_rounded() -> None:
     assert lean.stats() == plain.stats()
 
 
-@pytest.mark.parametrize("engine", ["reference", "auto"])
-@pytest.mark.parametrize(("bad", "what"), [(np.inf, "skip"), (1e30, "skip"), (np.nan, "raise")])
-def test_what_is_not_finite_leaves_codes_as_they_were(bad: float, what: Any, engine: Any) -> None:
-    """1e30: its square is infinite."""
-    optimizer = LAMB(0.01, state_dtype="int8", on_nonfinite=what, engine=engine)
-    params = trained(optimizer, 2)
-    before, state = copy.deepcopy(params), copy.deepcopy(optimizer.state["matrix"])
-    grads = gradients(2)
-    grads["matrix"][5, 7] = bad
-    if what == "raise":
-        with pytest.raises(NonFiniteError, match="matrix"):
-            optimizer.step(params, grads)
-    else:
-        optimizer.step(params, grads)
-        assert optimizer.skipped["matrix"] == 1
-        assert not np.array_equal(params["filter"], before["filter"])
-    assert np.array_equal(params["matrix"], before["matrix"])
-    assert all(np.array_equal(state[key], entry) for key, entry in optimizer.state["matrix"].items())
-
-
 def test_under_propagate_a_group_with_infinity_is_not_finite_and_no_other() -> None:
     optimizer = LARS(0.01, state_dtype="int8", trust=False)
     params = trained(optimizer, 1)
-    bad = gradients(1)
+    bad = copy.deepcopy(gradients(1))
     bad["matrix"][5, 7] = np.inf
     optimizer.step(params, bad)
     scales = optimizer.state["matrix"]["momentum_buffer_scale"]
     assert not np.isfinite(scales[5, 0])
     assert np.isfinite(np.delete(scales.ravel(), 10)).all()
-
-
-def test_saved_state_continues_to_the_bit(tmp_path: Path) -> None:
-    optimizer, again = (LAMB(0.01, state_dtype="int8", state_rounding="stochastic") for _ in range(2))
-    params = trained(optimizer, 3)
-    optimizer.save(tmp_path / "state.npz")
-    again.load(tmp_path / "state.npz")
-    other = copy.deepcopy(params)
-    trained(optimizer, 2, params, 3)
-    trained(again, 2, other, 3)
-    assert all(np.array_equal(params[name], other[name]) for name in params)
 
 
 def test_state_is_converted_once_to_what_the_options_keep_and_that_is_told_once() -> None:

@@ -1,4 +1,4 @@
-"""Arrays are stepped in place, one at a time, under their names."""
+"""Arrays are stepped in place, one at a time, under their names. tests/test_asked_for.py has the interface itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_arrays import CASES, Make, bits, cases_with_lr, every_case, gradients, model, refused, train, two_cases
+from raw_arrays import Make, bits, cases_with_lr, every_case, gradients, model, refused, two_cases
 from tolerances import FLOAT32
 
 from thalweg.errors import NonFiniteError, OptionError, ParameterError
@@ -32,52 +32,33 @@ def test_flat_buffers_get_the_numbers_of_shaped_arrays(make: Make) -> None:
         assert bits(first.state) == bits(second.state)
 
 
-def test_a_shape_matters() -> None:
-    """Or else the test above would show nothing."""
-    flat, shaped = np.ones(16), np.ones(16)
-    gradient = np.arange(16.0)
-    Kron(0.1).update(NAME, flat, gradient)
-    Kron(0.1).update(NAME, shaped, gradient, shape=(4, 4))
-    assert not np.array_equal(flat, shaped)
-
-
 def test_a_shape_may_be_a_list_empty_and_given_now_and_then() -> None:
     optimizer, weights = LAMB(0.1), np.ones(6)
     optimizer.update("list", weights, np.ones(6), shape=[2, 3])
     optimizer.update("list", weights.reshape(2, 3), np.ones((2, 3)))
     optimizer.update("number", np.ones(1), np.ones(1), shape=())
     optimizer.update("integers", np.ones(6), np.ones(6), shape=(np.int64(3), np.int32(2)))
-    assert {name: (int(entries["step"]), entries["exp_avg"].shape) for name, entries in optimizer.state.items()} == {
-        "list": (2, (2, 3)),
-        "number": (1, ()),
-        "integers": (1, (3, 2)),
-    }
+    found = {name: (int(entries["step"]), entries["exp_avg"].shape) for name, entries in optimizer.state.items()}
+    assert found == {"list": (2, (2, 3)), "number": (1, ()), "integers": (1, (3, 2))}
 
 
-@pytest.mark.parametrize(
-    ("shape", "said"),
-    [
-        pytest.param((3, 5), r"encoder.0.weight.*\(3, 5\).*flat with 15 elements", id="too many"),
-        pytest.param((2, 2), r"encoder.0.weight.*\(2, 2\).*flat with 4 elements", id="too few"),
-        pytest.param((-1, 3), "shape must be a tuple of whole numbers >= 0", id="minus one"),
-        pytest.param((2.0, 6), "shape must be a tuple of whole numbers >= 0", id="fraction"),
-        pytest.param(12, "shape must be a tuple of whole numbers >= 0", id="number"),
-        pytest.param("12", "shape must be a tuple of whole numbers >= 0", id="text"),
-    ],
-)
-def test_a_shape_that_does_not_fit_is_refused(shape: Any, said: str) -> None:
-    optimizer, weights, gradient = LARS(0.1), np.ones(12), np.ones(12)
+WHOLE = "shape must be a tuple of whole numbers >= 0"
+#: Shapes of a parameter and of its gradient, the shape that is told, and what is said of it.
+SHAPES: list[tuple[Any, Any, Any, str]] = [
+    (12, 12, (3, 5), r"encoder.0.weight.*\(3, 5\).*flat with 15 elements"),
+    (12, 12, (2, 2), r"encoder.0.weight.*\(2, 2\).*flat with 4 elements"),
+    *((12, 12, shape, WHOLE) for shape in ((-1, 3), (2.0, 6), 12, "12")),
+    # a transposed array has as many elements, and other numbers in every place
+    ((4, 3), (3, 4), (3, 4), r"encoder.0.weight.*\(4, 3\).*must be flat"),
+    ((4, 3), (3, 4), (4, 3), r"gradient of 'encoder.0.weight'.*must be flat"),
+]
+
+
+@pytest.mark.parametrize(("of_weights", "of_gradient", "shape", "said"), SHAPES)
+def test_a_shape_that_does_not_fit_is_refused(of_weights: Any, of_gradient: Any, shape: Any, said: str) -> None:
+    optimizer, weights, gradient = LARS(0.1), np.ones(of_weights), np.ones(of_gradient)
     with refused(ParameterError, said, optimizer, weights, gradient):
         optimizer.update(NAME, weights, gradient, shape=shape)
-
-
-def test_only_flat_buffers_are_seen_in_another_shape() -> None:
-    """A transposed array has as many elements, and other numbers in every place."""
-    optimizer, weights, gradient = LARS(0.1), np.ones((4, 3)), np.ones((3, 4))
-    with refused(ParameterError, r"encoder.0.weight.*\(4, 3\).*must be flat", optimizer, weights, gradient):
-        optimizer.update(NAME, weights, gradient, shape=(3, 4))
-    with refused(ParameterError, r"gradient of 'encoder.0.weight'.*must be flat", optimizer, weights, gradient):
-        optimizer.update(NAME, weights, gradient, shape=(4, 3))
 
 
 def test_a_flat_gradient_may_have_gaps() -> None:
@@ -97,43 +78,32 @@ def test_no_gradient_no_step(make: Make) -> None:
     after = bits(optimizer.state), bits(weights)
     optimizer.update(NAME, weights, None)
     assert (bits(optimizer.state), bits(weights)) == after
-    assert optimizer.state[NAME]["step"] == 1
 
 
 # ---- buffers whose shape nobody has told: they are exempted from nothing
 
-SIZE = 12
-DECAYED: Any = dict(lr=0.02, weight_decay=0.1)
-
 
 def step_thrice(optimizer: Any, shape: tuple[int, ...] | None, whole: bool = False) -> Any:
     rng = np.random.default_rng(0)
-    weights = rng.standard_normal(SIZE).astype(np.float32)
+    weights = rng.standard_normal(12).astype(np.float32)
     for t in range(3):
-        gradient = (rng.standard_normal(SIZE) * (1 + t)).astype(np.float32)
+        gradient = (rng.standard_normal(12) * (1 + t)).astype(np.float32)
         if whole:
             optimizer.step({"layer": weights}, {"layer": gradient})
         else:
             optimizer.update("layer", weights, gradient, shape=shape)
-            optimizer.end_iteration()
     return bits(weights)
 
 
 @pytest.mark.parametrize("make", [LAMB, LARS])
 def test_a_buffer_has_the_rule_of_matrices_unless_it_was_declared_a_vector(make: Any) -> None:
     """With a shape, or as an array of a whole model: there it is a bias, without decay and trust ratio."""
-    options = dict(DECAYED, exempt="vectors")
-    published = step_thrice(make(**dict(DECAYED, exempt=None)), None)
-    assert step_thrice(make(**options), None) == published
-    assert step_thrice(make(**options), (3, 4)) == published
+    options: dict[str, Any] = dict(lr=0.02, weight_decay=0.1, exempt="vectors")
+    published = step_thrice(make(**{**options, "exempt": None}), None)
+    assert step_thrice(make(**options), None) == step_thrice(make(**options), (3, 4)) == published
     exempt = step_thrice(make(lr=0.02, trust=False), None)
     assert exempt != published
-    assert step_thrice(make(**options), (SIZE,)) == step_thrice(make(**options), None, whole=True) == exempt
-
-
-def test_lamb_has_it_by_default_and_lars_has_not() -> None:
-    assert step_thrice(LAMB(**DECAYED), (SIZE,)) == step_thrice(LAMB(lr=0.02, trust=False), None)
-    assert step_thrice(LARS(**DECAYED), (SIZE,)) == step_thrice(LARS(**DECAYED, exempt=None), None)
+    assert step_thrice(make(**options), (12,)) == step_thrice(make(**options), None, whole=True) == exempt
 
 
 def test_a_shape_that_is_told_later_counts_from_then_on() -> None:
@@ -144,174 +114,130 @@ def test_a_shape_that_is_told_later_counts_from_then_on() -> None:
     assert optimizer.stats()["layer"]["trust_ratio"] == 1.0
 
 
-# ---- names, iterations, scales
+# ---- names
 
 
-class TestNames:
-    def test_a_number_and_its_text_are_two_parameters(self) -> None:
-        optimizer, first, second = LAMB(0.1), np.ones(3), np.ones((2, 2))
-        optimizer.update(1, first, np.ones(3))
-        optimizer.update("1", second, np.ones((2, 2)))
-        optimizer.update(1, first, np.ones(3))
-        assert optimizer.num_parameters == 2
-        assert {name: int(entries["step"]) for name, entries in optimizer.state.items()} == {1: 2, "1": 1}
-
-    def test_noise_differs_between_parameters(self) -> None:
-        results = []
-        for name in (1, "1", "2"):
-            weights = np.ones((4, 3))
-            Kron(0.1, damping=0.5).update(name, weights, np.eye(4, 3))
-            results.append(weights.tobytes())
-        assert len(set(results)) == 3
-
-    def test_text_need_not_be_encodable(self) -> None:
-        """As names that come from files may not be."""
-        optimizer, params = LARS(0.1), {"a": np.ones(2), "\ud800": np.ones(2)}
-        optimizer.step(params, {name: np.ones(2) for name in params})
-        assert optimizer.num_parameters == 2
-
-    @pytest.mark.parametrize("name", [None, 1.5, True, ("a",), b"a", np.array(1)], ids=repr)
-    def test_other_names_are_refused(self, name: Any) -> None:
-        optimizer, weights = LARS(0.1), np.ones(3)
-        with refused(ParameterError, "name must be a string or a whole number", optimizer, weights):
-            optimizer.update(name, weights, np.ones(3))
-
-    @pytest.mark.parametrize(
-        ("name", "same"),
-        [
-            pytest.param(np.int64(1), 1, id="numpy integer"),
-            pytest.param(np.str_("a"), "a", id="numpy text"),
-            pytest.param(IntEnum("Layer", {"FIRST": 1}).FIRST, 1, id="enumeration"),
-        ],
-    )
-    def test_equal_names_are_one_parameter(self, name: Any, same: Any) -> None:
-        first, second = np.ones((4, 3)), np.ones((4, 3))
-        Kron(0.1, damping=0.5).update(name, first, np.eye(4, 3))
-        Kron(0.1, damping=0.5).update(same, second, np.eye(4, 3))
-        assert bits(first) == bits(second)
+def test_a_number_and_its_text_are_two_parameters() -> None:
+    """Text need not be encodable, as names that come from files may not be."""
+    optimizer = LAMB(0.1)
+    for name in (1, "1", 1, "\ud800"):
+        optimizer.update(name, np.ones(3), np.ones(3))
+    assert {name: int(entries["step"]) for name, entries in optimizer.state.items()} == {1: 2, "1": 1, "\ud800": 1}
 
 
-class TestIterations:
-    @every_case
-    def test_a_global_step_is_the_same_while_all_are_stepped_once(self, make: Make) -> None:
-        """A whole model ends the iteration itself; by default ending one changes nothing."""
-        single, whole, own = make(global_step=True), make(global_step=True), make()
-        first, second, third = model(), model(), model()
-        for step in gradients(4):
-            for name, weights in first.items():
-                single.update(name, weights, step[name], shape=weights.shape)
-            single.end_iteration()
-            whole.step(second, step)
-            own.step(third, step)
-            own.end_iteration()
-        assert bits(first) == bits(second) == bits(third) != bits(model())
-        assert bits(single.state) == bits(whole.state) == bits(own.state)
-        assert single.iteration == whole.iteration == 4
+def test_equal_names_are_one_parameter_and_others_have_noise_of_their_own() -> None:
+    def drawn(name: Any) -> Any:
+        weights = np.ones((4, 3))
+        Kron(0.1, damping=0.5).update(name, weights, np.eye(4, 3))
+        return bits(weights)
 
-    def test_a_step_that_fails_ends_nothing(self) -> None:
-        optimizer = LARS(0.1, global_step=True, on_nonfinite="raise")
-        for error, gradient in ((ParameterError, np.ones(3)), (NonFiniteError, np.full(2, np.nan))):
-            with refused(error, "'w'", optimizer):
-                optimizer.step({"w": np.ones(2)}, {"w": gradient})
-        assert optimizer.iteration == 0
+    assert drawn(np.int64(1)) == drawn(1) == drawn(IntEnum("Layer", {"FIRST": 1}).FIRST)
+    assert drawn(np.str_("1")) == drawn("1") != drawn(1) != drawn("2")
 
-    @pytest.mark.parametrize(("global_step", "wanted"), [(True, [1, 1, 3]), (False, [1, 2, 1])])
-    def test_schedules_see_the_step_of_all_parameters_or_of_each(self, global_step: bool, wanted: list[int]) -> None:
-        seen: list[int] = []
 
-        def lr(t: int) -> float:
-            seen.append(t)
-            return 0.1
+@pytest.mark.parametrize("name", [None, 1.5, True, ("a",), b"a", np.array(1)], ids=repr)
+def test_other_names_are_refused(name: Any) -> None:
+    optimizer, weights = LARS(0.1), np.ones(3)
+    with refused(ParameterError, "name must be a string or a whole number", optimizer, weights):
+        optimizer.update(name, weights, np.ones(3))
 
-        optimizer, a, b = LAMB(lr, global_step=global_step), np.ones(2), np.ones(2)
-        seen.clear()
-        optimizer.update("a", a, np.ones(2))
-        optimizer.update("a", a, np.ones(2))
+
+# ---- iterations
+
+
+@every_case
+def test_a_global_step_is_the_same_while_all_are_stepped_once(make: Make) -> None:
+    """A whole model ends the iteration itself; by default ending one changes nothing."""
+    single, whole, own = make(global_step=True), make(global_step=True), make()
+    first, second, third = model(), model(), model()
+    for step in gradients(4):
+        for name, weights in first.items():
+            single.update(name, weights, step[name], shape=weights.shape)
+        single.end_iteration()
+        whole.step(second, step)
+        own.step(third, step)
+        own.end_iteration()
+    assert bits(first) == bits(second) == bits(third) != bits(model())
+    assert bits(single.state) == bits(whole.state) == bits(own.state)
+    assert single.iteration == whole.iteration == 4
+
+
+def test_a_step_that_fails_ends_nothing() -> None:
+    optimizer = LARS(0.1, global_step=True, on_nonfinite="raise")
+    for error, gradient in ((ParameterError, np.ones(3)), (NonFiniteError, np.full(2, np.nan))):
+        with refused(error, "'w'", optimizer):
+            optimizer.step({"w": np.ones(2)}, {"w": gradient})
+    assert optimizer.iteration == 0
+
+
+@pytest.mark.parametrize(("global_step", "wanted"), [(True, [1, 1, 3]), (False, [1, 2, 1])])
+def test_schedules_see_the_step_of_all_parameters_or_of_each(global_step: bool, wanted: list[int]) -> None:
+    seen: list[int] = []
+    optimizer, a, b = LAMB(lambda t: seen.append(t) or 0.1, global_step=global_step), np.ones(2), np.ones(2)
+    seen.clear()
+    optimizer.update("a", a, np.ones(2))
+    optimizer.update("a", a, np.ones(2))
+    optimizer.end_iteration()
+    optimizer.end_iteration()
+    optimizer.update("b", b, np.ones(2))
+    assert seen == wanted
+    assert [int(optimizer.state[name]["step"]) for name in "ab"] == wanted[1:]
+
+
+def test_the_global_step_enters_the_mathematics() -> None:
+    late, later, fresh = np.ones(4), np.ones(4), np.ones(4)
+    optimizer = Adafactor(global_step=True)
+    for _ in range(9999):
         optimizer.end_iteration()
+    optimizer.update("late", late, np.ones(4))
+    Adafactor().update("fresh", fresh, np.ones(4))
+    # the relative step is min(1e-2, 1 / sqrt(t)); that of step 40,000 is half as large
+    assert bits(late) == bits(fresh)
+    for _ in range(30_000):
         optimizer.end_iteration()
-        optimizer.update("b", b, np.ones(2))
-        assert seen == wanted
-        assert {name: int(entries["step"]) for name, entries in optimizer.state.items()} == {
-            "a": wanted[1],
-            "b": wanted[2],
-        }
-
-    def test_the_global_step_enters_the_mathematics(self) -> None:
-        late, fresh = np.ones(4), np.ones(4)
-        optimizer = Adafactor(global_step=True)
-        for _ in range(9999):
-            optimizer.end_iteration()
-        optimizer.update("late", late, np.ones(4))
-        Adafactor().update("fresh", fresh, np.ones(4))
-        # the relative step is min(1e-2, 1 / sqrt(t)); that of step 40,000 would be half as large
-        assert bits(late) == bits(fresh)
-        for _ in range(30_000):
-            optimizer.end_iteration()
-        optimizer.update("later", later := np.ones(4), np.ones(4))
-        assert np.allclose(1 - later, (1 - fresh) / 2, atol=0, rtol=FLOAT32)
-
-    @pytest.mark.parametrize("value", [1, "yes", None])
-    def test_global_step_is_true_or_false(self, value: Any) -> None:
-        with pytest.raises(OptionError, match="global_step must be True or False"):
-            LARS(0.1, global_step=value)
-        with pytest.raises(OptionError, match="global_step must be True or False"):
-            LARS(0.1).with_global_step(value)
+    optimizer.update("later", later, np.ones(4))
+    assert np.allclose(1 - later, (1 - fresh) / 2, atol=0, rtol=FLOAT32)
 
 
-class TestScales:
-    def test_it_scales_the_relative_step_too(self) -> None:
-        full, half = np.ones(4), np.ones(4)
-        Adafactor().update(NAME, full, np.ones(4))
-        Adafactor().update(NAME, half, np.ones(4), lr_scale=0.5)
-        assert np.allclose(2 * (1 - half), 1 - full, rtol=FLOAT32, atol=0)
-
-    @cases_with_lr
-    def test_argument_entry_and_method_multiply(self, make: Make) -> None:
-        class Scaled(type(make())):
-            def lr_scale(self, name: str | int) -> float:
-                assert name == NAME
-                return 0.5
-
-        scaled, direct = model()[NAME], model()[NAME]
-        options = {**make.keywords, "overrides": [("encoder.*", dict(lr_scale=0.25))]}
-        first, second = Scaled(**options), make(lr=make.keywords["lr"] / 32)
-        for step in gradients(3):
-            first.update(NAME, scaled, step[NAME], lr_scale=0.25)
-            second.update(NAME, direct, step[NAME])
-        assert bits(scaled) == bits(direct) != bits(model()[NAME])
-
-    def test_the_method_serves_whole_models_too(self) -> None:
-        class Frozen(LARS):
-            def lr_scale(self, name: str | int) -> float:
-                return 0.0 if name == "conv" else 1.0
-
-        params = train(Frozen(1.0), model(), gradients(2))
-        assert bits(params["conv"]) == bits(model()["conv"])
-
-    @pytest.mark.parametrize("value", [-1.0, np.nan, np.inf, "a", None, True, [0.5]], ids=repr)
-    def test_a_scale_that_is_out_of_range_or_no_number_is_refused(self, value: Any) -> None:
-        optimizer, weights = LARS(0.1), np.ones(3)
-        with refused(OptionError, "lr_scale must be a finite number >= 0", optimizer, weights):
-            optimizer.update(NAME, weights, np.ones(3), lr_scale=value)
-
-    @pytest.mark.parametrize("answer", [None, -1.0])
-    def test_a_method_that_answers_with_no_scale_is_told_so(self, answer: Any) -> None:
-        """Negative ones do not cancel."""
-
-        class Wrong(LARS):
-            def lr_scale(self, name: str | int) -> Any:
-                return answer
-
-        optimizer, weights = Wrong(0.1), np.ones(3)
-        with refused(OptionError, r"lr_scale\(name\) must be a finite number >= 0, got", optimizer, weights):
-            optimizer.update(NAME, weights, np.ones(3))
-        with refused(OptionError, "lr_scale must be|lr_scale\\(name\\) must be", optimizer, weights):
-            optimizer.update(NAME, weights, np.ones(3), lr_scale=-1.0)
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_global_step_is_true_or_false(value: Any) -> None:
+    with pytest.raises(OptionError, match="global_step must be True or False"):
+        LARS(0.1, global_step=value)
+    with pytest.raises(OptionError, match="global_step must be True or False"):
+        LARS(0.1).with_global_step(value)
 
 
-def test_it_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    for make in CASES.values():
-        optimizer = make()
-        train(optimizer, model(), gradients(2))
-        optimizer.stats(), repr(optimizer), optimizer.copy()
-    assert capfd.readouterr() == ("", "")
+# ---- scales
+
+
+@cases_with_lr
+def test_scales_by_argument_entry_and_method_multiply(make: Make) -> None:
+    class Scaled(type(make())):
+        def lr_scale(self, name: str | int) -> float:
+            assert name == NAME
+            return 0.5
+
+    scaled, direct = model()[NAME], model()[NAME]
+    options = {**make.keywords, "overrides": [("encoder.*", dict(lr_scale=0.25))]}
+    first, second = Scaled(**options), make(lr=make.keywords["lr"] / 32)
+    for step in gradients(3):
+        first.update(NAME, scaled, step[NAME], lr_scale=0.25)
+        second.update(NAME, direct, step[NAME])
+    assert bits(scaled) == bits(direct) != bits(model()[NAME])
+
+
+@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf, "a", None, True, [0.5]], ids=repr)
+def test_a_scale_that_is_out_of_range_or_no_number_is_refused(value: Any) -> None:
+    """Also where a method answers with it."""
+
+    class Wrong(LARS):
+        def lr_scale(self, name: str | int) -> Any:
+            return value
+
+    optimizer, wrong, weights = LARS(0.1), Wrong(0.1), np.ones(3)
+    with refused(OptionError, "lr_scale must be a finite number >= 0", optimizer, weights):
+        optimizer.update(NAME, weights, np.ones(3), lr_scale=value)
+    with refused(OptionError, r"lr_scale\(name\) must be a finite number >= 0, got", wrong, weights):
+        wrong.step({NAME: weights}, {NAME: np.ones(3)})
+    with refused(OptionError, r"lr_scale( |\(name\) )must be", wrong, weights):  # two that are negative do not cancel
+        wrong.update(NAME, weights, np.ones(3), lr_scale=-1.0)

@@ -81,16 +81,19 @@ ARRAYS += [("gradient", kind, *GRADIENTS[kind]) for kind in GRADIENTS]
 
 @pytest.mark.parametrize(("place", "make", "said"), [pytest.param(p, m, s, id=f"{p} {k}") for p, k, m, s in ARRAYS])
 def test_such_an_array(place: str, make: Callable[[], Any], said: str) -> None:
+    """And of a whole model nothing is changed, neither what is before it nor what is behind."""
     pair = (make(), ones()) if place == "parameter" else (ones(), make())
     told = "^parameter " if place == "parameter" else "^the gradient of "
-    optimizer, (weights, gradient) = LARS(0.1), pair
-    kept = [x for x in pair if isinstance(x, np.ndarray)]
+    optimizer, (weights, gradient), before, behind = LARS(0.1), pair, ones(), ones()
+    kept = [x for x in (*pair, before, behind) if isinstance(x, np.ndarray)]
     with refused(ParameterError, f"{told}'{NAME}'.*{said}", optimizer, *kept):
         optimizer.update(NAME, weights, gradient)
-    with refused(ParameterError, f"{told}'{NAME}'.*{said}", optimizer, *kept):
-        optimizer.step({NAME: weights}, {NAME: gradient})
-    with refused(ParameterError, f"{told}0.*{said}", optimizer, *kept):
-        optimizer.step([weights], [gradient])
+    for _ in range(2):  # also of one that has been stepped
+        with refused(ParameterError, f"{told}'{NAME}'.*{said}", optimizer, *kept):
+            optimizer.step({"a": before, NAME: weights, "z": behind}, {"a": ones(), NAME: gradient, "z": ones()})
+        with refused(ParameterError, f"{told}1.*{said}", optimizer, *kept):
+            optimizer.step([before, weights, behind], [ones(), gradient, ones()])
+        optimizer.step({"a": before, "z": behind}, {"a": ones(), "z": ones()})
 
 
 def linear() -> Any:
@@ -101,6 +104,7 @@ def saved_with(tensor: Any) -> dict[str, Any]:
     return {**LAMB(0.1).state_dict(), "state": {"w": {"step": 1, "exp_avg": tensor, "exp_avg_sq": tensor}}}
 
 
+BY_NAME = "two mappings by name or two sequences"
 IN_STEP = r"^params and grads must be two mappings by name or two sequences, got .*"
 AS_LR = r"^lr must be .*; pass parameters to step\(params, grads\), not to the constructor.*"
 IN_STATE = "the state of 'w' must be arrays of floating point: 'exp_avg' is tensor"
@@ -111,6 +115,21 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "an array of jax as a model": (lambda: LAMB(0.1).step(jax_ones(), jax_ones()), f"{IN_STEP}thalweg.optax"),
     "a module": (lambda: LAMB(0.1).step(linear(), []), f"{IN_STEP}thalweg.torch"),
     "a generator": (lambda: LAMB(0.1).step(linear().parameters(), []), f"{IN_STEP}generator"),
+    "a gradient of an unknown name": (
+        lambda: LARS(0.1).step({"a": ones()}, {"b": ones()}),
+        "gradient for 'b' and no parameter",
+    ),
+    "too many gradients": (lambda: LARS(0.1).step([ones()], [ones(), ones()]), "1 parameters and 2 gradients"),
+    "a mapping and a list": (lambda: LARS(0.1).step({"a": ones()}, [ones()]), BY_NAME),
+    "a list and a mapping": (lambda: LARS(0.1).step([ones()], {0: ones()}), BY_NAME),
+    "arrays as a model": (lambda: LARS(0.1).step(ones(), ones()), BY_NAME),
+    "iterators as a model": (lambda: LARS(0.1).step(iter([ones()]), iter([ones()])), BY_NAME),
+    "text as a model": (lambda: LARS(0.1).step("ab", "cd"), BY_NAME),
+    "no gradients": (lambda: LARS(0.1).step([ones()], None), BY_NAME),
+    "a number with a fraction as a name": (
+        lambda: LARS(0.1).step({1.5: ones()}, {1.5: ones()}),
+        "name must be a string or a whole number",
+    ),
     "arrays as lr": (lambda: LAMB([ones()]), AS_LR),
     "a mapping as lr": (lambda: LAMB({"w": ones()}), AS_LR),
     "an iterator as lr": (lambda: LAMB(iter([ones()])), AS_LR),

@@ -1,4 +1,5 @@
-"""Stochastic rounding: tiny steps count on average. tests/test_boundary.py has what becomes of each number."""
+"""Stochastic rounding: tiny steps count on average. tests/test_boundary.py has what becomes of each number, and
+tests/kernels/test_stochastic_rounding.py that chances differ by seed, name and step."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_arrays import Make, bfloat16, bits, gradients, model, train, two_cases
+from raw_arrays import bfloat16, bits
 from tolerances import MONTE_CARLO
 
 from thalweg.numpy import LARS, Optimizer
@@ -53,24 +54,3 @@ def test_steps_far_below_the_distance_count_as_in_float32(name: str) -> None:
     far = (1 - wide.astype("float64")).mean()
     assert far > 4 * ulp
     assert abs((1 - stochastic.astype("float64")).mean() / far - 1) < MONTE_CARLO
-
-
-@two_cases
-@every_dtype
-def test_the_same_run_gives_the_same_bits_and_another_seed_others(make: Make, name: str) -> None:
-    first, second, other = (
-        train(make(rounding="stochastic", seed=seed), model(dtype(name)), gradients(3)) for seed in (0, 0, 1)
-    )
-    assert bits(first) == bits(second) != bits(other)
-
-
-@every_dtype
-def test_draws_differ_from_step_to_step_and_between_parameters(name: str) -> None:
-    kind = dtype(name)
-    gradient = np.full(64, 0.3 * (float(np.nextafter(kind.type(1), kind.type(2))) - 1.0), "float32")
-    a, b, again = np.ones(64).astype(kind), np.ones(64).astype(kind), np.ones(64).astype(kind)
-    optimizer = sgd(1.0)
-    optimizer.update("a", a, gradient)
-    optimizer.update("b", b, gradient)
-    optimizer.update("a", again, gradient)
-    assert len({x.tobytes() for x in (a, b, again)}) == 3

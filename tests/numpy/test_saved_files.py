@@ -1,43 +1,24 @@
-"""State is taken out, put back and kept in files, to the last bit; what does not fit is refused."""
+"""State is taken out and put back. test_every_option.py has runs that go on; here is what does not fit, and files."""
 
 from __future__ import annotations
 
 import errno
 import gc
-import json
 import os
 import pickle
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from raw_arrays import (
-    CASES,
-    Make,
-    bfloat16,
-    bits,
-    copies,
-    every_case,
-    fingerprint,
-    gradients,
-    model,
-    refused,
-    train,
-    two_cases,
-)
+from raw_arrays import CASES, Make, bfloat16, bits, every_case, gradients, model, refused, train
 
 from thalweg.errors import OptionError, StateError
 from thalweg.numpy import LAMB, LARS, Adafactor, Optimizer
-
-
-def by_dict(source: Optimizer, target: Optimizer, folder: Path) -> None:
-    target.load_state_dict(source.state_dict())
 
 
 def by_file(source: Optimizer, target: Optimizer, folder: Path) -> None:
@@ -45,64 +26,10 @@ def by_file(source: Optimizer, target: Optimizer, folder: Path) -> None:
     target.load(folder / "state.npz")
 
 
-WAYS = {"dict": by_dict, "file": by_file}
-every_way = pytest.mark.parametrize("hand_over", WAYS.values(), ids=WAYS)
-HandOver = Callable[[Optimizer, Optimizer, Path], None]
-
-
 def stepped(make: Make, steps: int = 3) -> Optimizer:
     optimizer = make()
     train(optimizer, model(), gradients(steps))
     return optimizer
-
-
-def falling(t: int) -> float:
-    return 0.1 / t
-
-
-#: Options, and the dtype of parameters.
-SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "plain": ({}, "float32"),
-    "state in bfloat16": (dict(state_dtype="bfloat16"), "float32"),
-    "float64": (dict(rounding="stochastic"), "float64"),
-    "bfloat16, rounded at random": (dict(rounding="stochastic"), "bfloat16"),
-    "a global step and a schedule": (dict(lr=falling, global_step=True), "float32"),
-}
-
-
-class TestResume:
-    @every_case
-    @pytest.mark.parametrize("setting", SETTINGS)
-    def test_to_the_last_bit(self, make: Make, setting: str, tmp_path: Path) -> None:
-        """A run that is broken off and resumed ends where one in one go does."""
-        options, name = SETTINGS[setting]
-        if "bfloat16" in setting:
-            bfloat16()  # skips where it is not known
-        make, dtype = partial(make, **options), bfloat16() if name == "bfloat16" else name
-        whole, params, grads = make(), model(dtype), gradients(6, dtype)
-        train(whole, params, grads)
-        for at in (1, 4):
-            first, start = make(), model(dtype)
-            train(first, start, grads[:at])
-            for way, hand_over in WAYS.items():
-                resumed, again = make(), copies(start)
-                hand_over(first, resumed, tmp_path)
-                assert bits(resumed.state) == bits(first.state)
-                train(resumed, again, grads[at:])
-                assert bits(again) == bits(params), f"resumed after step {at} by {way}"
-                assert bits(resumed.state) == bits(whole.state)
-                assert resumed.iteration == whole.iteration
-
-    @every_way
-    def test_over_a_state_of_its_own(self, hand_over: HandOver, tmp_path: Path) -> None:
-        """Going back to an earlier state, or to none: what came after is forgotten."""
-        optimizer, early = stepped(CASES["Kron"], 5), stepped(CASES["Kron"], 2)
-        optimizer.update("later", np.ones(3), np.ones(3))
-        hand_over(early, optimizer, tmp_path)
-        assert bits(optimizer.state) == bits(early.state)
-        assert optimizer.num_parameters == early.num_parameters
-        hand_over(CASES["Kron"](), optimizer, tmp_path)
-        assert optimizer.num_parameters == 0
 
 
 class TestStateDict:
@@ -112,43 +39,37 @@ class TestStateDict:
         assert bits(saved.pop("state")) == bits(optimizer.state)
         assert saved == {"layout": 1, "optimizer": "LAMB", "version": 1, "lr": 0.05, "iteration": 3}
 
-    @two_cases
-    def test_it_is_a_copy_on_the_way_out_and_in(self, make: Make) -> None:
-        optimizer, params, other = make(), model(), make()
-        train(optimizer, params, gradients(2))
-        saved = optimizer.state_dict()
+    def test_it_is_a_copy_on_the_way_out_and_in(self) -> None:
+        """And what is loaded replaces all that was there."""
+        optimizer, other = stepped(CASES["Kron"], 2), stepped(CASES["Kron"], 5)
+        other.update("later", np.ones(3), np.ones(3))
+        saved, before = optimizer.state_dict(), bits(optimizer.state)
         other.load_state_dict(saved)
-        before, kept = fingerprint(optimizer), bits(optimizer.state)
         for entries in saved["state"].values():
             for entry in entries.values():
                 if isinstance(entry, np.ndarray):
                     entry.fill(7)
         saved["state"]["new"] = {"step": np.array(1)}
-        assert fingerprint(optimizer) == before
-        assert bits(other.state) == kept
+        assert bits(optimizer.state) == bits(other.state) == before
         saved = optimizer.state_dict()
-        train(optimizer, params, gradients(3))
-        assert bits(saved["state"]) == kept
+        train(optimizer, model(), gradients(3))
+        assert bits(saved["state"]) == before != bits(optimizer.state)
 
-    @every_way
-    def test_a_learning_rate_that_was_a_number_is_restored_and_a_function_stays(
-        self, hand_over: HandOver, tmp_path: Path
-    ) -> None:
-        own, number = LARS(falling), LARS(0.125)
-        hand_over(LARS(0.25), own, tmp_path)
-        assert own.lr is falling
-        hand_over(own, number, tmp_path)
+    def test_a_learning_rate_that_was_a_number_is_restored_and_a_function_stays(self, tmp_path: Path) -> None:
+        own, number = LARS(lambda t: 0.1 / t), LARS(0.125)
+        by_file(LARS(0.25), own, tmp_path)
+        assert callable(own.lr)
+        by_file(own, number, tmp_path)
         assert number.lr == 0.125
-        hand_over(LARS(0.25), number, tmp_path)
+        by_file(LARS(0.25), number, tmp_path)
         assert number.lr == 0.25
 
-    @every_way
-    def test_names_survive(self, hand_over: HandOver, tmp_path: Path) -> None:
+    def test_names_survive(self, tmp_path: Path) -> None:
         names = [1, "1", 0, -3, 2**70, "", "a/b\\c.d", "about", "step", "größe", "名前", "with 'quotes' \"\n", "0.step"]
         source, target = LAMB(0.1), LAMB(0.1)
         for index, name in enumerate(names):
             source.update(name, np.ones(index), np.ones(index))
-        hand_over(source, target, tmp_path)
+        by_file(source, target, tmp_path)
         assert [(type(name), name) for name in target.state] == [(type(name), name) for name in names]
         assert bits(list(target.state.values())) == bits(list(source.state.values()))
 
@@ -159,12 +80,9 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         dict(state={"conv": {"step": 1, "exp_avg": np.ones(3), "exp_avg_sq": np.ones(3)}}),
         "state of 'conv' does not fit",
     ),
-    "other entries": (dict(state={"conv": {"step": 1, "momentum_buffer": np.ones((2, 3, 2, 2))}}), "does not fit"),
     "uneven lists": (dict(state={"w": {"step": 1, "exp_avg": [[1.0], []]}}), "this state is damaged: ValueError"),
     "negative iteration": (dict(iteration=-4), "iteration .*must be a whole number >= 0, got -4"),
-    "iteration of text": (dict(iteration="x"), "iteration .*must be a whole number >= 0, got 'x'"),
     "a name that is none": (dict(state={("a",): {"step": 1}}), "this state is damaged: .*name"),
-    "lr of text": (dict(lr="x"), "this state is damaged: lr must be"),
     "negative lr": (dict(lr=-1.0), "this state is damaged: lr must be"),
 }
 
@@ -196,14 +114,6 @@ class TestRefused:
         optimizer.load_state_dict(saved.state_dict())
         with refused(StateError, "'w'.*variance.*row_var.*restore the options", optimizer, weights):
             optimizer.update("w", weights, np.ones((4, 3)))
-
-
-def rewritten(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the description in an .npz file."""
-    with np.load(path, allow_pickle=False) as file:
-        arrays = dict(file)
-    about = json.loads(str(arrays.pop("about")))
-    np.savez(path, about=np.array(json.dumps(change(about))), **arrays)
 
 
 class TestFiles:
@@ -259,7 +169,7 @@ class TestFiles:
         assert path.read_bytes() != before
 
     def test_what_is_no_such_file(self, tmp_path: Path) -> None:
-        """A beginning of one, one with a flipped bit, other files, arrays of others."""
+        """A beginning of one, one with a flipped bit, other files, arrays of others. All are closed."""
         path, optimizer = tmp_path / "state.npz", stepped(CASES["Kron"])
         optimizer.save(path)
         whole, others = path.read_bytes(), tmp_path / "others.npz"
@@ -269,10 +179,15 @@ class TestFiles:
         np.save(tmp_path / "one.npy", np.ones(3))
         beginnings = [whole[: int(share * len(whole))] for share in (0.0, 0.02, 0.5, 0.9, 0.999)]
         strange = [b"hello", b"\x93NUMPY", b"PK\x03\x04", b"\x80\x04N.", bytes(100)]
-        for content in (flipped, *beginnings, *strange, others.read_bytes(), (tmp_path / "one.npy").read_bytes()):
-            path.write_bytes(content)
-            with refused(StateError, "state.* is damaged, or not a state saved", optimizer):
-                optimizer.load(path)
+        contents = (flipped, *beginnings, *strange, others.read_bytes(), (tmp_path / "one.npy").read_bytes())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ResourceWarning)
+            for content in contents:
+                path.write_bytes(content)
+                with refused(StateError, "state.* is damaged, or not a state saved", optimizer):
+                    optimizer.load(path)
+            gc.collect()
+        assert [str(warning.message) for warning in caught] == []
 
     def test_a_pickle_is_never_opened(self, tmp_path: Path) -> None:
         class Bomb:
@@ -292,27 +207,6 @@ class TestFiles:
         with refused(StateError, "is damaged", optimizer):
             optimizer.load(path)
         assert not (tmp_path / "opened").exists()
-
-    def test_a_file_that_cannot_be_read_is_closed(self, tmp_path: Path) -> None:
-        path, optimizer = tmp_path / "state.npz", stepped(CASES["LARS"])
-        path.write_bytes(b"PK\x03\x04")
-        gc.collect()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ResourceWarning)
-            with refused(StateError, "is damaged", optimizer):
-                optimizer.load(path)
-            gc.collect()
-        assert [str(warning.message) for warning in caught] == []
-
-    def test_wrong_optimizer_and_newer_layout(self, tmp_path: Path) -> None:
-        path, optimizer = tmp_path / "state.npz", stepped(CASES["LARS"])
-        optimizer.save(path)
-        other = stepped(CASES["LAMB"])
-        with refused(StateError, "state of LARS and cannot be loaded into LAMB", other):
-            other.load(path)
-        rewritten(path, lambda about: {"layout": 2, "optimizer": "LARS"})  # even if all else has changed
-        with refused(StateError, "layout 2.*update thalweg", optimizer):
-            optimizer.load(path)
 
     def test_without_ml_dtypes_it_says_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         bfloat16()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import thalweg.numpy
-from thalweg.protocols import LearningRate, StepOptimizer
 from thalweg.rules import RULES
 from thalweg.settings import option_names
 
@@ -55,20 +54,3 @@ def test_hints_work_where_typing_has_no_unpack(extensions: str) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-
-
-class OnlyRate:
-    lr = 0.1
-
-
-class OnlySteps:
-    def update(self, name: str | int, weights: Any, gradient: Any) -> None: ...
-    def step(self, params: Any, grads: Any) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("protocol", "own", "other"), [(LearningRate, OnlyRate, OnlySteps), (StepOptimizer, OnlySteps, OnlyRate)]
-)
-def test_each_protocol_recognises_what_has_its_part(protocol: Any, own: type, other: type) -> None:
-    assert all(isinstance(optimizer, protocol) for optimizer in (thalweg.numpy.LARS(0.1), own()))
-    assert not any(isinstance(value, protocol) for value in (other(), object(), 3, {}))

@@ -45,6 +45,12 @@ def passes(name: str, dtype: str = "float32", shape: tuple[int, ...] = MATRIX, *
         ("Adafactor", {"factored": False}, [16, 16]),
         ("Adafactor", {"clip_threshold": None, "scale_parameter": False}, [4, 12]),
         ("Adafactor", {"factored": False, "clip_threshold": None, "scale_parameter": False}, [20]),
+        # what goes element by element adds no pass, and a sum joins those of the rule
+        ("AdamW", {"averaged": 0.9}, [36]),
+        ("AdamW", {"schedule_free": True, "betas": (0.0, 0.9)}, [36]),
+        ("AdamW", {"cautious": "decay"}, [28]),
+        ("AdamW", {"cautious": True}, [12, 24]),
+        ("LAMB", {"cautious": True, "exempt": None}, [24, 20]),
         # what comes back rounded is not read back: it is computed again, from what it was made of
         ("LAMB", {"state_dtype": "bfloat16"}, [12, 20]),
         ("AdamW", {"state_dtype": "bfloat16"}, [20]),

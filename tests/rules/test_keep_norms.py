@@ -67,29 +67,15 @@ def test_a_tensor_of_zeros_takes_its_first_step_and_keeps_that_norm(name: str) -
 
 
 @both
-def test_slices_of_a_stack_keep_norms_of_their_own(name: str) -> None:
-    params = drawn(0)
-    norms = np.linalg.norm(params["cube"], axis=(1, 2))
-    optimizer(name, overrides=[("cube", dict(stacked_axes=1))]).step(params, drawn(1))
-    np.testing.assert_allclose(np.linalg.norm(params["cube"], axis=(1, 2)), norms, rtol=1e-12)
-
-
-@both
-def test_norms_do_not_drift_in_float32(name: str) -> None:
+def test_norms_do_not_drift_in_float32_and_slices_of_a_stack_have_their_own(name: str) -> None:
     params = {key: p.astype(np.float32) for key, p in drawn(0).items()}
-    norm = np.linalg.norm(params["matrix"].astype(float))
-    own = optimizer(name)
+    before = {key: p.astype(float) for key, p in params.items()}
+    own = optimizer(name, overrides=[("cube", dict(stacked_axes=1))])
     for step in range(300):
         own.step(params, {key: g.astype(np.float32) for key, g in drawn(step).items()})
-    np.testing.assert_allclose(np.linalg.norm(params["matrix"].astype(float)), norm, rtol=3e-6)
-
-
-@both
-def test_what_does_not_go_together_is_told(name: str) -> None:
-    with pytest.raises(ValueError, match=r"keep_norms must be True or False, got 1\b"):
-        optimizer(name, keep_norms=1)
-    with pytest.raises(ValueError, match=r"keep_norms.*trust=True"):
-        optimizer(name, trust=False)
+    for key, axes in (("matrix", None), ("cube", (1, 2))):
+        norms = (np.linalg.norm(x.astype(float), axis=axes) for x in (params[key], before[key]))
+        np.testing.assert_allclose(*norms, rtol=3e-6)
 
 
 def grown(rule: Any, lr: float, p: Any, g: Any) -> float:
@@ -100,7 +86,7 @@ def grown(rule: Any, lr: float, p: Any, g: Any) -> float:
 
 
 @pytest.mark.parametrize("mode", ["in_update", "decoupled"])
-@pytest.mark.parametrize("lr", [1e-2, 1e-3, 1e-4])
+@pytest.mark.parametrize("lr", [1e-2, 1e-4])
 def test_what_lamb_takes_back_in_float32_is_exact_however_small(lr: float, mode: Any) -> None:
     """About lr**2 / 2 of p: what rounded norms of float32 tell of it is wrong by 3e-8 of p.
 

