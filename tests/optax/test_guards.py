@@ -10,37 +10,21 @@ import numpy as np
 import optax
 import pytest
 import tolerances
-from optax_runs import GRADS, MADE, PARAMS, SOON, Tree, assert_alike, every_function, same_bits
+from optax_runs import GRADS, MADE, PARAMS, assert_alike, compiled, every_function, same_bits, take_step
 from spiked import KINDS, STEPS, draw, factors_by_hand
 
 import thalweg.numpy
 from thalweg import OptionError, Spikes, StateError
-from thalweg.optax import (
-    adamw,
-    export_state,
-    import_state,
-    lamb,
-    lars,
-    make_step,
-    mixture,
-    sgd,
-    stats,
-    with_stats,
-)
+from thalweg.optax import adamw, export_state, import_state, lamb, lars, make_step, mixture, sgd, stats, with_stats
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
-
-
-def take_step(tx: optax.GradientTransformation, grads: Tree = GRADS, params: Tree = PARAMS) -> tuple[Tree, Any]:
-    """Updates and state of a first step."""
-    return jax.jit(tx.update, compiler_options=SOON)(grads, tx.init(params), params)
 
 
 @every_function
 def test_one_bad_element_leaves_all_parameters_state_and_counts_as_they_were(name: str) -> None:
     """Also where gradients are clipped, of zero too."""
     tx = MADE[name](0.1, on_nonfinite="skip", max_grad_norm=100.0)
-    update = jax.jit(tx.update, compiler_options=SOON)
+    update = compiled(tx.update)
     _, first = update(jax.tree.map(jnp.zeros_like, GRADS), tx.init(PARAMS), PARAMS)
     assert (first.count, first.skipped) == (1, 0)
     state = first
@@ -55,45 +39,18 @@ def test_one_bad_element_leaves_all_parameters_state_and_counts_as_they_were(nam
     assert update._cache_size() == 1
 
 
-def test_without_a_guard_what_is_not_finite_goes_through_and_there_is_no_count_of_it() -> None:
-    updates, state = take_step(lamb(0.1), {**GRADS, "w": GRADS["w"].at[0, 0].set(jnp.nan)})
-    assert jnp.isnan(updates["w"]).any()
-    assert jnp.isfinite(updates["b"]).all()
-    assert (state.count, state.skipped) == (1, None)
-
-
 def test_a_float16_parameter_that_would_overflow_is_not_finite() -> None:
     params, grads = {"w": jnp.full((4, 3), 60000.0, jnp.float16)}, {"w": jnp.full((4, 3), -1.0, jnp.float16)}
-    updates, state = take_step(lars(1e6, on_nonfinite="skip"), grads, params)
+    updates, state = take_step(lars(1e6, on_nonfinite="skip"), params, grads)
     assert (state.count, state.skipped) == (0, 1)
     assert (updates["w"] == 0).all()
 
 
-def test_what_is_not_finite_leaves_codes_and_record_as_they_were() -> None:
-    """As infinity, and as a number whose square is."""
-    solver = lamb(0.01, state_dtype="int8", rounding="compensated", on_nonfinite="skip")
-    params = {"first": jnp.ones((64, 128), jnp.bfloat16)}
-    update = jax.jit(solver.update, compiler_options=SOON)
-    _, state = update(params, solver.init(params), params)
-    for bad in (jnp.inf, 1e30):
-        updates, after = update({"first": params["first"].at[5, 7].set(bad)}, state, params)
-        assert not updates["first"].any()
-        assert same_bits(after._replace(skipped=0), state._replace(skipped=0))
-
-
-@pytest.mark.parametrize(("name", "limit"), [("lamb", 0.5), ("adafactor", jnp.array(0.5)), ("lars", 100.0)])
-def test_clipping_by_the_joint_norm_is_that_of_optax_before(name: str, limit: Any) -> None:
-    updates, state = take_step(MADE[name](0.1, max_grad_norm=limit))
-    expected, (_, other) = take_step(optax.chain(optax.clip_by_global_norm(float(limit)), MADE[name](0.1)))
+def test_clipping_by_the_joint_norm_is_that_of_optax_before() -> None:
+    updates, state = take_step(MADE["adafactor"](0.1, max_grad_norm=jnp.array(0.5)))
+    expected, (_, other) = take_step(optax.chain(optax.clip_by_global_norm(0.5), MADE["adafactor"](0.1)))
     assert_alike((updates, state), (expected, other), tolerances.FLOAT32)
-    assert (optax.tree.norm(GRADS) > limit) == (limit < 1)
-
-
-def test_gradients_of_float16_do_not_overflow_the_joint_norm() -> None:
-    params, grads = {"w": jnp.ones(1000, jnp.float16)}, {"w": jnp.full(1000, 1000.0, jnp.float16)}
-    updates, _ = take_step(lars(0.1, trust=False, max_grad_norm=1.0), grads, params)
-    norm = float(jnp.linalg.norm(updates["w"].astype(jnp.float32)))
-    assert abs(norm - 0.1) < 0.1 * tolerances.ROUNDED_STEP
+    assert optax.tree.norm(GRADS) > 0.5
 
 
 # ---- spikes
@@ -108,7 +65,7 @@ def train(solver: Any, how: str = "update", params: Any = None, state: Any = Non
         changes, state = solver.update(grads, state, params)
         return optax.apply_updates(params, changes), state
 
-    step = jax.jit(make_step(solver) if how == "step" else update, compiler_options=SOON)
+    step = compiled(make_step(solver) if how == "step" else update)
     for t in range(first, STEPS + 1):
         params, state = step(params, state, draw(t))
     return params, state
@@ -118,9 +75,7 @@ def assert_near(params: Any, wanted: Any) -> None:
     assert all(np.max(np.abs(params[name] - p)) < tolerances.FLOAT64 for name, p in wanted.items())
 
 
-@pytest.mark.parametrize(
-    ("how", "kind"), [("update", "skip"), ("step", "skip"), ("step", "quantile"), ("update", "scale")]
-)
+@pytest.mark.parametrize(("how", "kind"), [("update", "skip"), ("step", "quantile"), ("update", "scale")])
 def test_steps_at_spikes_are_those_of_numpy(how: str, kind: str) -> None:
     optimizer, wanted = thalweg.numpy.AdamW(lr=0.1, weight_decay=0.01, spikes=KINDS[kind]), draw(0)
     for t in range(1, STEPS + 1):
@@ -134,7 +89,7 @@ def test_steps_at_spikes_are_those_of_numpy(how: str, kind: str) -> None:
     assert skipped == factors.count(None) if KINDS[kind].action == "skip" else skipped is None
 
 
-@pytest.mark.parametrize(("how", "kind"), [("update", "skip"), ("step", "clip")])
+@pytest.mark.parametrize(("how", "kind"), [("step", "skip"), ("update", "clip")])
 def test_a_mixture_has_one_norm(how: str, kind: str) -> None:
     wanted, factors = draw(0), factors_by_hand(KINDS[kind])
     apart = {"a": thalweg.numpy.SGD(lr=0.1), "b": thalweg.numpy.AdamW(lr=0.1, weight_decay=0.0)}
