@@ -16,6 +16,7 @@ import pytest
 from agree import agree
 from composed import Damped
 from own_rules import Layerwise
+from spiked import KINDS
 
 from thalweg import OptionError
 from thalweg.optax import kron, lamb, muon, state_specs
@@ -56,6 +57,10 @@ def put_inf_and_large(params: dict[str, Any], grads: list[dict[str, Any]]) -> No
     grads[1]["first"][3, 5], grads[2]["first"][3, 5] = np.inf, 1e30
 
 
+def put_spike(params: dict[str, Any], grads: list[dict[str, Any]]) -> None:
+    grads[6]["first"] *= 50
+
+
 ROWS: dict[str, tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]] = {
     "alike leaves of two dtypes": ("LAMB", ALIKE, dict(lr=0.02, weight_decay=0.1, spoil=narrow_one)),
     "alike leaves in eight bits by chance": (
@@ -93,6 +98,8 @@ ROWS: dict[str, tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]] = {
     "a limit in float64": ("SGD", NESTED, dict(dtype="float64", lr=0.1, momentum=0.9, max_grad_norm=0.5)),
     "a limit of what is not finite": ("SGD", ALIKE, dict(lr=0.1, momentum=0.9, max_grad_norm=0.5, spoil=put_inf)),
     "a limit of what would overflow": ("SGD", ALIKE, dict(dtype="float16", lr=0.1, scale=1e3, max_grad_norm=1.0)),
+    "spikes that are skipped": ("AdamW", ALIKE, dict(lr=0.1, steps=8, spikes=KINDS["skip"], spoil=put_spike)),
+    "spikes by quantile": ("AdamW", ALIKE, dict(lr=0.1, steps=8, spikes=KINDS["quantile"], spoil=put_spike)),
     "codes and a record that are left as they were": (
         "LAMB",
         {"first": (64, 128)},

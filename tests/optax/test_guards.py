@@ -1,7 +1,8 @@
-"""Steps that are not finite, spikes, clipping of all gradients together, and climbing."""
+"""What concerns a whole step: what is not finite, spikes, a limit for all gradients together, and mixtures of rules."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -10,12 +11,25 @@ import numpy as np
 import optax
 import pytest
 import tolerances
-from optax_runs import GRADS, MADE, PARAMS, assert_alike, compiled, every_function, same_bits, take_step
+from optax_runs import GRADS, MADE, PARAMS, assert_alike, compiled, every_function, run, same_bits, take_step
 from spiked import KINDS, STEPS, draw, factors_by_hand
 
 import thalweg.numpy
-from thalweg import OptionError, Spikes, StateError
-from thalweg.optax import adamw, export_state, import_state, lamb, lars, make_step, mixture, sgd, stats, with_stats
+from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.optax import (
+    adamw,
+    export_state,
+    import_state,
+    kron,
+    lamb,
+    lars,
+    mixture,
+    sgd,
+    state_specs,
+    stats,
+    with_stats,
+)
+from thalweg.rules import Spikes
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
 
@@ -53,67 +67,20 @@ def test_clipping_by_the_joint_norm_is_that_of_optax_before() -> None:
     assert optax.tree.norm(GRADS) > 0.5
 
 
-# ---- spikes
-
-
-def train(solver: Any, how: str = "update", params: Any = None, state: Any = None, first: int = 1) -> Any:
-    """To the last step of the run from one of them on."""
-    params = jax.tree.map(jnp.asarray, draw(0)) if params is None else params
-    state = solver.init(params) if state is None else state
-
-    def update(params: Any, state: Any, grads: Any) -> Any:
-        changes, state = solver.update(grads, state, params)
-        return optax.apply_updates(params, changes), state
-
-    step = compiled(make_step(solver) if how == "step" else update)
-    for t in range(first, STEPS + 1):
-        params, state = step(params, state, draw(t))
-    return params, state
-
-
-def assert_near(params: Any, wanted: Any) -> None:
-    assert all(np.max(np.abs(params[name] - p)) < tolerances.FLOAT64 for name, p in wanted.items())
-
-
-@pytest.mark.parametrize(("how", "kind"), [("update", "skip"), ("step", "quantile"), ("update", "scale")])
-def test_steps_at_spikes_are_those_of_numpy(how: str, kind: str) -> None:
-    optimizer, wanted = thalweg.numpy.AdamW(lr=0.1, weight_decay=0.01, spikes=KINDS[kind]), draw(0)
-    for t in range(1, STEPS + 1):
-        optimizer.step(wanted, draw(t))
-    params, state = train(with_stats(adamw(0.1, weight_decay=0.01, spikes=KINDS[kind])), how)
-    assert_near(params, wanted)
+@pytest.mark.parametrize("kind", ["skip", "clip"])
+def test_a_mixture_has_one_norm_and_spikes_are_counted(kind: str) -> None:
+    """tests/optax/test_agreements.py has the numbers of one rule."""
+    options: Any = dict(spikes=KINDS[kind], max_grad_norm=20.0)
+    start = jax.tree.map(jnp.asarray, draw(0))
+    found, state = run(mixture([("a", adamw(0.1)), ("b", adamw(0.1))], **options), start, draw, STEPS)
+    expected, alone = run(with_stats(adamw(0.1, **options)), start, draw, STEPS)
+    assert_alike(found, expected, tolerances.FLOAT64)
     factors = factors_by_hand(KINDS[kind])
-    assert stats(state)["a"]["spikes"] == state.inner_state.spikes[0] == sum(f != 1.0 for f in factors)
-    assert state.inner_state.count == STEPS - factors.count(None)
-    skipped = optax.tree_utils.tree_get(state, "skipped")
-    assert skipped == factors.count(None) if KINDS[kind].action == "skip" else skipped is None
-
-
-@pytest.mark.parametrize(("how", "kind"), [("step", "skip"), ("update", "clip")])
-def test_a_mixture_has_one_norm(how: str, kind: str) -> None:
-    wanted, factors = draw(0), factors_by_hand(KINDS[kind])
-    apart = {"a": thalweg.numpy.SGD(lr=0.1), "b": thalweg.numpy.AdamW(lr=0.1, weight_decay=0.0)}
-    for t, factor in enumerate(factors, 1):
-        for name, optimizer in apart.items() if factor is not None else ():
-            optimizer.step({name: wanted[name]}, {name: draw(t)[name] * factor})
-    params, state = train(mixture([("a", sgd(0.1)), ("b", adamw(0.1, weight_decay=0.0))], spikes=KINDS[kind]), how)
-    assert_near(params, wanted)
-    assert state.spikes[0] == sum(f != 1.0 for f in factors)
-    assert state.skipped == (factors.count(None) or None)
+    assert stats(alone)["a"]["spikes"] == state.spikes[0] == sum(f != 1.0 for f in factors)
+    assert alone.inner_state.count == STEPS - factors.count(None)
+    assert state.skipped == alone.inner_state.skipped == (factors.count(None) or None)
     with pytest.raises(OptionError, match=r"spikes concerns the whole step: give it to mixture\(\)"):
-        mixture([("*", adamw(0.1, spikes=True))])
-
-
-def test_norms_of_former_steps_go_to_numpy_and_come_back() -> None:
-    options: Any = dict(weight_decay=0.01, spikes=KINDS["clip"])
-    solver, optimizer = adamw(0.1, **options), thalweg.numpy.AdamW(lr=0.1, **options)
-    params, state = train(solver, first=STEPS - 7)
-    optimizer.load_state_dict(export_state(state, params))
-    back = import_state(solver.init(params), params, optimizer.state_dict())
-    assert same_bits(back.spikes, state.spikes)
-    others = {name: np.array(p) for name, p in params.items()}
-    optimizer.step(others, draw(STEPS))
-    assert_near(train(solver, "update", params, back, STEPS)[0], others)
+        mixture([("*", adamw(0.1, **options))])
 
 
 def test_state_of_another_window_is_refused() -> None:
@@ -122,3 +89,82 @@ def test_state_of_another_window_is_refused() -> None:
         lamb(0.1, spikes=Spikes(window=8)).update(PARAMS, state, PARAMS)
     with pytest.raises(StateError, match="not a state of this optimizer"):
         lamb(0.1).update(PARAMS, state, PARAMS)
+
+
+# ---- mixtures
+
+
+def drawn(seed: int) -> Any:
+    random = np.random.default_rng(seed)
+    layers = [{"w": random.normal(size=(4, 3)), "b": random.normal(size=3)} for _ in range(2)]
+    return jax.tree.map(jnp.asarray, {"layers": layers, "scale": random.normal(size=())})
+
+
+def stepped(solver: Any, steps: int = 2) -> tuple[Any, Any]:
+    return run(solver, drawn(0), drawn, steps)
+
+
+def test_steps_are_those_of_optax_partition_inside_wrappers_too() -> None:
+    entries = [("*.w", kron(0.01)), (re.compile("b$"), adamw(0.1)), (lambda name, p: p.ndim == 0, optax.sgd(0.5))]
+    parts = {"w": kron(0.01), "b": adamw(0.1), "scale": optax.sgd(0.5)}
+    labels = {"layers": [{"w": "w", "b": "b"}] * 2, "scale": "scale"}
+    found, state = stepped(optax.chain(optax.identity(), mixture(entries)))
+    assert same_bits(found, stepped(optax.partition(parts, labels))[0])
+    specs = state_specs(state, found, jax.sharding.PartitionSpec())
+    assert jax.tree.structure(specs) == jax.tree.structure(state)
+
+
+def fill(solver: Any) -> Any:
+    """A state that differs in every number."""
+    state = jax.eval_shape(solver.init, drawn(0))
+    return jax.tree.map(lambda x: np.arange(1, 1 + x.size).reshape(x.shape).astype(x.dtype), state)
+
+
+def test_state_comes_back_and_that_of_other_rules_is_refused() -> None:
+    solver, params = mixture([("*.w", kron(0.01)), ("*", adamw(0.1))]), drawn(0)
+    state = fill(solver)
+    exported = export_state(state, params)
+    assert {name: rule for name, (rule, _) in exported["rules"].items()} == {
+        **{f"layers.{i}.{key}": rule for i in (0, 1) for key, rule in (("w", "Kron"), ("b", "AdamW"))},
+        "scale": "AdamW",
+    }
+    assert same_bits(import_state(solver.init(params), params, exported), state)
+    with pytest.raises(StateError, match="has a state of Kron, which cannot be loaded into AdamW"):
+        import_state(adamw(0.1).init(params), params, exported)
+    with pytest.raises(StateError, match="has a state of AdamW, which cannot be loaded into Kron"):
+        import_state(state, params, export_state(fill(adamw(0.1)), params))
+
+
+def test_one_decision_about_what_is_not_finite() -> None:
+    solver = mixture([("*.w", sgd(0.01, 0.9)), ("*", adamw(0.1))], on_nonfinite="skip")
+    params, state = stepped(solver, 1)
+    update = compiled(solver.update)
+    updates, after = update({**drawn(3), "scale": jnp.asarray(jnp.nan)}, state, params)
+    assert all((delta == 0).all() for delta in jax.tree.leaves(updates))
+    assert (int(state.skipped), int(after.skipped)) == (0, 1)
+    assert same_bits(after.inner_states, state.inner_states)
+    updates, after = update(drawn(3), after, params)
+    assert all((delta != 0).any() for delta in jax.tree.leaves(updates))
+    assert int(after.skipped) == 1
+
+
+#: Entries, options beside them, and what is wrong.
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    ([("*", thalweg.numpy.AdamW(0.1))], {}, r"a mixture is a list of \(pattern, transformation\)"),
+    ([(3, sgd(0.1))], {}, "a pattern must be a glob"),
+    ([("*", sgd(0.1, max_grad_norm=1.0))], {}, r"entry '\*': max_grad_norm concerns the whole step: give it to mix"),
+    ([("*", sgd(0.1))], dict(on_nonfinite="raise"), "on_nonfinite must be"),
+]
+
+
+@pytest.mark.parametrize(("entries", "options", "said"), REFUSED, ids=range(len(REFUSED)))
+def test_what_is_no_mixture_is_refused(entries: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        mixture(entries, **options)
+
+
+def test_parameters_and_entries_without_one_another_are_told() -> None:
+    with pytest.raises(ParameterError, match=r"no entry of this mixture matches 'layers\.0\.b', .* 'scale'"):
+        mixture([("*.w", sgd(0.1))]).init(drawn(0))
+    with pytest.warns(UnusedOverrideWarning, match="entries of the mixture that match no parameter: 'nothing'"):
+        mixture([("nothing", sgd(0.1)), ("*", sgd(0.1))]).init(drawn(0))
