@@ -95,7 +95,12 @@ ROWS: dict[str, tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]] = {
         {"w": (6, 4)},
         {**KRON, "lr": lambda t: 0.1 / t, "momentum": lambda t: 0.9 - 0.5 / t, "precond_lr": lambda t: 0.5 / t},
     ),
-    "a limit in float64": ("SGD", NESTED, dict(dtype="float64", lr=0.1, momentum=0.9, max_grad_norm=0.5)),
+    "a limit that is kept": ("SGD", NESTED, dict(lr=0.1, momentum=0.9, max_grad_norm=1e3)),
+    "a limit in float64": (
+        "SGD",
+        NESTED,
+        dict(dtype="float64", gradients="bfloat16", lr=0.1, momentum=0.9, max_grad_norm=0.5),
+    ),
     "a limit of what is not finite": ("SGD", ALIKE, dict(lr=0.1, momentum=0.9, max_grad_norm=0.5, spoil=put_inf)),
     "a limit of what would overflow": ("SGD", ALIKE, dict(dtype="float16", lr=0.1, scale=1e3, max_grad_norm=1.0)),
     "spikes that are skipped": ("AdamW", ALIKE, dict(lr=0.1, steps=8, spikes=KINDS["skip"], spoil=put_spike)),

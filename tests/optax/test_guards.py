@@ -80,7 +80,7 @@ def test_a_mixture_has_one_norm_and_spikes_are_counted(kind: str) -> None:
     assert alone.inner_state.count == STEPS - factors.count(None)
     assert state.skipped == alone.inner_state.skipped == (factors.count(None) or None)
     with pytest.raises(OptionError, match=r"spikes concerns the whole step: give it to mixture\(\)"):
-        mixture([("*", adamw(0.1, **options))])
+        mixture([("*", adamw(0.1, spikes=True))])
 
 
 def test_state_of_another_window_is_refused() -> None:

@@ -115,10 +115,8 @@ def test_rows_of_declared_matrices_are_their_outputs() -> None:
 
     params = draw_one(4, 5, 3)
     found, _ = train(muon(0.02, normalize="rows", layout=MatrixAxes(inputs=1, outputs=0)), params)
-    arrays, optimizer = (
-        as_matrices(params),
-        Muon(lr=0.02, variant="optax", scaling="original", normalize="rows", stacked_axes=1),
-    )
+    optimizer = Muon(lr=0.02, variant="optax", scaling="original", normalize="rows", stacked_axes=1)
+    arrays = as_matrices(params)
     for seed in (1, 2):
         optimizer.step(arrays, as_matrices(draw(params, seed)))
     assert error(as_matrices(found), arrays, as_matrices(params)) < FLOAT64
