@@ -185,9 +185,9 @@ def test_a_gradient_that_is_not_finite_goes_through_as_in_optax_unless_steps_are
     assert (int(state.count), int(state.skipped)) == (0, 1)
 
 
-@pytest.mark.parametrize(("name", "shape"), [*((name, ()) for name in STEP), ("adafactor", (130, 130))])
-def test_zeros_move_as_in_optax(name: str, shape: tuple[int, ...]) -> None:
+@every_name
+def test_zeros_move_as_in_optax(name: str) -> None:
     for p, g in ((0.0, 1.0), (1.0, 0.0), (0.0, 0.0)):
-        theirs, mine = (after(lib, name, jnp.full(shape, p), jnp.full(shape, g), steps=2)[0] for lib in (optax, ours))
+        theirs, mine = (after(lib, name, jnp.full(2, p), jnp.full(2, g), steps=2)[0] for lib in (optax, ours))
         assert np.isfinite(mine).all()
         assert np.abs(mine - theirs).max() <= FLOAT32 * np.abs(theirs - p).max()
