@@ -90,7 +90,7 @@ def outcome(name: str, lr: Any, params: Tree, options: Any) -> jax.Array:
         return jnp.mean((jnp.tanh(jnp.asarray(X) @ params["w"] + params["b"]) - 0.3) ** 2)
 
     state = tx.init(params)
-    for _ in range(3):
+    for _ in range(2):
         updates, state = tx.update(jax.grad(loss)(params), state, params)
         params = optax.apply_updates(params, updates)
     return loss(params)
