@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from on_device import on_another_stream
 
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 RULES: dict[str, dict[str, Any]] = {
     "LARS": dict(lr=0.1, weight_decay=0.01),
@@ -55,19 +53,18 @@ def test_the_same_bits_twice_on_large_tensors(rule: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-@every_rule
-@pytest.mark.parametrize("factored", [True, False])
-def test_more_elements_than_32_bits_can_count(rule: str, factored: bool) -> None:
+#: With rates at which a step is seen in 8 binary digits.
+HUGE = [("LARS", 50.0, {}), ("LAMB", 0.5, {}), *[("Adafactor", 0.1, dict(factored=own)) for own in (True, False)]]
+
+
+@pytest.mark.parametrize(("rule", "lr", "more"), HUGE)
+def test_more_elements_than_32_bits_can_count(rule: str, lr: float, more: dict[str, Any]) -> None:
     """2**31 and some more, of bfloat16; the end of it moves as the same numbers elsewhere do."""
-    if rule != "Adafactor" and not factored:
-        pytest.skip("factors are Adafactor's")
     size, columns = 2**31 + 4096, 4096
     p = torch.nn.Parameter(torch.full((size // columns, columns), 0.5, device="cuda", dtype=torch.bfloat16))
     p.grad = torch.full_like(p, 0.25)
-    options = dict(state_dtype="bfloat16") | (dict(factored=factored) if rule == "Adafactor" else {})
-    lr = {"LARS": 50.0, "LAMB": 0.5, "Adafactor": 0.1}[rule]  # so that a step is seen in 8 binary digits
     before = p[-1, -8:].clone()
-    stepped_once = getattr(thalweg.torch, rule)([p], **{**RULES[rule], "lr": lr, **options})
+    stepped_once = getattr(thalweg.torch, rule)([p], **{**RULES[rule], "lr": lr, **more}, state_dtype="bfloat16")
     stepped_once.step()
     assert stepped_once.engine == "fused"
     assert not torch.equal(p[-1, -8:], before)
@@ -109,36 +106,30 @@ def test_little_extra_memory(rule: str) -> None:
 @every_rule
 def test_a_captured_step_follows_lr_and_step(rule: str) -> None:
     """lr is a tensor that changes between replays; the count of steps goes on by itself."""
-    shapes = [(300, 200), (1000,), (40, 30, 3, 3)]
-    rates = [0.3, 0.2, 0.1]
-    plain, captured = model(shapes), model(shapes)
     results = []
-    for params, graph_it in ((plain, False), (captured, True)):
-        lr = torch.tensor(0.3, device="cuda")
+    for is_captured in (False, True):
+        params, lr = model([(300, 200), (1000,), (40, 30, 3, 3)]), torch.tensor(0.3, device="cuda")
         optimizer = getattr(thalweg.torch, rule)(params, **{**RULES[rule], "lr": lr}, capturable=True)
         for p in params:
             p.grad = torch.ones_like(p)
+        with on_another_stream():
+            optimizer.step()
+            optimizer.step()
         run: Callable[[], object] = optimizer.step
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            optimizer.step()
-            optimizer.step()
-        torch.cuda.current_stream().wait_stream(stream)
-        if graph_it:
+        if is_captured:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 optimizer.step()
             run = graph.replay
-        for rate in rates:
+        for rate in (0.3, 0.2, 0.1):
             lr.fill_(rate)
             for p in params:
                 p.grad.mul_(-0.5)
             run()
         torch.cuda.synchronize()
-        results.append(optimizer)
-    assert all(torch.equal(a, b) for a, b in zip(plain, captured, strict=True))
-    assert {float(s["step"]) for s in results[1].state.values()} == {5.0}
+        results.append(params)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert {float(s["step"]) for s in optimizer.state.values()} == {5.0}
 
 
 @every_rule
@@ -152,11 +143,8 @@ def test_gradients_that_move_after_a_capture(rule: str) -> None:
     for ps in (params, other):
         for p, g in zip(ps, static, strict=True):
             p.grad = g.clone()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with on_another_stream():
         captured.step()
-    torch.cuda.current_stream().wait_stream(stream)
     eager.step()
     for p, g in zip(params, static, strict=True):
         p.grad = g  # which lie elsewhere than those of the first step

@@ -13,10 +13,7 @@ from world import world  # noqa: E402
 from world_messages import replayed  # noqa: E402
 from world_steps import TYPICAL, Run, differences  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 @pytest.mark.parametrize("rule", ["LARS", "LAMB", "Adafactor", "Muon", "Kron"])

@@ -17,48 +17,46 @@ pytest.importorskip("optax")
 pytest.importorskip("triton")
 jnp = jax.numpy
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU that JAX sees"),
-]
-NAMES = ["adamw", "sgd", "lion", "lars", "lamb", "stacks", "figures", "adafactor", "adafactor, momentum", "guarded"]
-NAMES += ["adafactor, guarded", "random", "compensated", "eight bits"]
+from jax.sharding import AxisType  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+import thalweg.optax as ours  # noqa: E402
+from thalweg.optax.products import Products  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU that JAX sees")]
 SHAPES = [(130, 100), (7,), (2048, 33), (), (64, 128), (5, 3, 11)]
 
 
-def cases() -> dict[str, Any]:
-    from thalweg.optax import adafactor, adamw, lamb, lars, lion, sgd, with_stats
-
-    stacks = dict(stacked_axes=1, overrides=[(lambda name, p: p.ndim < 2, dict(stacked_axes=0))], max_grad_norm=0.1)
-    return {
-        "adamw": partial(adamw, 1e-3),
-        "sgd": partial(sgd, 1e-3, momentum=0.9),
-        "lion": partial(lion, 1e-3),
-        "lars": partial(lars, 1e-3),
-        "lamb": partial(lamb, lambda count: 1e-2 / (count + 1)),
-        "stacks": partial(lamb, 1e-2, **stacks),
-        "figures": lambda engine: with_stats(lamb(1e-2, engine=engine)),
-        "adafactor": partial(adafactor, 1e-2, min_dim_size_to_factor=8),
-        "adafactor, momentum": partial(adafactor, 1e-2, min_dim_size_to_factor=8, momentum=0.9),
-        "guarded": partial(lamb, 1e-2, on_nonfinite="skip"),
-        "adafactor, guarded": partial(adafactor, 1e-2, min_dim_size_to_factor=8, on_nonfinite="skip"),
-        "random": partial(adamw, 1e-3, rounding="stochastic", state_dtype="bfloat16", state_rounding="stochastic"),
-        "compensated": partial(adamw, 1e-3, rounding="compensated"),
-        "eight bits": partial(adamw, 1e-3, state_dtype="int8"),
-    }
+STACKS: dict[str, Any] = dict(
+    stacked_axes=1, overrides=[(lambda name, p: p.ndim < 2, dict(stacked_axes=0))], max_grad_norm=0.1
+)
+CASES: dict[str, Any] = {
+    "adamw": partial(ours.adamw, 1e-3),
+    "sgd": partial(ours.sgd, 1e-3, momentum=0.9),
+    "lion": partial(ours.lion, 1e-3),
+    "lars": partial(ours.lars, 1e-3),
+    "lamb": partial(ours.lamb, lambda count: 1e-2 / (count + 1)),
+    "stacks": partial(ours.lamb, 1e-2, **STACKS),
+    "figures": lambda engine: ours.with_stats(ours.lamb(1e-2, engine=engine)),
+    "adafactor": partial(ours.adafactor, 1e-2, min_dim_size_to_factor=8),
+    "adafactor, momentum": partial(ours.adafactor, 1e-2, min_dim_size_to_factor=8, momentum=0.9),
+    "guarded": partial(ours.lamb, 1e-2, on_nonfinite="skip"),
+    "adafactor, guarded": partial(ours.adafactor, 1e-2, min_dim_size_to_factor=8, on_nonfinite="skip"),
+    "random": partial(ours.adamw, 1e-3, rounding="stochastic", state_dtype="bfloat16", state_rounding="stochastic"),
+    "compensated": partial(ours.adamw, 1e-3, rounding="compensated"),
+    "eight bits": partial(ours.adamw, 1e-3, state_dtype="int8"),
+}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_kernels_and_xla_step_alike(name: str, dtype: str) -> None:
-    from thalweg.optax import make_step
-
     params = [jnp.sin(jnp.arange(1.0, 1 + jnp.zeros(shape).size)).reshape(shape).astype(dtype) for shape in SHAPES]
     gradients = [jnp.cos(40 * p).astype("float32") * 1e-3 for p in params]
     results = []
     for engine in ("native", "native", "xla"):
-        solver = cases()[name](engine=engine)
-        step, new, state = jax.jit(make_step(solver)), params, solver.init(params)
+        solver = CASES[name](engine=engine)
+        step, new, state = jax.jit(ours.make_step(solver)), params, solver.init(params)
         assert ("thalweg_launch" in step.lower(new, state, gradients).as_text()) == (engine == "native")
         for _ in range(5):
             new, state = step(new, state, gradients)
@@ -76,11 +74,9 @@ def test_kernels_and_xla_step_alike(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", ["guarded", "adafactor, guarded"])
 def test_a_step_that_is_not_finite_is_left_out_as_a_whole(name: str) -> None:
-    from thalweg.optax import make_step
-
-    solver = cases()[name](engine="native")
+    solver = CASES[name](engine="native")
     params = [jnp.ones(shape, "float32") for shape in SHAPES]
-    step, state = jax.jit(make_step(solver)), solver.init(params)
+    step, state = jax.jit(ours.make_step(solver)), solver.init(params)
     good = [jnp.full_like(p, 0.5) for p in params]
     bad = [*good[:-1], good[-1].at[1, 2, 3].set(jnp.inf)]
     params, state = step(params, state, good)
@@ -95,20 +91,15 @@ def test_a_step_that_is_not_finite_is_left_out_as_a_whole(name: str) -> None:
 
 def test_parts_are_stepped_with_sums_between_calls() -> None:
     """On a mesh of one device, whose sums are its own."""
-    from jax.sharding import AxisType
-    from jax.sharding import PartitionSpec as P
-
-    from thalweg.optax import lamb, make_step, state_specs
-
     params = [jnp.sin(jnp.arange(1.0, 13001)).reshape(130, 100).astype("float32"), jnp.ones(7, "float32")]
     gradients, specs = [jnp.cos(40 * p) for p in params], [P("x"), P()]
-    solver, mesh = lamb(1e-2, engine="native"), jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
+    solver, mesh = ours.lamb(1e-2, engine="native"), jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
     state = solver.init(params)
-    own = state_specs(state, params, specs)
-    step = make_step(lamb(1e-2, engine="native", specs=specs))
+    own = ours.state_specs(state, params, specs)
+    step = ours.make_step(ours.lamb(1e-2, engine="native", specs=specs))
     parts = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(specs, own, specs), out_specs=(specs, own)))
     assert parts.lower(params, state, gradients).as_text().count("@thalweg_launch") == 3
-    found, expected = (f(params, state, gradients) for f in (parts, jax.jit(make_step(solver))))
+    found, expected = (f(params, state, gradients) for f in (parts, jax.jit(ours.make_step(solver))))
     for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         assert jnp.abs(a - b).max() <= tolerances.FUSED["float32"] * jnp.abs(b).max()
 
@@ -116,11 +107,9 @@ def test_parts_are_stepped_with_sums_between_calls() -> None:
 @pytest.mark.parametrize("name", ["lamb", "adafactor, guarded"])
 def test_steps_inside_command_buffers(name: str) -> None:
     """Programs that XLA replays as graphs, over other buffers and with other gradients each time."""
-    from thalweg.optax import make_step
-
-    solver = cases()[name](engine="native")
+    solver = CASES[name](engine="native")
     params = [jnp.linspace(-1, 1, math.prod(own), dtype="float32").reshape(own) for own in SHAPES]
-    step = make_step(solver)
+    step = ours.make_step(solver)
 
     @jax.jit
     def train(params: Any, state: Any) -> Any:
@@ -138,8 +127,6 @@ def test_steps_inside_command_buffers(name: str) -> None:
 @pytest.mark.parametrize("method", ["plain", "auto"])
 def test_products_by_kernels(method: str) -> None:
     """As near to exact steps as XLA's products in bfloat16 are, and with the same bits in every run."""
-    from thalweg.optax import make_step, muon
-
     shapes = [shape for shape in ((640, 1536), (1536, 640), (768, 768)) for _ in range(8)]
     keys = jax.random.split(jax.random.key(0), 2 * len(shapes))
     params = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=False)]
@@ -150,8 +137,8 @@ def test_products_by_kernels(method: str) -> None:
         dict(engine="xla", ns_dtype="bfloat16"),
         *[dict(ns_dtype="bfloat16", ns_method=method)] * 2,
     ):
-        solver: Any = muon(0.02, **options)
-        step, new, state = jax.jit(make_step(solver)), params, solver.init(params)
+        solver: Any = ours.muon(0.02, **options)
+        step, new, state = jax.jit(ours.make_step(solver)), params, solver.init(params)
         assert ("thalweg_launch" in step.lower(new, state, gradients).as_text()) == ("engine" not in options)
         for _ in range(3):
             new, state = step(new, state, gradients)
@@ -166,7 +153,6 @@ def test_products_by_kernels(method: str) -> None:
 @pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
 def test_products_of_float32_by_the_library(turned: tuple[bool, bool], precision: str | None) -> None:
     """Within the rounding of their precision, and with the same bits inside command buffers."""
-    from thalweg.optax.products import Products
 
     def multiply(*operands: Any) -> Any:
         xp = Products()
@@ -187,48 +173,13 @@ def test_products_of_float32_by_the_library(turned: tuple[bool, bool], precision
     assert (abs(found - x @ y) <= rounding * (abs(x) @ abs(y))).all()
 
 
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "bfloat16")])
-def test_stacks_are_made_and_taken_apart_by_one_kernel(dtypes: tuple[str, str]) -> None:
-    """As XLA does it, to the bit, inside command buffers too."""
-    from thalweg.optax.products import Products
-    from thalweg.spaces import jax as space
-
-    shapes: list[Any] = [[(300, 128)] * 5, [(5,), (2049,), (64,)], [()] * 3, [(3, 7)] * 2, [(900, 1000)] * 2]
-    lists = [
-        [
-            jnp.sin(jnp.arange(1.0 + i, 1 + i + math.prod(own))).reshape(own).astype(dtypes[len(each) % 2])
-            for i, own in each
-        ]
-        for each in (list(enumerate(own)) for own in shapes)
-    ]
-
-    def through(xp: Any, lists: Any) -> Any:
-        stacks = xp.stack_all(lists)
-        return stacks, xp.take_apart([2 * x for x in stacks], shapes)
-
-    lowered = jax.jit(partial(through, Products())).lower(lists)
-    assert lowered.as_text().count("@thalweg_launch") == 2
-    expected = jax.tree.leaves(jax.jit(partial(through, space))(lists))
-    for least in (1, 2**30):
-        program = lowered.compile({"xla_gpu_graph_min_graph_size": least})
-        for _ in range(3):
-            for a, b in zip(jax.tree.leaves(program(lists)), expected, strict=True):
-                assert (a.dtype, a.shape) == (b.dtype, b.shape)
-                assert (a == b).all()
-    twice = jax.jit(jax.vmap(partial(through, Products())))(jax.tree.map(lambda x: jnp.stack([x, x]), lists))
-    for a, b in zip(jax.tree.leaves(twice), expected, strict=True):
-        assert (a == b).all()
-
-
 @pytest.mark.parametrize("name", ["kron", "soap", "muon"])
 def test_rules_by_the_library_and_by_xla(name: str) -> None:
     """SOAP with gradients of full rank, another in each step: its bases, or its steps in them, are else not unique."""
-    from thalweg.optax import kron, make_step, muon, soap
-
     make: dict[str, Any] = {
-        "kron": partial(kron, 1e-2, precond_update_probability=1.0),
-        "soap": partial(soap, 1e-2, precondition_frequency=2),
-        "muon": partial(muon, 0.02, layout="torch"),
+        "kron": partial(ours.kron, 1e-2, precond_update_probability=1.0),
+        "soap": partial(ours.soap, 1e-2, precondition_frequency=2),
+        "muon": partial(ours.muon, 0.02, layout="torch"),
     }
     shapes: list[Any] = [*[(96, 64)] * 3, (64, 200), (8, 3, 5, 5), *([] if name == "muon" else [(30,)])]
     if name == "soap":
@@ -242,7 +193,7 @@ def test_rules_by_the_library_and_by_xla(name: str) -> None:
     found: list[Any] = []
     for engine in ("auto", "auto", "xla"):
         solver = make[name](engine=engine)
-        step, new, state = jax.jit(make_step(solver)), params, solver.init(params)
+        step, new, state = jax.jit(ours.make_step(solver)), params, solver.init(params)
         assert ("thalweg_multiply" in step.lower(new, state, params).as_text()) == (engine == "auto")
         for own in gradients:
             new, state = step(new, state, own)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,8 +15,8 @@ import numpy as np
 import pytest
 from agree import agree
 from composed import Damped
-from jax.extend.core import jaxprs_in_params
 from own_rules import Layerwise
+from spiked import KINDS
 
 from thalweg import OptionError
 from thalweg.optax import kron, lamb, muon, state_specs
@@ -38,6 +37,7 @@ OVERRIDES: list[tuple[Any, dict[str, Any]]] = [
     (lambda name, p: p.ndim == 3, dict(weight_decay=0.3, lr_scale=2.0)),
     ("layers.1.w", dict(lr_scale=0.0)),
 ]
+ENGINES, WHOLE = ("optax update", "optax native"), ("Kron", "Muon")
 KRON: dict[str, Any] = dict(lr=0.02, precond_update_probability=1.0, damping=0.01)
 MUON: dict[str, Any] = dict(lr=0.02, ns_dtype="float32")
 
@@ -52,12 +52,16 @@ def put_inf(params: dict[str, Any], grads: list[dict[str, Any]]) -> None:
     grads[1]["first"][3, 5] = np.inf
 
 
+def put_inf_and_large(params: dict[str, Any], grads: list[dict[str, Any]]) -> None:
+    """A number that is not finite, and one whose square is not."""
+    grads[1]["first"][3, 5], grads[2]["first"][3, 5] = np.inf, 1e30
+
+
+def put_spike(params: dict[str, Any], grads: list[dict[str, Any]]) -> None:
+    grads[6]["first"] *= 50
+
+
 ROWS: dict[str, tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]] = {
-    "alike leaves": (
-        "Adafactor",
-        {"a": (6, 5), "b": (6, 5)},
-        dict(lr=0.01, min_dim_size_to_factor=4, momentum=0.9, weight_decay=0.01),
-    ),
     "alike leaves of two dtypes": ("LAMB", ALIKE, dict(lr=0.02, weight_decay=0.1, spoil=narrow_one)),
     "alike leaves in eight bits by chance": (
         "LAMB",
@@ -68,23 +72,23 @@ ROWS: dict[str, tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]] = {
     "small gradients of float16": ("AdamW", ALIKE, dict(lr=1e-3, dtype="float16", scale=1e-5)),
     "rounding with a record": ("SGD", ALIKE, dict(lr=1e-3, dtype="bfloat16", rounding="compensated", maximize=True)),
     "overrides": ("LAMB", NESTED, dict(lr=0.02, weight_decay=0.1, overrides=OVERRIDES)),
-    "standard overrides": ("AdamW", NESTED, dict(lr=0.02, weight_decay=0.1, overrides="standard")),
-    "stacked axes": ("LARS", STACKS, dict(lr=5.0, stacked_axes=1)),
-    "stacked axes that are factored": (
-        "Adafactor",
-        STACKS,
-        dict(lr=0.05, stacked_axes=1, min_dim_size_to_factor=2),
-    ),
+    "stacked axes that are factored": ("Adafactor", STACKS, dict(lr=0.05, stacked_axes=1, min_dim_size_to_factor=2)),
     "no rate but its own": ("Adafactor", NESTED, dict(lr=None, relative_step=True, warmup_init=True)),
     "schedules": (
         "LAMB",
         NESTED,
         dict(lr=lambda t: 0.02 / t, betas=lambda t: (0.9 - 0.5 / t, 0.99), eps_root=lambda t: 0.1 / t),
     ),
-    "schedules of a pair": (
+    "schedules of a pair, of alike leaves": (
         "Adafactor",
         NESTED,
-        dict(lr=lambda t: 0.05 / t, beta2_decay=lambda t: 0.8 - 0.3 / t, eps=lambda t: (0.01 / t, 0.5)),
+        dict(
+            lr=lambda t: 0.05 / t,
+            beta2_decay=lambda t: 0.8 - 0.3 / t,
+            eps=lambda t: (0.01 / t, 0.5),
+            min_dim_size_to_factor=4,
+            momentum=0.9,
+        ),
     ),
     "schedules of matrices": (
         "Kron",
@@ -92,8 +96,28 @@ ROWS: dict[str, tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]] = {
         {**KRON, "lr": lambda t: 0.1 / t, "momentum": lambda t: 0.9 - 0.5 / t, "precond_lr": lambda t: 0.5 / t},
     ),
     "a limit that is kept": ("SGD", NESTED, dict(lr=0.1, momentum=0.9, max_grad_norm=1e3)),
-    "a limit in float64": ("SGD", NESTED, dict(dtype="float64", lr=0.1, momentum=0.9, max_grad_norm=0.5)),
+    "a limit in float64": (
+        "SGD",
+        NESTED,
+        dict(dtype="float64", gradients="bfloat16", lr=0.1, momentum=0.9, max_grad_norm=0.5),
+    ),
     "a limit of what is not finite": ("SGD", ALIKE, dict(lr=0.1, momentum=0.9, max_grad_norm=0.5, spoil=put_inf)),
+    "a limit of what would overflow": ("SGD", ALIKE, dict(dtype="float16", lr=0.1, scale=1e3, max_grad_norm=1.0)),
+    "spikes that are skipped": ("AdamW", ALIKE, dict(lr=0.1, steps=8, spikes=KINDS["skip"], spoil=put_spike)),
+    "spikes by quantile": ("AdamW", ALIKE, dict(lr=0.1, steps=8, spikes=KINDS["quantile"], spoil=put_spike)),
+    "codes and a record that are left as they were": (
+        "LAMB",
+        {"first": (64, 128)},
+        dict(
+            lr=0.01,
+            dtype="bfloat16",
+            state_dtype="int8",
+            rounding="compensated",
+            on_nonfinite="skip",
+            spoil=put_inf_and_large,
+            steps=3,
+        ),
+    ),
     **{
         f"factors of several shapes, {geometry}": (
             "Kron",
@@ -141,8 +165,11 @@ ROWS: dict[str, tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("engine", ["optax update", "optax native"])
+#: Products of matrices are XLA's, by whatever name a step is called.
+SERVED = [(engine, row) for row in ROWS for engine in ENGINES if engine == "optax update" or ROWS[row][0] not in WHOLE]
+
+
+@pytest.mark.parametrize(("engine", "row"), SERVED)
 def test_steps_are_those_of_the_reference(engine: str, row: str) -> None:
     rule, shapes, options = ROWS[row]
     agree(engine, rule, shapes, **{"steps": 2, **options})
@@ -151,27 +178,16 @@ def test_steps_are_those_of_the_reference(engine: str, row: str) -> None:
 # ---- programs
 
 
-def list_equations(jaxpr: Any, known: set[int]) -> Iterator[Any]:
-    """Those of inner programs too, once for each of these."""
-    if id(jaxpr) not in known:
-        known.add(id(jaxpr))
-        for equation in jaxpr.eqns:
-            yield equation
-            for inner in jaxprs_in_params(equation.params):
-                yield from list_equations(inner, known)
-
-
 def count_equations(make: Any, shapes: dict[str, tuple[int, ...]]) -> Counter[str]:
-    """How often each primitive stands in a step."""
+    """How often each primitive stands in the program of a step."""
     params, solver = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}, make(0.01)
     program = jax.make_jaxpr(solver.update)(params, jax.eval_shape(solver.init, params), params)
-    return Counter(equation.primitive.name for equation in list_equations(program.jaxpr, set()))
+    return Counter(re.findall(r" = (\w+)", str(program)))
 
 
-@pytest.mark.parametrize("shape", [(264, 256), (24, 16)], ids=["large", "small"])
 @pytest.mark.parametrize("make", [kron, muon])
-def test_programs_hardly_grow_with_layers(make: Any, shape: tuple[int, int]) -> None:
-    few, many = (count_equations(make, {f"layer{i}": shape for i in range(layers)}) for layers in (2, 8))
+def test_programs_hardly_grow_with_layers(make: Any) -> None:
+    few, many = (count_equations(make, {f"layer{i}": (264, 256) for i in range(layers)}) for layers in (2, 8))
     for kind in ("dot_general", "cond", "add", "mul", "xor"):
         assert many[kind] == few[kind], f"{kind} by layer"
     # each array of a layer, of which Kron has seven, is put into a stack, or taken out of one by two equations

@@ -39,10 +39,9 @@ def arrays(**options: float) -> dict[str, Any]:
     return {name: jnp.float32(value) for name, value in options.items()}
 
 
+#: Every option of optax's function, in options that go together.
 ROWS: dict[str, tuple[dict[str, Any], ...]] = {
     "adafactor": (
-        dict(),
-        dict(learning_rate=None, multiply_by_parameter_scale=False, clipping_threshold=0.1, momentum=0.8),
         dict(
             **arrays(learning_rate=0.02, decay_rate=0.6, clipping_threshold=2.0, momentum=0.7, weight_decay_rate=0.01),
             decay_offset=jnp.int32(0),
@@ -58,17 +57,13 @@ ROWS: dict[str, tuple[dict[str, Any], ...]] = {
             eps=1e-5,
             weight_decay_mask=TREE,
         ),
-        dict(factored=False, clipping_threshold=1.5, weight_decay_rate=0.1, weight_decay_mask=matrices),
+        dict(learning_rate=None, factored=False, multiply_by_parameter_scale=False, clipping_threshold=0.1),
     ),
     "lamb": (
-        dict(),
-        dict(b2=0.0, eps=0.1, weight_decay=0.1, mask=PREFIX),
         dict(**arrays(learning_rate=0.02, b1=0.8, b2=0.9, eps=1e-3, eps_root=1e-3, weight_decay=0.1), mask=matrices),
         dict(learning_rate=falling, b1=0.8, b2=0.95, eps=1e-3, eps_root=1e-4, weight_decay=falling, mask=TREE),
     ),
     "lars": (
-        dict(),
-        dict(momentum=0.0, trust_ratio_mask=PREFIX, learning_rate=0.01),
         dict(
             **arrays(learning_rate=0.1, weight_decay=0.1, momentum=0.8), weight_decay_mask=TREE, trust_ratio_mask=False
         ),
@@ -84,13 +79,12 @@ ROWS: dict[str, tuple[dict[str, Any], ...]] = {
         ),
     ),
 }
-RATES = {"adafactor": 0.01, "lamb": 0.01, "lars": 5.0}
 
 
 @pytest.mark.parametrize(("name", "row"), [(name, row) for name, rows in ROWS.items() for row in range(len(rows))])
 def test_steps_are_those_of_optax(name: str, row: int) -> None:
     params, grads = problem(SHAPES, steps=STEPS, dtype="float32")
-    options = {"learning_rate": RATES[name], **ROWS[name][row]}
+    options = ROWS[name][row]
     mine, _ = train(getattr(ours, name)(**options), params, grads)
     theirs, _ = train(getattr(optax, name)(**options), params, grads)
     assert error(mine, theirs, params) < FLOAT32
@@ -98,18 +92,17 @@ def test_steps_are_those_of_optax(name: str, row: int) -> None:
 
 def test_every_option_of_optax_has_a_row() -> None:
     for name, rows in ROWS.items():
-        named = {option for options in rows for option in options} | {"learning_rate"}
+        named = {option for options in rows for option in options}
         added = {"dtype_momentum"} if name == "adafactor" else set()
         assert set(inspect.signature(getattr(optax, name)).parameters) == named | added
 
 
-@pytest.mark.parametrize(
-    "options", [{}, dict(nesterov=False, beta=0.8), dict(consistent_rms=0.2, weight_decay=0.1)], ids=str
-)
-def test_muon_is_that_of_optax(options: dict[str, Any]) -> None:
+def test_muon_is_that_of_optax() -> None:
+    """tests/optax/test_layouts.py has its other options."""
     params, grads = problem({"tall": (12, 5), "wide": (5, 12), "small": (3, 3)}, steps=5, dtype="float32")
-    theirs, _ = train(optax.contrib.muon(0.02, **options), params, grads)
-    mine, _ = train(ours.muon(0.02, **options), params, grads)
+    mine, theirs = (
+        train(make(0.02, nesterov=False, beta=0.8), params, grads)[0] for make in (ours.muon, optax.contrib.muon)
+    )
     assert error(mine, theirs, params) < FLOAT32
 
 
@@ -153,18 +146,6 @@ def after(library: Any, name: str, p: Any, g: Any, *, steps: int = 1, **options:
     return np.asarray(p).astype(np.float64), updates, state
 
 
-def dtypes(state: Any) -> set[str]:
-    return {x.dtype.name for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)}
-
-
-@every_name
-def test_state_of_16_bit_parameters_is_float32_where_optax_has_16_bits(name: str) -> None:
-    p, g = jnp.ones((4, 4), "bfloat16"), jnp.full((4, 4), 0.1, "bfloat16")
-    (_, theirs_update, theirs), (_, update, state) = (after(library, name, p, g) for library in (optax, ours))
-    assert (dtypes(theirs), dtypes(state)) == ({"bfloat16"}, {"float32"})
-    assert update.dtype == theirs_update.dtype == "bfloat16"
-
-
 @pytest.mark.parametrize(
     ("name", "p", "g", "theirs"),
     [
@@ -180,35 +161,6 @@ def test_optax_loses_float16_and_ours_is_close_to_float32(name: str, p: float, g
     lost, mine, right = (after(lib, name, *own)[0] for lib, own in ((optax, narrow), (ours, narrow), (ours, wide)))
     assert np.array_equal(lost, np.full(3000, theirs), equal_nan=True)
     assert np.abs(mine - right).max() <= ROUNDED_STEP * np.abs(right - p).max()
-
-
-@pytest.mark.parametrize("name", ["lamb", "lars"])
-def test_optax_changes_the_dtype_of_state_when_gradients_are_wider(name: str) -> None:
-    """So that scan refuses it, and jit compiles twice."""
-    p, g = jnp.ones(3, "bfloat16"), jnp.ones((2, 3), "float32")
-
-    def scan(library: Any) -> Any:
-        solver = getattr(library, name)(STEP[name])
-        return jax.lax.scan(lambda s, x: (solver.update(x, s, p)[1], None), solver.init(p), g)[0]
-
-    with pytest.raises(TypeError, match="carry"):
-        scan(optax)
-    assert dtypes(scan(ours)) == {"float32"}
-
-
-def test_optax_decays_a_bfloat16_momentum_in_bfloat16() -> None:
-    """0.9 times the average is rounded there once more than it need be."""
-    p = jnp.zeros(200, "float32")
-    first, second = jnp.linspace(1.0, 2.0, 200, dtype="float32"), jnp.zeros(200, "float32")
-    options = dict(momentum=0.9, dtype_momentum="bfloat16", multiply_by_parameter_scale=False, clipping_threshold=None)
-    result = {}
-    for library in (optax, ours):
-        solver = library.adafactor(1.0, factored=False, eps=1.0, decay_rate=1e-6, **options)
-        _, state = solver.update(first, solver.init(p), p)
-        kept = (state[-2].ema if library is optax else state.exp_avg).astype("float32")
-        updates, _ = solver.update(second, state, p)
-        result[library] = np.abs(-np.asarray(updates) / np.asarray(kept) - 0.9).max()
-    assert result[ours] < FLOAT32 < 2.0**-10 < result[optax]
 
 
 def test_optax_adafactor_is_nan_without_eps_or_with_a_negative_decay_rate_and_ours_is_not() -> None:
@@ -233,16 +185,9 @@ def test_a_gradient_that_is_not_finite_goes_through_as_in_optax_unless_steps_are
     assert (int(state.count), int(state.skipped)) == (0, 1)
 
 
-@pytest.mark.parametrize(("name", "shape"), [*((name, ()) for name in STEP), ("adafactor", (130, 130))])
-def test_zeros_move_as_in_optax(name: str, shape: tuple[int, ...]) -> None:
+@every_name
+def test_zeros_move_as_in_optax(name: str) -> None:
     for p, g in ((0.0, 1.0), (1.0, 0.0), (0.0, 0.0)):
-        theirs, mine = (after(lib, name, jnp.full(shape, p), jnp.full(shape, g), steps=2)[0] for lib in (optax, ours))
+        theirs, mine = (after(lib, name, jnp.full(2, p), jnp.full(2, g), steps=2)[0] for lib in (optax, ours))
         assert np.isfinite(mine).all()
         assert np.abs(mine - theirs).max() <= FLOAT32 * np.abs(theirs - p).max()
-
-
-def test_optax_lars_fails_without_a_trust_ratio_mask_and_ours_takes_none_as_everywhere() -> None:
-    with pytest.raises(ValueError, match="pytree structure"):
-        after(optax, "lars", jnp.ones(3), jnp.ones(3), trust_ratio_mask=None)
-    either = [after(ours, "lars", jnp.ones(3), jnp.ones(3), trust_ratio_mask=mask)[0] for mask in (None, True)]
-    assert np.array_equal(*either)

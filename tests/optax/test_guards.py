@@ -1,7 +1,8 @@
-"""Steps that are not finite, spikes, clipping of all gradients together, and climbing."""
+"""What concerns a whole step: what is not finite, spikes, a limit for all gradients together, and mixtures of rules."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -10,37 +11,34 @@ import numpy as np
 import optax
 import pytest
 import tolerances
-from optax_runs import GRADS, MADE, PARAMS, SOON, Tree, assert_alike, every_function, same_bits
+from optax_runs import GRADS, MADE, PARAMS, assert_alike, compiled, every_function, run, same_bits, take_step
 from spiked import KINDS, STEPS, draw, factors_by_hand
 
 import thalweg.numpy
-from thalweg import OptionError, Spikes, StateError
+from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
 from thalweg.optax import (
     adamw,
     export_state,
     import_state,
+    kron,
     lamb,
     lars,
-    make_step,
     mixture,
     sgd,
+    state_specs,
     stats,
     with_stats,
 )
+from thalweg.rules import Spikes
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
-
-
-def take_step(tx: optax.GradientTransformation, grads: Tree = GRADS, params: Tree = PARAMS) -> tuple[Tree, Any]:
-    """Updates and state of a first step."""
-    return jax.jit(tx.update, compiler_options=SOON)(grads, tx.init(params), params)
 
 
 @every_function
 def test_one_bad_element_leaves_all_parameters_state_and_counts_as_they_were(name: str) -> None:
     """Also where gradients are clipped, of zero too."""
     tx = MADE[name](0.1, on_nonfinite="skip", max_grad_norm=100.0)
-    update = jax.jit(tx.update, compiler_options=SOON)
+    update = compiled(tx.update)
     _, first = update(jax.tree.map(jnp.zeros_like, GRADS), tx.init(PARAMS), PARAMS)
     assert (first.count, first.skipped) == (1, 0)
     state = first
@@ -55,110 +53,34 @@ def test_one_bad_element_leaves_all_parameters_state_and_counts_as_they_were(nam
     assert update._cache_size() == 1
 
 
-def test_without_a_guard_what_is_not_finite_goes_through_and_there_is_no_count_of_it() -> None:
-    updates, state = take_step(lamb(0.1), {**GRADS, "w": GRADS["w"].at[0, 0].set(jnp.nan)})
-    assert jnp.isnan(updates["w"]).any()
-    assert jnp.isfinite(updates["b"]).all()
-    assert (state.count, state.skipped) == (1, None)
-
-
 def test_a_float16_parameter_that_would_overflow_is_not_finite() -> None:
     params, grads = {"w": jnp.full((4, 3), 60000.0, jnp.float16)}, {"w": jnp.full((4, 3), -1.0, jnp.float16)}
-    updates, state = take_step(lars(1e6, on_nonfinite="skip"), grads, params)
+    updates, state = take_step(lars(1e6, on_nonfinite="skip"), params, grads)
     assert (state.count, state.skipped) == (0, 1)
     assert (updates["w"] == 0).all()
 
 
-def test_what_is_not_finite_leaves_codes_and_record_as_they_were() -> None:
-    """As infinity, and as a number whose square is."""
-    solver = lamb(0.01, state_dtype="int8", rounding="compensated", on_nonfinite="skip")
-    params = {"first": jnp.ones((64, 128), jnp.bfloat16)}
-    update = jax.jit(solver.update, compiler_options=SOON)
-    _, state = update(params, solver.init(params), params)
-    for bad in (jnp.inf, 1e30):
-        updates, after = update({"first": params["first"].at[5, 7].set(bad)}, state, params)
-        assert not updates["first"].any()
-        assert same_bits(after._replace(skipped=0), state._replace(skipped=0))
-
-
-@pytest.mark.parametrize(("name", "limit"), [("lamb", 0.5), ("adafactor", jnp.array(0.5)), ("lars", 100.0)])
-def test_clipping_by_the_joint_norm_is_that_of_optax_before(name: str, limit: Any) -> None:
-    updates, state = take_step(MADE[name](0.1, max_grad_norm=limit))
-    expected, (_, other) = take_step(optax.chain(optax.clip_by_global_norm(float(limit)), MADE[name](0.1)))
+def test_clipping_by_the_joint_norm_is_that_of_optax_before() -> None:
+    updates, state = take_step(MADE["adafactor"](0.1, max_grad_norm=jnp.array(0.5)))
+    expected, (_, other) = take_step(optax.chain(optax.clip_by_global_norm(0.5), MADE["adafactor"](0.1)))
     assert_alike((updates, state), (expected, other), tolerances.FLOAT32)
-    assert (optax.tree.norm(GRADS) > limit) == (limit < 1)
+    assert optax.tree.norm(GRADS) > 0.5
 
 
-def test_gradients_of_float16_do_not_overflow_the_joint_norm() -> None:
-    params, grads = {"w": jnp.ones(1000, jnp.float16)}, {"w": jnp.full(1000, 1000.0, jnp.float16)}
-    updates, _ = take_step(lars(0.1, trust=False, max_grad_norm=1.0), grads, params)
-    norm = float(jnp.linalg.norm(updates["w"].astype(jnp.float32)))
-    assert abs(norm - 0.1) < 0.1 * tolerances.ROUNDED_STEP
-
-
-# ---- spikes
-
-
-def train(solver: Any, how: str = "update", params: Any = None, state: Any = None, first: int = 1) -> Any:
-    """To the last step of the run from one of them on."""
-    params = jax.tree.map(jnp.asarray, draw(0)) if params is None else params
-    state = solver.init(params) if state is None else state
-
-    def update(params: Any, state: Any, grads: Any) -> Any:
-        changes, state = solver.update(grads, state, params)
-        return optax.apply_updates(params, changes), state
-
-    step = jax.jit(make_step(solver) if how == "step" else update, compiler_options=SOON)
-    for t in range(first, STEPS + 1):
-        params, state = step(params, state, draw(t))
-    return params, state
-
-
-def assert_near(params: Any, wanted: Any) -> None:
-    assert all(np.max(np.abs(params[name] - p)) < tolerances.FLOAT64 for name, p in wanted.items())
-
-
-@pytest.mark.parametrize(
-    ("how", "kind"), [("update", "skip"), ("step", "skip"), ("step", "quantile"), ("update", "scale")]
-)
-def test_steps_at_spikes_are_those_of_numpy(how: str, kind: str) -> None:
-    optimizer, wanted = thalweg.numpy.AdamW(lr=0.1, weight_decay=0.01, spikes=KINDS[kind]), draw(0)
-    for t in range(1, STEPS + 1):
-        optimizer.step(wanted, draw(t))
-    params, state = train(with_stats(adamw(0.1, weight_decay=0.01, spikes=KINDS[kind])), how)
-    assert_near(params, wanted)
+@pytest.mark.parametrize("kind", ["skip", "clip"])
+def test_a_mixture_has_one_norm_and_spikes_are_counted(kind: str) -> None:
+    """tests/optax/test_agreements.py has the numbers of one rule."""
+    options: Any = dict(spikes=KINDS[kind], max_grad_norm=20.0)
+    start = jax.tree.map(jnp.asarray, draw(0))
+    found, state = run(mixture([("a", adamw(0.1)), ("b", adamw(0.1))], **options), start, draw, STEPS)
+    expected, alone = run(with_stats(adamw(0.1, **options)), start, draw, STEPS)
+    assert_alike(found, expected, tolerances.FLOAT64)
     factors = factors_by_hand(KINDS[kind])
-    assert stats(state)["a"]["spikes"] == state.inner_state.spikes[0] == sum(f != 1.0 for f in factors)
-    assert state.inner_state.count == STEPS - factors.count(None)
-    skipped = optax.tree_utils.tree_get(state, "skipped")
-    assert skipped == factors.count(None) if KINDS[kind].action == "skip" else skipped is None
-
-
-@pytest.mark.parametrize(("how", "kind"), [("update", "skip"), ("step", "clip")])
-def test_a_mixture_has_one_norm(how: str, kind: str) -> None:
-    wanted, factors = draw(0), factors_by_hand(KINDS[kind])
-    apart = {"a": thalweg.numpy.SGD(lr=0.1), "b": thalweg.numpy.AdamW(lr=0.1, weight_decay=0.0)}
-    for t, factor in enumerate(factors, 1):
-        for name, optimizer in apart.items() if factor is not None else ():
-            optimizer.step({name: wanted[name]}, {name: draw(t)[name] * factor})
-    params, state = train(mixture([("a", sgd(0.1)), ("b", adamw(0.1, weight_decay=0.0))], spikes=KINDS[kind]), how)
-    assert_near(params, wanted)
-    assert state.spikes[0] == sum(f != 1.0 for f in factors)
-    assert state.skipped == (factors.count(None) or None)
+    assert stats(alone)["a"]["spikes"] == state.spikes[0] == sum(f != 1.0 for f in factors)
+    assert alone.inner_state.count == STEPS - factors.count(None)
+    assert state.skipped == alone.inner_state.skipped == (factors.count(None) or None)
     with pytest.raises(OptionError, match=r"spikes concerns the whole step: give it to mixture\(\)"):
         mixture([("*", adamw(0.1, spikes=True))])
-
-
-def test_norms_of_former_steps_go_to_numpy_and_come_back() -> None:
-    options: Any = dict(weight_decay=0.01, spikes=KINDS["clip"])
-    solver, optimizer = adamw(0.1, **options), thalweg.numpy.AdamW(lr=0.1, **options)
-    params, state = train(solver, first=STEPS - 7)
-    optimizer.load_state_dict(export_state(state, params))
-    back = import_state(solver.init(params), params, optimizer.state_dict())
-    assert same_bits(back.spikes, state.spikes)
-    others = {name: np.array(p) for name, p in params.items()}
-    optimizer.step(others, draw(STEPS))
-    assert_near(train(solver, "update", params, back, STEPS)[0], others)
 
 
 def test_state_of_another_window_is_refused() -> None:
@@ -167,3 +89,82 @@ def test_state_of_another_window_is_refused() -> None:
         lamb(0.1, spikes=Spikes(window=8)).update(PARAMS, state, PARAMS)
     with pytest.raises(StateError, match="not a state of this optimizer"):
         lamb(0.1).update(PARAMS, state, PARAMS)
+
+
+# ---- mixtures
+
+
+def drawn(seed: int) -> Any:
+    random = np.random.default_rng(seed)
+    layers = [{"w": random.normal(size=(4, 3)), "b": random.normal(size=3)} for _ in range(2)]
+    return jax.tree.map(jnp.asarray, {"layers": layers, "scale": random.normal(size=())})
+
+
+def stepped(solver: Any, steps: int = 2) -> tuple[Any, Any]:
+    return run(solver, drawn(0), drawn, steps)
+
+
+def test_steps_are_those_of_optax_partition_inside_wrappers_too() -> None:
+    entries = [("*.w", kron(0.01)), (re.compile("b$"), adamw(0.1)), (lambda name, p: p.ndim == 0, optax.sgd(0.5))]
+    parts = {"w": kron(0.01), "b": adamw(0.1), "scale": optax.sgd(0.5)}
+    labels = {"layers": [{"w": "w", "b": "b"}] * 2, "scale": "scale"}
+    found, state = stepped(optax.chain(optax.identity(), mixture(entries)))
+    assert same_bits(found, stepped(optax.partition(parts, labels))[0])
+    specs = state_specs(state, found, jax.sharding.PartitionSpec())
+    assert jax.tree.structure(specs) == jax.tree.structure(state)
+
+
+def fill(solver: Any) -> Any:
+    """A state that differs in every number."""
+    state = jax.eval_shape(solver.init, drawn(0))
+    return jax.tree.map(lambda x: np.arange(1, 1 + x.size).reshape(x.shape).astype(x.dtype), state)
+
+
+def test_state_comes_back_and_that_of_other_rules_is_refused() -> None:
+    solver, params = mixture([("*.w", kron(0.01)), ("*", adamw(0.1))]), drawn(0)
+    state = fill(solver)
+    exported = export_state(state, params)
+    assert {name: rule for name, (rule, _) in exported["rules"].items()} == {
+        **{f"layers.{i}.{key}": rule for i in (0, 1) for key, rule in (("w", "Kron"), ("b", "AdamW"))},
+        "scale": "AdamW",
+    }
+    assert same_bits(import_state(solver.init(params), params, exported), state)
+    with pytest.raises(StateError, match="has a state of Kron, which cannot be loaded into AdamW"):
+        import_state(adamw(0.1).init(params), params, exported)
+    with pytest.raises(StateError, match="has a state of AdamW, which cannot be loaded into Kron"):
+        import_state(state, params, export_state(fill(adamw(0.1)), params))
+
+
+def test_one_decision_about_what_is_not_finite() -> None:
+    solver = mixture([("*.w", sgd(0.01, 0.9)), ("*", adamw(0.1))], on_nonfinite="skip")
+    params, state = stepped(solver, 1)
+    update = compiled(solver.update)
+    updates, after = update({**drawn(3), "scale": jnp.asarray(jnp.nan)}, state, params)
+    assert all((delta == 0).all() for delta in jax.tree.leaves(updates))
+    assert (int(state.skipped), int(after.skipped)) == (0, 1)
+    assert same_bits(after.inner_states, state.inner_states)
+    updates, after = update(drawn(3), after, params)
+    assert all((delta != 0).any() for delta in jax.tree.leaves(updates))
+    assert int(after.skipped) == 1
+
+
+#: Entries, options beside them, and what is wrong.
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    ([("*", thalweg.numpy.AdamW(0.1))], {}, r"a mixture is a list of \(pattern, transformation\)"),
+    ([(3, sgd(0.1))], {}, "a pattern must be a glob"),
+    ([("*", sgd(0.1, max_grad_norm=1.0))], {}, r"entry '\*': max_grad_norm concerns the whole step: give it to mix"),
+    ([("*", sgd(0.1))], dict(on_nonfinite="raise"), "on_nonfinite must be"),
+]
+
+
+@pytest.mark.parametrize(("entries", "options", "said"), REFUSED, ids=range(len(REFUSED)))
+def test_what_is_no_mixture_is_refused(entries: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        mixture(entries, **options)
+
+
+def test_parameters_and_entries_without_one_another_are_told() -> None:
+    with pytest.raises(ParameterError, match=r"no entry of this mixture matches 'layers\.0\.b', .* 'scale'"):
+        mixture([("*.w", sgd(0.1))]).init(drawn(0))
+    with pytest.warns(UnusedOverrideWarning, match="entries of the mixture that match no parameter: 'nothing'"):
+        mixture([("nothing", sgd(0.1)), ("*", sgd(0.1))]).init(drawn(0))

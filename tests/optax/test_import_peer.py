@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 import tolerances
-from optax_runs import SOON, error, problem, train
+from optax_runs import error, problem, take_step, train
 
 import thalweg.optax as ours
 from thalweg import StateError
@@ -41,22 +40,19 @@ def adafactor_in_float64() -> optax.GradientTransformation:
 
 
 #: Theirs and ours, in the middle of a schedule.
-CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+CASES: dict[str, tuple[Any, Any]] = {
     "adafactor": (
-        adafactor_in_float64,
-        lambda: ours.adafactor(RATE, min_dim_size_to_factor=4, momentum=0.9, dtype_momentum=jnp.float64),
+        adafactor_in_float64(),
+        ours.adafactor(RATE, min_dim_size_to_factor=4, momentum=0.9, dtype_momentum=jnp.float64),
     ),
-    "lamb": (
-        lambda: optax.lamb(RATE, weight_decay=0.1, mask=matrices),
-        lambda: ours.lamb(RATE, weight_decay=0.1, mask=matrices),
-    ),
-    "adamw with nesterov": (lambda: optax.adamw(RATE, nesterov=True), lambda: ours.adamw(RATE, nesterov=True)),
-    "adam": (lambda: optax.adam(RATE), lambda: ours.adamw(RATE, weight_decay=0.0)),
-    "sgd": (lambda: optax.sgd(RATE, 0.9, nesterov=True), lambda: ours.sgd(RATE, 0.9, nesterov=True)),
-    "sgd without momentum": (lambda: optax.sgd(RATE), lambda: ours.sgd(RATE)),
+    "lamb": (optax.lamb(RATE, weight_decay=0.1, mask=matrices), ours.lamb(RATE, weight_decay=0.1, mask=matrices)),
+    "adamw with nesterov": (optax.adamw(RATE, nesterov=True), ours.adamw(RATE, nesterov=True)),
+    "adam": (optax.adam(RATE), ours.adamw(RATE, weight_decay=0.0)),
+    "sgd": (optax.sgd(RATE, 0.9, nesterov=True), ours.sgd(RATE, 0.9, nesterov=True)),
+    "sgd without momentum": (optax.sgd(RATE), ours.sgd(RATE)),
     "after clipping": (
-        lambda: optax.named_chain(("clip", optax.clip_by_global_norm(1.0)), ("rest", optax.adamw(RATE))),
-        lambda: optax.chain(optax.clip_by_global_norm(1.0), ours.adamw(RATE)),
+        optax.named_chain(("clip", optax.clip_by_global_norm(1.0)), ("rest", optax.adamw(RATE))),
+        optax.chain(optax.clip_by_global_norm(1.0), ours.adamw(RATE)),
     ),
 }
 
@@ -64,7 +60,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 @pytest.mark.slow  # each case compiles three programs
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_is_continued(case: str) -> None:
-    theirs, mine = (make() for make in CASES[case])
+    theirs, mine = CASES[case]
     start, noise = problem(SHAPES, steps=IN_ALL)
     first, second = (jax.tree.map(lambda x, part=part: x[part], noise) for part in (slice(BEFORE), slice(BEFORE, None)))
     params, their_state = train(theirs, start, first)
@@ -74,38 +70,37 @@ def test_a_run_is_continued(case: str) -> None:
     assert error(found, expected, start) <= tolerances.CONTINUED["float64"]
 
 
-def kept_by(solver: Any, params: Any) -> Any:
-    """A state after one step."""
-    return jax.jit(solver.update, compiler_options=SOON)(params, solver.init(params), params)[1]
-
-
 PARAMS: dict[str, Any] = {"w": jnp.arange(1.0, 13.0).reshape(4, 3), "b": jnp.ones(3)}
+
+
+def kept_by(solver: Any, params: Any = PARAMS) -> Any:
+    """A state after one step."""
+    return take_step(solver, params, params)[1]
 
 
 def test_state_of_16_bits_is_widened_and_not_changed() -> None:
     params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS)
     their_state = kept_by(optax.lamb(0.1), params)
-    state = ours.import_peer(ours.lamb(0.1), params, their_state)
-    assert state.exp_avg["w"].dtype == jnp.float32
-    assert (state.exp_avg["w"] == their_state[0].mu["w"]).all()
-    narrow = ours.import_peer(ours.lamb(0.1, state_dtype="bfloat16"), params, their_state)
-    assert narrow.exp_avg_sq["w"].dtype == jnp.bfloat16
-    assert (narrow.exp_avg_sq["w"] == their_state[0].nu["w"]).all()
+    for options, dtype in (({}, jnp.float32), (dict(state_dtype="bfloat16"), jnp.bfloat16)):
+        kept = ours.import_peer(ours.lamb(0.1, **options), params, their_state).exp_avg_sq["w"]
+        assert kept.dtype == dtype
+        assert (kept == their_state[0].nu["w"]).all()
 
 
 def test_parameters_may_be_masked() -> None:
-    their_state = kept_by(optax.masked(optax.adamw(0.1), {"w": True, "b": False}), PARAMS)
+    mask = {"w": True, "b": False}
+    their_state = kept_by(optax.masked(optax.adamw(0.1), mask))
     state = ours.import_peer(ours.adamw(0.1), {"w": PARAMS["w"]}, their_state)
-    assert (state.exp_avg["w"] == their_state.inner_state[0].mu["w"]).all()
-    masked = ours.import_peer(optax.masked(ours.adamw(0.1), {"w": True, "b": False}), PARAMS, their_state)
-    assert (masked.inner_state.exp_avg_sq["w"] == their_state.inner_state[0].nu["w"]).all()
+    masked = ours.import_peer(optax.masked(ours.adamw(0.1), mask), PARAMS, their_state).inner_state
+    for found in (state, masked):
+        assert (found.exp_avg_sq["w"] == their_state.inner_state[0].nu["w"]).all()
 
 
 def test_a_chain_put_together_by_hand_is_named() -> None:
     theirs = optax.chain(
         optax.scale_by_adam(), optax.add_decayed_weights(1e-4), optax.scale_by_schedule(RATE), optax.scale(-1)
     )
-    their_state = kept_by(theirs, PARAMS)
+    their_state = kept_by(theirs)
     with pytest.raises(StateError, match=r"AdamW cannot continue a run of optax\.lamb: LAMB can"):
         ours.import_peer(ours.adamw(0.1), PARAMS, their_state)
     state = ours.import_peer(ours.adamw(0.1), PARAMS, their_state, "optax.adamw")
@@ -130,44 +125,25 @@ UNLIKE = "the state of '{}' does not fit"
 #: Their solver, ours, and what is wrong.
 REFUSED: list[tuple[Any, Any, str]] = [
     (optax.rmsprop(0.1), ours.lamb(0.1), UNKNOWN),
-    (optax.lion(0.1), ours.lion(0.1), UNKNOWN),
     (optax.amsgrad(0.1), ours.adamw(0.1, amsgrad=True), UNKNOWN),
     (optax.inject_hyperparams(optax.lamb)(0.1), ours.lamb(0.1), UNKNOWN),
-    (optax.MultiSteps(optax.lamb(0.1), 2), ours.lamb(0.1), UNKNOWN),
     (optax.lars(0.1), ours.lars(0.1), UNKNOWN),
-    (optax.lars(0.1), ours.sgd(0.1, 0.9), UNKNOWN),
     (optax.chain(optax.adam(0.1), optax.adam(0.1)), ours.adamw(0.1), UNKNOWN),
-    (optax.chain(optax.adam(0.1), optax.trace(0.9)), ours.adamw(0.1), UNKNOWN),
-    (optax.chain(optax.adam(0.1), optax.ema(0.9)), ours.adamw(0.1), UNKNOWN),
     (optax.adam(0.1), ours.sgd(0.1, 0.9), CANNOT.format("SGD", "adam", "AdamW")),
     (optax.lamb(0.1), ours.adamw(0.1), CANNOT.format("AdamW", "lamb", "LAMB")),
-    (optax.adamw(0.1), ours.lamb(0.1), CANNOT.format("LAMB", "adamw", "AdamW")),
     (optax.clip(1.0), ours.lamb(0.1), CANNOT.format("LAMB", "sgd", "SGD")),
     (optax.adam(0.1), ours.adamw(0.1), r"what is weight_decay=0\.0 here, and this solver has"),
     (optax.lamb(0.1), ours.lamb(0.1, grad_averaging=False), "construct it with grad_averaging=True"),
     (optax.sgd(RATE, 0.9), ours.sgd(0.1, 0.9, dampening=0.5), r"construct it with dampening=0\.0"),
-    (optax.adamw(0.1), ours.adamw(0.1, amsgrad=True), "construct it with amsgrad=False"),
     (optax.adafactor(0.1), ours.adafactor(0.1, **FACTORED), UNLIKE.format("w")),
     (optax.adafactor(0.1, **FACTORED), ours.adafactor(0.1), UNLIKE.format("w")),
     (optax.adafactor(0.1), ours.adafactor(0.1, momentum=0.9), UNLIKE.format("b")),
     (optax.adafactor(0.1, momentum=0.9), ours.adafactor(0.1), UNLIKE.format("b")),
     (optax.sgd(RATE, 0.9), ours.sgd(0.1), "the state of 'b' does not fit|a parameter 'b' that is not here"),
     (optax.sgd(RATE), ours.sgd(0.1, 0.9), r"momentum=0\.0 here"),
-    (
-        optax.adamw(0.1),
-        ours.mixture([("w", ours.sgd(0.1)), ("*", ours.adamw(0.1))]),
-        "the solver must be one transformation of thalweg.optax",
-    ),
-    (
-        optax.adamw(0.1),
-        optax.inject_hyperparams(ours.adamw)(0.1),
-        "import into it alone, and put the state where wrappers of optax have it",
-    ),
-    (
-        optax.adamw(0.1),
-        optax.chain(ours.adamw(0.1), optax.scale_by_schedule(RATE)),
-        "in a chain at most with others that keep nothing",
-    ),
+    (optax.adamw(0.1), ours.mixture([("w", ours.sgd(0.1)), ("*", ours.adamw(0.1))]), "must be one transformation"),
+    (optax.adamw(0.1), optax.inject_hyperparams(ours.adamw)(0.1), "import into it alone, and put the state where"),
+    (optax.adamw(0.1), optax.chain(ours.adamw(0.1), optax.scale_by_schedule(RATE)), "in a chain at most with others"),
     (optax.adamw(0.1), optax.adamw(0.1), "must be the state of an optimizer of thalweg.optax"),
 ]
 

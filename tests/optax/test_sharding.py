@@ -15,22 +15,11 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from optax_runs import SOON
+from optax_runs import compiled as jit
 from tolerances import FLIPPED_CODES, FUSED, SHARDED
 
 from thalweg.errors import OptionError, ParameterError
-from thalweg.optax import (
-    adafactor,
-    adamw,
-    kron,
-    lamb,
-    lars,
-    make_step,
-    mixture,
-    sgd,
-    state_specs,
-    with_stats,
-)
+from thalweg.optax import adafactor, adamw, kron, lamb, lars, make_step, mixture, muon, sgd, state_specs, with_stats
 from thalweg.optax.engines import reason_against_all
 
 pytestmark = pytest.mark.slow  # each case compiles a program for one device and one for eight
@@ -46,6 +35,7 @@ SHAPES: Shapes = {
     "cube": ((2, 8, 16), P(None, "x", "y")),
 }
 FEW: Shapes = {name: SHAPES[name] for name in ("rows", "columns", "both")}
+TWINS: Shapes = {"rows": SHAPES["rows"], "twin": SHAPES["rows"]}
 COPIES: Shapes = {name: (shape, P()) for name, (shape, _) in FEW.items()}
 #: Of more elements than parameters that are stacked with others of their shape.
 LARGE: Shapes = {"rows": ((264, 256), P("x")), "both": ((264, 256), P("x", "y"))}
@@ -55,12 +45,20 @@ STAGES: Shapes = {
     "parted": ((8, 4, 6), P("x", "y")),
     "within": ((3, 8, 4), P(None, "x")),
 }
+#: Stepped in place.
+NATIVE: Shapes = {
+    "w": ((4, 15), P("x")),
+    "v": ((2, 12), P(None, "y")),
+    "b": ((3,), P()),
+    "cube": ((2, 8, 5), P("y", "x")),
+}
 #: Step sizes are such that parameters move by some of their size.
 SOLVERS: Mapping[str, Callable[..., Any]] = {
     "lars": partial(lars, 100.0, weight_decay=0.01),
     "lamb": partial(lamb, 0.05, weight_decay=0.01),
     "adafactor": partial(adafactor, 0.05, min_dim_size_to_factor=4, momentum=0.9, weight_decay_rate=0.01),
     "kron": partial(kron, 0.05, damping=0.1, weight_decay=0.01, seed=3),
+    "muon": partial(muon, 0.05, layout="torch", weight_decay=0.01),
 }
 
 
@@ -97,8 +95,8 @@ class Found(NamedTuple):
     #: Parameters and state after some steps on one device, and on all.
     alone: Any
     parted: Any
-    #: Messages of a step: the kind and the elements of each.
-    messages: list[tuple[str, int]]
+    #: The program of a step.
+    text: str
 
 
 MESSAGE = re.compile(r"= (.*?) (all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)(?:-start)?\(")
@@ -119,13 +117,13 @@ def run(
     *,
     bad: str = "",
     dtype: str = "float64",
-    cut: bool = False,
+    as_step: Callable[[Any], Any] = step_of,
     **mapping: Any,
 ) -> Found:
-    """Steps on one device and on all, where state is divided as ``state_specs`` says.
+    """Steps on one device and on all, by one program, where state is divided as ``state_specs`` says.
 
     how: "jit", "explicit" (types tell how arrays are divided), "map" or "map unchecked" (inside shard_map). bad: what
-    has a NaN in its second gradient. cut: state is where the compiler wants it. mapping: options of shard_map.
+    has a NaN in its second gradient. mapping: options of shard_map.
     """
     specs, over = specs_of(shapes), mesh(AxisType.Explicit if how == "explicit" else AxisType.Auto)
     before, *draws = (numbers(shapes, seed, dtype) for seed in range(3))
@@ -133,30 +131,24 @@ def run(
         draws[1][bad] = draws[1][bad].at[(-1,) * draws[1][bad].ndim].set(jnp.nan)
     solver = make()
     state = solver.init(before)
-    states, alone, step = state_specs(state, before, specs), (before, state), jit(step_of(solver))
+    states, alone, step = state_specs(state, before, specs), (before, state), jit(as_step(solver))
     for g in draws:
         alone = step(*alone, g)
-    init, step = solver.init, step_of(solver)
+    init, step = solver.init, as_step(solver)
     if how.startswith("map"):
         own = make(specs=specs)
         mapped = partial(jax.shard_map, mesh=over, check_vma=how == "map", **mapping)
         init = mapped(own.init, in_specs=(specs,), out_specs=states)
-        step = mapped(step_of(own), in_specs=(specs, states, specs), out_specs=(specs, states))
+        step = mapped(as_step(own), in_specs=(specs, states, specs), out_specs=(specs, states))
     with jax.set_mesh(over) if how == "explicit" else nullcontext():
         start, *parts = (place(shapes, tree, over) for tree in (before, *draws))
-        parted = start, jit(init)(start)
-        first, compiled = parted, jit(step)
+        first = parted = start, jit(init)(start)
+        compiled = jit(step).lower(*parted, parts[0]).compile()
         for g in parts:
-            parted = compiled(*parted, g)
-        for tree in (first, parted) if not cut else ():
+            parted = compiled(*parted, g)  # which takes only what is laid out as it was told
+        for tree in (first, parted):
             check_places(tree, (specs, states), over)
-        assert compiled._cache_size() == 1 or cut, "steps need several programs"
-        text = compiled.lower(*parted, parts[0]).compile().as_text()
-    return Found(before, alone, parted, find_messages(text))
-
-
-def jit(function: Any) -> Any:
-    return jax.jit(function, compiler_options=SOON)
+    return Found(before, alone, parted, compiled.as_text())
 
 
 def check_places(tree: Any, specs: Any, over: Any) -> None:
@@ -188,12 +180,20 @@ def make_mixture(specs: Any = None) -> Any:
     return mixture(entries, specs=specs, max_grad_norm=0.5, on_nonfinite="skip")
 
 
+#: Without ratios nothing is summed, and every bit depends on the draw alone.
+RANDOM = partial(lars, 0.003, trust_ratio_mask=False, rounding="stochastic")
+
+
+def make_telling(**own: Any) -> Any:
+    return with_stats(adamw(0.1, **own))
+
+
 #: What is run, and how many messages a step sends at most, all of them sums; None: also others.
 #: The compiler joins sums over the same devices: x, y, both; inside shard_map each parameter and round has its own.
 CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], int | None]] = {
     "the compiler divides": ((SOLVERS["lamb"], {**SHAPES, **LARGE}), {}, 4),
     "the compiler divides rows and columns": ((SOLVERS["adafactor"], FEW), {}, 6),
-    "the compiler divides matrices": ((SOLVERS["kron"], FEW), {}, None),
+    "the compiler divides matrices": ((SOLVERS["kron"], TWINS), {}, None),
     "copies send nothing": ((SOLVERS["lamb"], COPIES), {}, 0),
     "types tell": ((SOLVERS["lars"], SHAPES, "explicit"), {}, None),
     "types tell of rows and columns": ((SOLVERS["adafactor"], FEW, "explicit"), {}, None),
@@ -204,19 +204,19 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], int | None]] = {
     ),
     "parts": ((SOLVERS["lars"], SHAPES, "map"), {}, 5),
     "parts of rows and columns": ((SOLVERS["adafactor"], SHAPES, "map"), {}, 14),
-    "parts of matrices": ((SOLVERS["kron"], {"rows": FEW["rows"], "twin": FEW["rows"]}, "map"), {}, 6),
+    "parts of matrices": ((SOLVERS["kron"], TWINS, "map"), {}, 6),
     "parts, unchecked": ((SOLVERS["lamb"], FEW, "map unchecked"), {}, 3),
     "layers": ((partial(SOLVERS["adafactor"], stacked_axes=1), STAGES, "map"), {}, None),
-    "layers of matrices": ((partial(SOLVERS["kron"], stacked_axes=1), STAGES, "map unchecked"), {}, None),
+    "layers of matrices": ((partial(SOLVERS["muon"], stacked_axes=1), STAGES, "map unchecked"), {}, None),
     "one axis by hand": (
         (SOLVERS["adafactor"], {"rows": FEW["rows"], "both": ((8, 16), P("x"))}, "map"),
         dict(axis_names={"x"}),
         None,
     ),
     "one norm, under a limit": ((partial(sgd, 0.1, 0.9, max_grad_norm=0.5), FEW, "map"), {}, 3),
-    "one norm, within optax.chain": ((lambda: optax.chain(optax.clip_by_global_norm(0.5), sgd(0.1, 0.9)), FEW), {}, 3),
-    "masked": ((lambda: optax.masked(SOLVERS["lamb"](), {"rows": True, "both": False, "columns": True}), FEW), {}, 4),
     "a mixture": ((make_mixture, FEW, "map"), {}, None),
+    "rounded by chance": ((RANDOM, FEW, "map"), dict(dtype="bfloat16"), 0),
+    "figures, in place": ((make_telling, NATIVE, "map"), dict(as_step=make_step), None),
 }
 
 
@@ -227,42 +227,36 @@ def test_steps_are_those_of_one_device(case: str) -> None:
     found = run(*arguments, **options)
     check_numbers(found)
     if most is not None:
-        assert {kind for kind, _ in found.messages} <= {"all-reduce"}, found.messages
-        assert len(found.messages) <= most, found.messages
-        assert all(size < 2**16 for _, size in found.messages), found.messages
+        messages = find_messages(found.text)
+        assert {kind for kind, _ in messages} <= {"all-reduce"}, messages
+        assert len(messages) <= most, messages
+        assert all(size < 2**16 for _, size in messages), messages
 
 
-@pytest.mark.parametrize(
-    ("make", "shapes", "bad"),
-    [
-        (partial(SOLVERS["lars"], on_nonfinite="skip"), FEW, "both"),
-        (partial(SOLVERS["lamb"], on_nonfinite="skip", stacked_axes=1), STAGES, "stages"),
-        (make_mixture, FEW, "columns"),
-    ],
-    ids=["parts", "layers", "mixture"],
-)
-def test_one_number_on_one_device_keeps_all_of_them_from_stepping(make: Any, shapes: Shapes, bad: str) -> None:
-    found = run(make, shapes, "map", bad=bad)
+BAD: dict[str, tuple[Any, Shapes, str, Any]] = {
+    "parts": (partial(SOLVERS["lars"], on_nonfinite="skip"), FEW, "both", step_of),
+    "layers": (partial(SOLVERS["lamb"], on_nonfinite="skip", stacked_axes=1), STAGES, "stages", step_of),
+    "a mixture": (make_mixture, FEW, "columns", step_of),
+    "in place": (partial(adamw, 0.1, on_nonfinite="skip"), NATIVE, "w", make_step),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_one_number_on_one_device_keeps_all_of_them_from_stepping(case: str) -> None:
+    make, shapes, bad, as_step = BAD[case]
+    found = run(make, shapes, "map", bad=bad, as_step=as_step)
     check_numbers(found)
     assert int(found.parted[1].skipped) == 1
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(found.parted))
 
 
 def test_a_step_that_nobody_compiles() -> None:
-    solver, shapes = SOLVERS["adafactor"](), {"rows": FEW["rows"]}
+    solver, shapes = SOLVERS["lars"](), {"rows": FEW["rows"]}
     before, g = numbers(shapes, 0), numbers(shapes, 1)
     start = place(shapes, before)
     found = solver.update(place(shapes, g), solver.init(start), start)
     check_equal(found, solver.update(g, solver.init(before), before))
     assert found[0]["rows"].sharding.is_equivalent_to(start["rows"].sharding, 2)
-
-
-def test_stochastic_rounding_does_not_depend_on_the_layout() -> None:
-    """Without ratios nothing is summed, and every bit depends on the draw alone."""
-    make = partial(lars, 0.003, trust_ratio_mask=False, rounding="stochastic")
-    found, plain = (run(partial(make, **own), FEW, "map", dtype="bfloat16") for own in ({}, dict(rounding="nearest")))
-    check_equal(found.parted[0], found.alone[0], tolerance=0.0)
-    assert any((found.alone[0][name] != plain.alone[0][name]).any() for name in FEW)
 
 
 @pytest.mark.parametrize("name", ["lars", "kron"])
@@ -307,18 +301,11 @@ CUT: Shapes = {"thin": ((64, 192), P(None, ("x", "y"))), "filter": ((64, 16, 4, 
 LEAN: dict[str, Any] = dict(state_dtype="int8", state_rounding="stochastic", seed=3)
 
 
-@pytest.mark.parametrize(
-    ("make", "shapes", "how", "dtype"),
-    [
-        (partial(adamw, 0.01, **LEAN), CODED, "map", "float32"),
-        (partial(sgd, 0.01, momentum=0.9, rounding="compensated", **LEAN), CODED, "map", "bfloat16"),
-        (partial(adamw, 0.01, **LEAN), {"both": CODED["both"], **CUT}, "jit", "float32"),
-    ],
-    ids=["parts", "parts of bfloat16", "jit, where groups may be cut"],
-)
-def test_codes_do_not_depend_on_the_layout(make: Any, shapes: Shapes, how: str, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_codes_do_not_depend_on_the_layout(dtype: str) -> None:
     """Up to the few that a chance rounds to the other neighbour: groups of other places would change most codes."""
-    found = run(make, shapes, how, dtype=dtype, cut=how == "jit")
+    recorded: Any = dict(rounding="compensated") if dtype == "bfloat16" else {}
+    found = run(partial(adamw, 0.01, **LEAN, **recorded), CODED, "map", dtype=dtype)
     start = found.before, jax.tree.map(np.zeros_like, found.alone[1])
     for x, y, first in zip(*map(jax.tree.leaves, (found.parted, found.alone, start)), strict=True):
         x, y, first = (np.asarray(leaf, np.float64) for leaf in (x, y, first))
@@ -339,56 +326,20 @@ def test_groups_that_are_cut_are_refused(name: str) -> None:
 
 # ---- native code on each device
 
-NATIVE: Shapes = {
-    "w": ((4, 15), P("x")),
-    "v": ((2, 12), P(None, "y")),
-    "b": ((3,), P()),
-    "cube": ((2, 8, 5), P("y", "x")),
-}
-
-
-def map_parts(make: Callable[..., Any], params: Any) -> Any:
-    specs = specs_of(NATIVE)
-    states = state_specs(make().init(params), params, specs)
-    own = dict(in_specs=(specs, states, specs), out_specs=(specs, states))
-    return jax.shard_map(make_step(make(specs=specs)), mesh=mesh(), **own)
-
-
-@pytest.mark.parametrize(("make", "exact"), [(partial(adamw, 0.1), True), (partial(lamb, 0.1), False)])
-def test_each_device_steps_its_parts_by_native_code_where_no_sum_goes_over_them(make: Any, exact: bool) -> None:
-    if reason := reason_against_all("auto"):
-        pytest.skip(reason)
-    (params, grads), solver = (numbers(NATIVE, seed) for seed in (0, 1)), make()
-
-    def step_twice(step: Any, params: Any, state: Any, grads: Any) -> tuple[str, Any]:
-        compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, grads).compile()
-        for _ in range(2):
-            params, state = compiled(params, state, grads)
-        return compiled.as_text(), (params, state)
-
-    _, expected = step_twice(make_step(solver), jax.tree.map(jnp.copy, params), solver.init(params), grads)
-    mapped = map_parts(make, params)
-    for step in (make_step(solver), mapped):
-        start = place(NATIVE, jax.tree.map(jnp.copy, params))
-        text, found = step_twice(step, start, solver.init(start), place(NATIVE, grads))
-        assert ("thalweg_step" in text) == (exact or step is mapped)  # b is whole everywhere
-        assert "all-gather" not in text
-        assert ("all-reduce" in text) == (not exact)
-        check_equal(found, expected, tolerance=0.0 if exact else FUSED["float64"])
-
 
 @pytest.mark.parametrize(
-    "make",
-    [lambda **own: with_stats(adamw(0.1, **own)), partial(adamw, 0.1, on_nonfinite="skip")],
-    ids=["figures", "whether a step is finite"],
+    ("make", "how", "is_native"),
+    [(adamw, "jit", True), (adamw, "map", True), (lamb, "jit", False), (lamb, "map", True)],
 )
-def test_what_devices_find_together_is_xlas(make: Any) -> None:
-    params, grads = (numbers(NATIVE, seed) for seed in (0, 1))
-    bad = {**grads, "w": grads["w"].at[3, 7].set(jnp.inf)}
-    mapped, alone = map_parts(make, params), make_step(make())
-    found, expected = (jit(step)(params, make().init(params), bad) for step in (mapped, alone))
-    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        assert jnp.allclose(a, b, rtol=1e-12, atol=0, equal_nan=True)
+def test_each_device_steps_its_parts_by_native_code_where_no_sum_goes_over_them(
+    make: Any, how: str, is_native: bool
+) -> None:
+    if reason := reason_against_all("auto"):
+        pytest.skip(reason)
+    found = run(partial(make, 0.1), NATIVE, how, as_step=make_step)
+    assert ("thalweg_step" in found.text) == is_native  # b is whole everywhere
+    assert {kind for kind, _ in find_messages(found.text)} == (set() if make is adamw else {"all-reduce"})
+    check_numbers(found, 0.0 if make is adamw else FUSED["float64"])
 
 
 def test_native_code_alone_is_refused_over_devices() -> None:

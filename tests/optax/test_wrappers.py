@@ -1,22 +1,23 @@
-"""The wrappers of optax around the optimizers: chains, partitions, guards, injection; and functions over states."""
+"""The wrappers of optax around the optimizers: chains, guards, injection; averages and states within them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 import tolerances
-from optax_runs import GRADS, MADE, PARAMS, SOON, Tree, assert_alike, every_function, run, same_bits
+from optax_runs import GRADS, MADE, PARAMS, Tree, assert_alike, compiled, every_function, run, same_bits
 
 import thalweg.optax
-from thalweg.optax import adafactor, lamb, lars
+from thalweg import OptionError
+from thalweg.optax import adamw, averaged, lamb, lars, mixture, sgd
 from thalweg.rules import RULES
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
@@ -32,35 +33,21 @@ def by_parts() -> Any:
     return optax.partition({"x": lamb(0.1, weight_decay=0.5, mask=MASK), "y": lars(0.1)}, {"w": "x", "b": "y"})
 
 
-SCHEDULE = optax.linear_schedule(0.1, 0.0, 4)
-OPTIONS: Any = dict(weight_decay=0.1, b1=lambda count: 0.9 - 0.1 * count)
+SCHEDULES: Any = dict(
+    learning_rate=optax.linear_schedule(0.1, 0.0, 4), weight_decay=0.1, b1=lambda count: 0.9 - 0.1 * count
+)
+PAIR: Any = dict(learning_rate=0.1, mask=MASK, weight_decay=0.1, trust_clip=(0.0, 10.0), max_grad_norm=1.0)
 #: A solver within wrappers, and one whose steps are the same.
-SAME: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "chain": (
-        lambda: optax.chain(optax.clip(1e3), MADE["lars"](0.1), optax.scale(2.0)),
-        lambda: MADE["lars"](0.2),
-    ),
-    "partition": (
-        by_parts,
-        lambda: thalweg.optax.mixture([("w", lamb(0.1, weight_decay=0.5)), ("b", lars(0.1))]),
-    ),
-    "masked": (
-        lambda: optax.chain(optax.clip(1e3), optax.masked(optax.apply_if_finite(lamb(0.1), 5), True)),
-        lambda: lamb(0.1),
-    ),
-    "schedules": (lambda: injected(lamb, learning_rate=SCHEDULE, **OPTIONS), lambda: lamb(SCHEDULE, **OPTIONS)),
-    "a mask and a pair": (
-        lambda: injected(lamb, mask=MASK, weight_decay=0.1, trust_clip=(0.0, 10.0), max_grad_norm=1.0),
-        lambda: lamb(0.1, mask=MASK, weight_decay=0.1, trust_clip=(0.0, 10.0), max_grad_norm=1.0),
-    ),
-    "no trust": (lambda: injected(lars, trust=False), lambda: lars(0.1, trust=False)),
-    "stacks": (lambda: injected(lars, "stacked_axes", stacked_axes=0), lambda: lars(0.1, stacked_axes=0)),
+SAME: dict[str, tuple[Any, Any]] = {
+    "partition": (by_parts(), mixture([("w", lamb(0.1, weight_decay=0.5)), ("b", lars(0.1))])),
+    "schedules": (injected(lamb, **SCHEDULES), lamb(**SCHEDULES)),
+    "a mask and a pair": (injected(lamb, **PAIR), lamb(**PAIR)),
 }
 
 
 @pytest.mark.parametrize("what", SAME)
 def test_wrapped_solvers_step_as_alone(what: str) -> None:
-    found, expected = (run(make())[0] for make in SAME[what])
+    found, expected = (run(solver)[0] for solver in SAME[what])
     assert_alike(found, expected, tolerances.FLOAT32)
     assert not same_bits(found, PARAMS)
 
@@ -68,7 +55,7 @@ def test_wrapped_solvers_step_as_alone(what: str) -> None:
 def test_apply_if_finite_leaves_parameters_and_state_at_a_nan_and_keeps_dtypes() -> None:
     tx = optax.apply_if_finite(lamb(0.1), max_consecutive_errors=5)
     params, good = (jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree) for tree in (PARAMS, GRADS))
-    update = jax.jit(tx.update, compiler_options=SOON)
+    update = compiled(tx.update)
     first, state = update(good, tx.init(params), params)
     nothing, after = update({**good, "w": good["w"].at[0, 0].set(jnp.nan)}, state, params)
     assert all((x != 0).any() for x in jax.tree.leaves(first))
@@ -92,27 +79,27 @@ STATIC = static_args_in_the_docs()
 
 
 @pytest.mark.parametrize("name", [name.lower() for name in RULES])
-def test_injected_learning_rates_take_effect_when_changed_in_the_state(name: str) -> None:
-    matrix, options = ({"w": PARAMS["w"]}, {"layout": "torch"}) if name == "muon" else (PARAMS, {})
-    gradients = {key: GRADS[key] for key in matrix}
-    tx = injected(getattr(thalweg.optax, name), *STATIC.get(name, ()), **options)
-    update, state = jax.jit(tx.update, compiler_options=SOON), tx.init(matrix)
-    first, _ = update(gradients, state, matrix)
+def test_the_static_args_of_the_docs_are_those_that_injection_needs(name: str) -> None:
+    """An error names each that is missing, one after the other: none of the table is too many. Then steps are made."""
+    params, options = ({"w": PARAMS["w"]}, {"layout": "torch"}) if name == "muon" else (PARAMS, {})
+    factory, told = getattr(thalweg.optax, name), list[str]()
+    for _ in STATIC.get(name, ()):
+        with pytest.raises(ValueError, match="static_args") as caught:
+            injected(factory, *told, **options).init(PARAMS)
+        told.append(next(own for own in STATIC[name] if own in str(caught.value) and own not in told))
+    tx = injected(factory, *told, **options)
+    updates, _ = jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), params)
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
+
+
+def test_an_injected_learning_rate_takes_effect_when_changed_in_the_state() -> None:
+    tx = injected(lamb)
+    update, state = compiled(tx.update), tx.init(PARAMS)
+    first, _ = update(GRADS, state, PARAMS)
     state.hyperparams["learning_rate"] = jnp.asarray(0.2, jnp.float32)
-    second, _ = update(gradients, state, matrix)
+    second, _ = update(GRADS, state, PARAMS)
     assert update._cache_size() == 1
     assert_alike(second, jax.tree.map(lambda x: 2 * x, first), tolerances.FLOAT32)
-
-
-@pytest.mark.parametrize("name", STATIC)
-def test_the_static_args_that_injection_needs_are_told(name: str) -> None:
-    """One after the other: none of the table is too many."""
-    options, told = {"layout": "torch"} if name == "muon" else {}, list[str]()
-    for _ in STATIC[name]:
-        with pytest.raises(ValueError, match="static_args") as caught:
-            injected(getattr(thalweg.optax, name), *told, **options).init(PARAMS)
-        told.append(next(own for own in STATIC[name] if own in str(caught.value) and own not in told))
-    assert set(told) == set(STATIC[name])
 
 
 def test_an_injected_option_that_is_refused_says_what_is_wrong() -> None:
@@ -133,27 +120,78 @@ CONTRIB: dict[str, Callable[[Any], Any]] = {
     "schedule_free": lambda tx: optax.contrib.schedule_free(tx, learning_rate=0.1, b1=0.9),
     "mechanize": lambda tx: optax.contrib.mechanize(tx, s_init=1e-2),
     "sam": lambda tx: optax.contrib.sam(tx, optax.chain(optax.contrib.normalize(), optax.sgd(0.05)), sync_period=2),
-    "adversary of sam": lambda tx: optax.contrib.sam(optax.sgd(0.1), tx, sync_period=2),
-    "reduce_on_plateau": lambda tx: optax.chain(tx, optax.contrib.reduce_on_plateau(factor=0.5, patience=3)),
 }
 
 
 @pytest.mark.parametrize("wrapper", CONTRIB)
 def test_wrapped_solvers_descend_by_one_program(wrapper: str) -> None:
-    tx = CONTRIB[wrapper](MADE["lamb"](0.1))
+    tx = CONTRIB[wrapper](lamb(0.1, weight_decay=0.1))
     params, state = PARAMS, tx.init(PARAMS)
 
-    @partial(jax.jit, compiler_options=SOON)
+    @compiled
     def step(params: Tree, state: Any) -> tuple[Tree, Any]:
-        value, grads = jax.value_and_grad(loss)(params)
-        extra = {"value": value} if wrapper == "reduce_on_plateau" else {}
-        updates, state = tx.update(grads, state, params, **extra)
+        grads = jax.grad(loss)(params)
+        updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
     for _ in range(40):
         params, state = step(params, state)
     assert step._cache_size() == 1
     assert loss(params) < 0.9 * loss(PARAMS)
+
+
+# ---- averages of weights: of what was applied, whatever follows the rule in a chain
+
+START = np.array([3.0, -2.0])
+ONE: Any = sgd(1.0, averaged=0.9)
+#: A solver, and how many gradients it takes for a step.
+CHAINS: dict[str, tuple[Any, int]] = {
+    "alone": (sgd(0.1, averaged=0.9), 1),
+    "schedule": (optax.chain(ONE, optax.scale_by_schedule(optax.linear_schedule(0.2, 0.05, 20))), 1),
+    "masked": (optax.chain(optax.masked(ONE, {"w": True}), optax.scale(0.1)), 1),
+    "finite": (optax.apply_if_finite(optax.chain(ONE, optax.scale(0.1)), 3), 1),
+    "partition": (optax.chain(optax.partition({"all": ONE}, {"w": "all"}), optax.scale(0.1)), 1),
+    "MultiSteps": (optax.MultiSteps(optax.chain(ONE, optax.scale(0.1)), 2), 2),
+}
+
+
+def train(solver: Any, steps: int, slope: Any) -> tuple[Any, Any, list[Any]]:
+    """The parameters, the state, and the weights after each step."""
+    params: Any = {"w": jnp.asarray(START)}
+    state, update, after = solver.init(params), compiled(solver.update), []
+    for step in range(steps):
+        updates, state = update({"w": slope(params["w"], step)}, state, params)
+        params = optax.apply_updates(params, updates)
+        after.append(np.asarray(params["w"]))
+    return params, state, after
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_an_average_is_of_what_a_chain_applies(chain: str) -> None:
+    """Also where gradients are zero, and it goes on to the weights."""
+    (solver, every), wanted = CHAINS[chain], START
+    params, state, after = train(solver, 12, lambda w, step: (w - 1.0) * (step < 8))
+    for p in after[every - 1 :: every]:
+        wanted = 0.9 * wanted + 0.1 * p
+    assert np.allclose(averaged(solver, state, params)["w"], wanted, rtol=1e-12)
+
+
+def test_schedule_free_evaluates_an_average_of_what_a_chain_applies() -> None:
+    """The rule steps z by what it takes y to be: x stays among the points that were trained at, and is no worse."""
+    solver = optax.chain(sgd(1.0, schedule_free=0.9), optax.scale(0.1))
+    params, state, _ = train(solver, 200, lambda w, step: w - 1.0)
+    assert np.abs(np.asarray(averaged(solver, state, params)["w"]) - 1.0).max() < 0.3
+
+
+def test_averages_of_a_mixture() -> None:
+    solver = mixture([("w", adamw(0.1, averaged=0.5)), ("*", sgd(0.1))])
+    after, state = run(solver, steps=1)
+    found = averaged(solver, state, after)
+    assert np.allclose(found["w"], (PARAMS["w"] + after["w"]) / 2)
+    assert np.array_equal(found["b"], after["b"])
+    plain = sgd(0.1)
+    with pytest.raises(OptionError, match="no parameter has an average"):
+        averaged(plain, plain.init(PARAMS), PARAMS)
 
 
 # ---- functions over states
@@ -174,19 +212,11 @@ def test_mapping_over_the_parameters_of_a_state_reaches_all_but_the_counts(name:
     assert getattr(shapes, momentum) == {"w": ("w", (4, 3)), "b": ("b", (3,))}
 
 
-@pytest.mark.parametrize(
-    ("factory", "options"),
-    [
-        (lamb, dict(mask=MASK, weight_decay=0.1)),
-        (lamb, dict(stacked_axes={"w": 1, "b": 0})),
-        (lars, dict(trust_ratio_mask=MASK)),
-        (adafactor, dict(weight_decay_mask=MASK, weight_decay_rate=0.1)),
-        (lamb, dict(mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params), weight_decay=0.1)),
-        (lamb, dict(overrides=[("b", dict(weight_decay=0.1))])),
-    ],
-)
-def test_mapping_over_a_state_goes_with_options_by_leaf(factory: Any, options: dict[str, Any]) -> None:
-    tx = factory(0.1, **options)
+def test_mapping_over_a_state_goes_with_options_by_leaf() -> None:
+    by_leaf: Any = dict(mask=MASK, stacked_axes={"w": 1, "b": 0}, overrides=[("b", dict(lr_scale=0.5))])
+    tx = lamb(
+        0.1, weight_decay=0.1, trust_ratio_mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params), **by_leaf
+    )
     mapped = optax.tree_map_params(tx, lambda x: x + 7, tx.init(PARAMS))
     assert mapped.count == 0
     assert all((x >= 7).all() for x in jax.tree.leaves(mapped._replace(count=None)))

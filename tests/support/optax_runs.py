@@ -29,11 +29,21 @@ PARAMS = {"w": jnp.cos(jnp.arange(12, dtype=jnp.float32)).reshape(4, 3), "b": jn
 GRADS = jax.tree.map(lambda p: jnp.sin(3 * p + 1), PARAMS)
 
 
+def compiled(function: Callable[..., Any], level: int = 0, **options: Any) -> Any:
+    """Compiled soon. level: of optimization, of which 1 takes minutes for codes of eight bits."""
+    return jax.jit(function, compiler_options={**SOON, "xla_backend_optimization_level": level}, **options)
+
+
+def take_step(tx: Any, params: Tree = PARAMS, grads: Tree = GRADS) -> tuple[Tree, Any]:
+    """Updates and state of a first step."""
+    return compiled(tx.update)(grads, tx.init(params), params)
+
+
 def run(tx: Any, params: Tree = PARAMS, grads: Tree = GRADS, steps: int = 2) -> tuple[Tree, Any]:
-    """Parameters and state after some steps, compiled once."""
-    state, update = tx.init(params), jax.jit(tx.update, compiler_options=SOON)
-    for _ in range(steps):
-        updates, state = update(grads, state, params)
+    """Parameters and state after some steps, compiled once. grads: a tree, or a function of the step, from 1."""
+    state, update = tx.init(params), compiled(tx.update)
+    for step in range(1, steps + 1):
+        updates, state = update(grads(step) if callable(grads) else grads, state, params)
         params = optax.apply_updates(params, updates)
     assert update._cache_size() == 1
     return params, state
@@ -81,7 +91,7 @@ def train(solver: Any, params: Any, grads: Any, *, start: Callable[[Any], Any] =
     def run_all(params: Any, grads: Any) -> Any:
         return jax.lax.scan(step, (params, start(solver.init(params))), grads)[0]
 
-    return jax.jit(run_all, compiler_options=SOON)(params, grads)
+    return compiled(run_all)(params, grads)
 
 
 def error(found: Any, wanted: Any, start: Any) -> float:

@@ -117,7 +117,7 @@ class Mixture(Stepping):
             raise ParameterError("update() needs the parameters: update(gradients, state, params)")
         found = parameters(params)
         grads, spaces = gradients(updates, found), self.spaces(params, found)
-        scaled, judgement = self.join(grads, spaces, state)
+        scaled, judgement = self.join(list(zip(spaces, grads, found.leaves, strict=True)), state)
         new, news = found.treedef.unflatten(scaled), []
         for each, own in zip(self.mask_entries(found, self.places(found)), state.inner_states, strict=True):
             new, inner = each.update(new, own, params, **extra_args)
@@ -140,7 +140,8 @@ class Mixture(Stepping):
         if self.handling.may_skip:  # what one transformation has written, another may forbid
             return step_by_update(self.transformation)(params, state, updates, **extra_args)
         found = parameters(params)
-        grads, judgement = self.join(gradients(updates, found), self.spaces(params, found), state)
+        given = zip(self.spaces(params, found), gradients(updates, found), found.leaves, strict=True)
+        grads, judgement = self.join(list(given), state)
         places, norms = self.places(found), None if judgement is None else judgement.kept
         results, news = list(found.leaves), []
         for place, ((_, each), own) in enumerate(zip(self.entries, state.inner_states, strict=True)):
@@ -156,10 +157,10 @@ class Mixture(Stepping):
         owners = [] if self.handling.may_skip else [owner_of(each) for _, each in self.entries]
         return {number for owner in owners if owner is not None for number in owner.reached()}
 
-    def join(self, grads: Sequence[Any], spaces: Sequence[Any], state: Any) -> tuple[Sequence[Any], Judgement | None]:
-        """The gradients as their joint norm lets them through, and whether it is a spike."""
-        scale, judgement = join(self.handling, list(zip(spaces, grads, strict=True)), getattr(state, SPIKES, None))
-        return grads if scale is None else [scale_gradient(g, scale) for g in grads], judgement
+    def join(self, given: Sequence[tuple[Any, Any, Any]], state: Any) -> tuple[list[Any], Judgement | None]:
+        """The gradients as their joint norm lets them through, and whether it is a spike. given: as ``join`` has it."""
+        scale, judgement = join(self.handling, given, getattr(state, SPIKES, None))
+        return [g if scale is None else scale_gradient(g, scale) for _, g, _ in given], judgement
 
     def unused_patterns(self, found: Named, places: Sequence[int]) -> list[Pattern]:
         return [pattern for place, (pattern, _) in enumerate(self.entries) if place not in places]

@@ -165,14 +165,15 @@ def in_words(message: str, called: Mapping[str, str]) -> str:
     return re.sub(rf"^({names})(?= must|=| under)|(?<=give )({names})\b", lambda found: called[found[0]], message)
 
 
-def join(handling: Handling, gradients: Sequence[tuple[Any, Any]], norms: Any) -> tuple[Any, Judgement | None]:
-    """What multiplies gradients, each given with its space, and whether their joint norm is a spike.
+def join(handling: Handling, gradients: Sequence[tuple[Any, Any, Any]], norms: Any) -> tuple[Any, Judgement | None]:
+    """What multiplies gradients, each given with its space and its parameter, and whether their joint norm is a spike.
 
     norms: those of former steps.
     """
     if not gradients or not handling.needs_norm:
         return None, None
-    squares = [space.sums(Squares(g.astype(arithmetic(g.dtype.name)), None)) for space, g in gradients]
+    wide = [(space, g.astype(arithmetic(jnp.promote_types(g.dtype, p.dtype).name))) for space, g, p in gradients]
+    squares = [space.sums(Squares(g, None)) for space, g in wide]
     widest = "float64" if any(square.dtype == "float64" for (square,) in squares) else "float32"
     norm = jnp.sqrt(sum(square.astype(widest) for (square,) in squares))
     limit, guard, scale = handling.max_grad_norm, handling.guard, None
@@ -259,7 +260,7 @@ class Transformation(Stepping):
             for leaf, g, entries in zip(leaves, grads, states, strict=True)
         ]
         lr = at_count(self.learning_rate, state.count)
-        given = [(job.space, job.g) for job in jobs]
+        given = [(job.space, job.g, job.p) for job in jobs]
         scale, judgement = join(self.settings.base.handling, given, getattr(state, SPIKES, None))
         space = space_for(self.engine)
         step = Step(optax.safe_increment(state.count), lr, scale, self.guarded, space, lean=space is not whole)
