@@ -12,21 +12,21 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 #: Of each room: the most lines, and where they are. A path belongs to the first room that names the start of it.
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "rules": (4500, ("src/thalweg/rules/",)),
-    "spaces and programs": (3000, ("src/thalweg/spaces/", "src/thalweg/programs/")),
+    "rules": (4540, ("src/thalweg/rules/",)),
+    "spaces and programs": (3140, ("src/thalweg/spaces/", "src/thalweg/programs/")),
     "kernels/triton": (8390, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (5190, ("src/thalweg/kernels/",)),
-    "torch": (8820, ("src/thalweg/torch/",)),
+    "torch": (8860, ("src/thalweg/torch/",)),
     "optax": (4020, ("src/thalweg/optax/",)),
     "numpy": (960, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
     "plan": (610, ("src/thalweg/plan/",)),
-    "check": (3670, ("src/thalweg/check/",)),
+    "check": (3450, ("src/thalweg/check/",)),
     "show and integrations": (1070, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2810, ("src/thalweg/",)),
-    "tests": (34120, ("tests/",)),
-    "tools": (1180, ("tools/",)),
-    "words of the docs": (65260, ("docs/", "README.md")),
+    "tests": (29220, ("tests/",)),
+    "tools": (1040, ("tools/",)),
+    "words of the docs": (65400, ("docs/", "README.md")),
 }
 
 

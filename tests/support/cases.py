@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 from thalweg import rules
 from thalweg.rules import Annealed, Rule, mars
 from thalweg.rules.ademamix import AdEMAMix
@@ -348,9 +346,3 @@ OPTION_IDS = [f"{case.name}-{description}" for case, description, _ in OPTIONS]
 FUSED_CASES = {case.name: case for case in CASES if not case.rule.needs_whole}
 #: Those that differ in passes and in state, for all else that engines do.
 FUSED_RULES = {case.name: case for case in (LARS, LAMB, ADAFACTOR)}
-#: Every option of the rules of which kernels are made, as parameters of a test.
-FUSED_OPTIONS = [
-    pytest.param(case, options, id=f"{case.name}-{description}")
-    for case in FUSED_CASES.values()
-    for description, options in case.options.items()
-]

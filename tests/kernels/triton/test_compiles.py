@@ -18,7 +18,7 @@ NARROW: dict[str, Any] = dict(
 )
 LEAN: dict[str, Any] = dict(state_dtype="int8", state_rounding="stochastic", rounding="compensated")
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(

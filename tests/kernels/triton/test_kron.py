@@ -143,7 +143,7 @@ def test_numbers_are_those_of_the_rule(shape: tuple[int, ...], options: dict[str
     both.check()
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 def test_parameters_of_one_batch_may_be_due_at_different_steps() -> None:
     # of a shape for which no two columns are as large as each other in the 11 digits of tensor cores: bounds of norms
     # begin with the largest one
@@ -156,7 +156,7 @@ def test_parameters_of_one_batch_may_be_due_at_different_steps() -> None:
         both.go_on_alike()
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 def test_scaled_and_negated_gradients_and_rates_on_the_device() -> None:
     both = Both((36, 64), handling=Handling(maximize=True), momentum=0.5)
     for rate, scale in ((0.1, 0.5), (0.01, 3.0)):
@@ -165,7 +165,7 @@ def test_scaled_and_negated_gradients_and_rates_on_the_device() -> None:
     both.check()
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 def test_gradients_of_zero_teach_nothing() -> None:
     both = Both((40, 24), count=2, whiten="gradient")
     both.step()
@@ -176,7 +176,7 @@ def test_gradients_of_zero_teach_nothing() -> None:
     both.check()
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
@@ -201,7 +201,7 @@ def test_a_parameter_that_is_not_finite_is_left_as_it_was(shape: tuple[int, ...]
     both.check()
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 def test_what_float16_cannot_hold_is_not_finite() -> None:
     both = Both((24, 20), dtype="float16", handling=Handling(on_nonfinite="skip"), counts_on_device=True)
     assert both.step(lr=1e7).finite.tolist() == [False]
@@ -209,7 +209,7 @@ def test_what_float16_cannot_hold_is_not_finite() -> None:
     both.check()
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 def test_a_bad_gradient_does_not_spoil_the_factors() -> None:
     both = Both((24, 20))
     bad = both.draw()
@@ -222,7 +222,7 @@ def test_a_bad_gradient_does_not_spoil_the_factors() -> None:
     both.check()
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 @pytest.mark.parametrize("policy", ["propagate", "skip"])
 def test_what_is_not_allowed_changes_nothing(policy: Any) -> None:
     both = Both((24, 20), handling=Handling(on_nonfinite=policy), counts_on_device=True)
@@ -236,7 +236,7 @@ def test_what_is_not_allowed_changes_nothing(policy: Any) -> None:
     both.check()
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 def test_parameters_share_scratch_memory_by_turns() -> None:
     """The same numbers, whether all matrices have their own or each waits for the one before."""
     results = []
@@ -251,7 +251,7 @@ def test_parameters_share_scratch_memory_by_turns() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 def test_long_rows_are_summed_in_parts() -> None:
     both = Both((300, 40), device=Device(8, 2**18, 2**30, DEVICE == "cuda", long=64))
     both.step()
@@ -259,7 +259,7 @@ def test_long_rows_are_summed_in_parts() -> None:
     both.check()
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, dict(max_skew=None, geometry="quad")], ids=str)
 def test_how_tiles_are_fetched_does_not_matter(options: dict[str, Any]) -> None:
     results = []
@@ -273,7 +273,7 @@ def test_how_tiles_are_fetched_does_not_matter(options: dict[str, Any]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 def test_shapes_of_one_optimizer_share_scratch_memory_and_options_may_change() -> None:
     large, small = Both((70, 40)), Both((24,))
     small.names = ["other"]
@@ -287,7 +287,7 @@ def test_shapes_of_one_optimizer_share_scratch_memory_and_options_may_change() -
     assert len(small.kernels.scratch) == 1
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 def test_tensors_that_have_moved_are_found() -> None:
     both = Both((24, 20))
     both.step()
@@ -297,7 +297,7 @@ def test_tensors_that_have_moved_are_found() -> None:
     both.check()
 
 
-@pytest.mark.nightly
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("options", "handling", "shape", "words"),
     [

@@ -17,7 +17,7 @@ from thalweg.settings import Handling
 from thalweg.spaces import torch as space
 from thalweg.storage import first_state
 
-pytestmark = pytest.mark.nightly  # programs are interpreted
+pytestmark = pytest.mark.gpu  # by Triton's interpreter they take minutes
 
 TOLERANCE = SPACE["float32"] if DEVICE == "cpu" else TENSOR_CORES["float32"]
 
