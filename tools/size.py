@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "numpy": (960, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
     "plan": (610, ("src/thalweg/plan/",)),
-    "check": (3450, ("src/thalweg/check/",)),
+    "check": (3460, ("src/thalweg/check/",)),
     "show and integrations": (1070, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2810, ("src/thalweg/",)),
     "tests": (29220, ("tests/",)),

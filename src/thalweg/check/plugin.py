@@ -30,9 +30,10 @@ with extra("check"):
 Check: TypeAlias = Callable[[Any], None]
 #: The modules with the checks of a framework, and of those that several processes run together, in their order.
 MODULES = {
-    "torch": "contract numbers state memory dtypes layouts bad_input non_finite companions devices",
-    "optax": "transformations",
-    "ranks": "replicas shards checkpoints",
+    "torch": ["contract", "numbers", "state", "memory", "dtypes", "layouts", "bad_input", "non_finite"]
+    + ["companions", "devices"],
+    "optax": ["transformations"],
+    "ranks": ["replicas", "shards", "checkpoints"],
 }
 #: The groups of checks that are in another module: those of gradient transformations, and of messages.
 GROUPS = {
@@ -109,7 +110,7 @@ def run_checks(subject: Subject, checks: Sequence[Check], world: Ranks) -> Repor
 
 def checks_of(kind: str) -> list[Check]:
     """The checks of torch, optax or ranks; their modules are imported."""
-    modules = [vars(importlib.import_module(f"thalweg.check.{name}")) for name in MODULES[kind].split()]
+    modules = [vars(importlib.import_module(f"thalweg.check.{name}")) for name in MODULES[kind]]
     return [found for module in modules for name, found in module.items() if name.startswith("test_")]
 
 
@@ -142,7 +143,7 @@ def choose_checks(kind: str, only: str | None, ranks: int) -> list[Check]:
 
 
 def is_over_ranks(check: Check) -> bool:
-    return check.__module__.rpartition(".")[2] in MODULES["ranks"].split()
+    return check.__module__.rpartition(".")[2] in MODULES["ranks"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -219,7 +220,7 @@ def run(check: Check, subject: Subject) -> Verdict:
 
 def make_world(size: int) -> Ranks:
     """Processes that run checks together; they start with the first check."""
-    return Ranks(size, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"].split()])
+    return Ranks(size, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"]])
 
 
 def reply(asked: tuple[Check, bytes]) -> Verdict:
