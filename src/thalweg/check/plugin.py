@@ -30,8 +30,10 @@ with extra("check"):
 Check: TypeAlias = Callable[[Any], None]
 #: The modules with the checks of a framework, and of those that several processes run together, in their order.
 MODULES = {
-    "torch": ["contract", "numbers", "state", "memory", "dtypes", "layouts", "bad_input", "non_finite"]
-    + ["companions", "devices"],
+    "torch": [
+        *("contract", "numbers", "state", "memory", "dtypes"),
+        *("layouts", "bad_input", "non_finite", "companions", "devices"),
+    ],
     "optax": ["transformations"],
     "ranks": ["replicas", "shards", "checkpoints"],
 }
