@@ -96,6 +96,8 @@ def candidates(rule: type[Rule], option: str) -> list[Any]:
     return [value for value in found if value != default]
 
 
+#: Options that change nothing on a CPU.
+FOR_GPUS = {"precond_precision"}
 #: Small arrays on which every option has something to do.
 SHOWCASE = {"matrix": (4, 6), "half": (40,), "zeros": (3, 2), "tensor": (3, 2, 4)}
 
@@ -146,10 +148,11 @@ def test_it_has_an_effect(rule: type[Rule], option: str) -> None:
         for value in candidates(rule, option):
             try:
                 if shown(made(rule, {**around, option: value}), poisoned=poisoned) != plain:
+                    assert option not in FOR_GPUS
                     return
             except OptimError:
                 continue
-    raise AssertionError("nothing changes, whatever is beside it")
+    assert option in FOR_GPUS, "nothing changes, whatever is beside it"
 
 
 @every_option

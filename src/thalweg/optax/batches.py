@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import PartitionSpec
 
 from thalweg.arrays import Term
@@ -347,11 +348,14 @@ def step_job(job: Job, step: Step, transform: Callable[..., Direction] | None = 
 class Padded:
     """A space of stacked vectors of these lengths, after which zeros follow."""
 
-    def __init__(self, space: Any, lengths: Sequence[int]) -> None:
-        self.space, self.lengths = space, np.array(lengths).reshape(-1, 1)
+    def __init__(self, space: Any, lengths: npt.ArrayLike) -> None:
+        self.space, self.lengths = space, np.reshape(lengths, (-1, 1))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.space, name)
+
+    def in_precision(self, precision: str) -> Padded:
+        return Padded(self.space.in_precision(precision), self.lengths)
 
     def means(self, *terms: Term) -> tuple[Any, ...]:
         assert all(axes == (1,) for _, axes in terms)

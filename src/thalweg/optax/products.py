@@ -84,12 +84,17 @@ def choose(native: Any, xla: Any, *args: Any) -> Any:
 class Products:
     """jax's functions, but for products, and for stacks: XLA would compile a kernel for each of their members."""
 
-    def __init__(self) -> None:
+    def __init__(self, plain: Any = space) -> None:
+        """plain: the space whose products XLA makes where no kernel is faster."""
+        self.plain = plain
         #: By the id of a transpose: itself, so that it lives, and of what it is one.
         self.turned: dict[int, tuple[Any, Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(space, name)
+
+    def in_precision(self, precision: str) -> Products:
+        return Products(space.in_precision(precision))
 
     def swapaxes(self, x: Any, first: int, second: int) -> Any:
         if x.ndim != 3 or {first % 3, second % 3} != {1, 2}:
@@ -151,7 +156,7 @@ class Products:
         def by_xla(a: Any, b: Any, *z: Any) -> Any:
             pairs = zip((a, b), turned, strict=True)
             a, b = (space.swapaxes(own, 1, 2) if is_turned else own for own, is_turned in pairs)
-            return space.matmul_add(a, b, z[0], alpha, beta) if z else space.matmul_rounded(a, b, dtype)
+            return self.plain.matmul_add(a, b, z[0], alpha, beta) if z else self.plain.matmul_rounded(a, b, dtype)
 
         def by_kernel(*operands: Any, tiling: Tiling) -> Any:
             from thalweg.kernels.products.xla import launch_product

@@ -238,7 +238,10 @@ def with_products(precision: str) -> SimpleNamespace:
     """This module with products in a precision."""
     space = single.in_precision(precision)
     product, sum_of_both = _lift(space.matmul), _lift(space.matmul_add)
-    ours = dict(matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both)
+    ours: dict[str, Any] = dict(
+        matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both
+    )
+    ours["matmul_rounded"] = lambda x, y, dtype: rounded(product(x, y), dtype)
     return SimpleNamespace(**{**globals(), **ours})
 
 

@@ -258,7 +258,10 @@ def largest_column(x: Arr) -> Arr:
 def with_products(precision: str) -> SimpleNamespace:
     """This module with products in a precision."""
     product, sum_of_both = (functools.partial(each, precision=precision) for each in (matmul, matmul_add))
-    ours = dict(matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both)
+    ours: dict[str, Any] = dict(
+        matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both
+    )
+    ours["matmul_rounded"] = lambda x, y, dtype: rounded(product(x, y), dtype)
     return SimpleNamespace(**{**globals(), **ours})
 
 
