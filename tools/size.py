@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "top-level modules": (2810, ("src/thalweg/",)),
     "tests": (29220, ("tests/",)),
     "tools": (1040, ("tools/",)),
-    "words of the docs": (65400, ("docs/", "README.md")),
+    "words of the docs": (65420, ("docs/", "README.md")),
 }
 
 

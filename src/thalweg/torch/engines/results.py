@@ -50,11 +50,9 @@ def results_of(bucket: Bucket, most: int) -> Iterator[Result]:
         return by_list(bucket)
     if rule.is_stackable(bucket.shape):
         return by_stack(bucket)
-    return (
-        by_shape(bucket, CHUNK if bucket.params[0].is_cpu else FACTORS_CHUNK)
-        if goes_as_stack(bucket)
-        else by_list(bucket)
-    )
+    if not goes_as_stack(bucket):
+        return by_list(bucket)
+    return by_shape(bucket, CHUNK if bucket.params[0].is_cpu else FACTORS_CHUNK)
 
 
 def goes_as_stack(bucket: Bucket) -> bool:
@@ -232,8 +230,10 @@ def request_of(
     rule: WholeRule, bucket: Bucket, shown: Sequence[TensorList], s: State[TensorList], t: Any, due: Any
 ) -> Request:
     """What is asked of owners. shown: what they have to see whole."""
-    handling, count = bucket.setting.handling, len(bucket.names)
+    by_kernels, handling, count = bucket.way == "fused", bucket.setting.handling, len(bucket.names)
     numbers: Sequence[Any] = t.values.unbind() if isinstance(t, PerTensor) else [t] * count
+    if by_kernels and isinstance(t, PerTensor):  # the host has to know
+        numbers = [round(number) for number in t.values.tolist()]
     own, factors = (rule.keys(bucket.shape, role) for role in (PerSlice, Factor))
     parts = bucket.parts
     if has_whole_slices(rule, bucket):  # experts need no owner
@@ -249,7 +249,7 @@ def request_of(
         # a skipped step would leave the owner with factors that differ from the state of the other ranks, and
         # what is not sharded has whole factors in its state
         remembered=is_remembered(handling.on_nonfinite) and bucket.allowed is None and any(parts[0].groups),
-        by_kernels=bucket.way == "fused",
+        by_kernels=by_kernels,
         due=[due] * count if isinstance(due, bool) else torch.stack(list(due.tensors)).tolist(),
         seed=handling.seed,
         t=numbers,

@@ -186,11 +186,11 @@ class Stack:
         return all(self.host_counts[key].read() is not None for key in self.counts)
 
     def follow_factors(self) -> None:
-        """Make what is kept of factors anew where somebody else has written them."""
-        versions = self.read_versions()
-        if self.keeps and versions != self.versions:
+        """Where the user or a checkpoint has written factors, make again what is kept of them."""
+        if self.keeps and (versions := self.read_versions()) != self.versions:
             self.versions = versions
             self.keep(self.stacked())
+            self.keeps = bool(self.kept)  # most rules keep nothing
 
     def read_versions(self) -> list[int]:
         return [s[key]._version for s in self.states for key in self.whole_keys]
