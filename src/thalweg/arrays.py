@@ -13,8 +13,10 @@ must be.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -311,6 +313,21 @@ def derived(space: Any, select: Callable[..., Any]) -> tuple[list[Callable[..., 
 
     always: list[Callable[..., Any]] = [where, reshape, folded, reshape_like, matmul_rounded, divided]
     return always, [word, zeros_reduced, matrix_norm, add_identity, means]
+
+
+def in_precisions(
+    space: Mapping[str, Any], matmul: Callable[..., Any], matmul_add: Callable[..., Any]
+) -> dict[str, Any]:
+    """A space, the functions of a module by name, with products in each precision. The products take ``precision``."""
+
+    def make(precision: str) -> SimpleNamespace:
+        product, sum_of_both = (functools.partial(each, precision=precision) for each in (matmul, matmul_add))
+        ours: dict[str, Any] = dict.fromkeys(("matmul", "matmul_symmetric"), product)
+        ours |= dict.fromkeys(("matmul_add", "matmul_add_symmetric"), sum_of_both)
+        ours["matmul_rounded"] = lambda x, y, dtype: space["rounded"](product(x, y), dtype)
+        return SimpleNamespace(**{**space, **ours})
+
+    return {precision: make(precision) for precision in ("float32", "tf32")}
 
 
 def shape_along(shape: Shape, axis: int) -> Shape:

@@ -25,6 +25,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("AdamW", dict(on_nonfinite="raise")), ("Kron", dict(on_nonfinite="raise"))),
     ("Kron", dict(whiten="gradient", geometry="eq", weight_decay=0.1, weight_decay_mode="gradient")),
     ("Kron", {"max_skew": None}),
+    ("Kron", {"precond_precision": "float32"}),
     ("AdamW", {"state_dtype": "int8", "averaged": 0.99}),
 ]
 

@@ -8,15 +8,27 @@ each tensor, so that the scalar arithmetic of a rule is a few launches, not a fe
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from thalweg.arrays import ELEMENTWISE, Axes, Scalar, Shape, Squares, Term, Truth, Value, count, is_number
+from thalweg.arrays import (
+    ELEMENTWISE,
+    Axes,
+    Scalar,
+    Shape,
+    Squares,
+    Term,
+    Truth,
+    Value,
+    count,
+    in_precisions,
+    is_number,
+)
 from thalweg.spaces import torch as single
 from thalweg.spaces.torch_sums import plain, squares_of_each
 
@@ -234,15 +246,8 @@ def join(parts: Sequence[Any], axis: int) -> Any:
     return _apply(lambda *own: single.join(own, axis), *parts)
 
 
-def with_products(precision: str) -> SimpleNamespace:
-    """This module with products in a precision."""
-    space = single.in_precision(precision)
-    product, sum_of_both = _lift(space.matmul), _lift(space.matmul_add)
-    ours: dict[str, Any] = dict(
-        matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both
-    )
-    ours["matmul_rounded"] = lambda x, y, dtype: rounded(product(x, y), dtype)
-    return SimpleNamespace(**{**globals(), **ours})
+def lifted(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *operands, precision: _apply(functools.partial(function, precision=precision), *operands)
 
 
-IN_PRECISION = {precision: with_products(precision) for precision in ("float32", "tf32")}
+IN_PRECISION = in_precisions(globals(), lifted(single.matmul), lifted(single.matmul_add))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -24,6 +22,7 @@ from thalweg.arrays import (
     Truth,
     derived,
     elementwise,
+    in_precisions,
     reduced_shape,
     shape_along,
 )
@@ -255,14 +254,4 @@ def largest_column(x: Arr) -> Arr:
     return jnp.take_along_axis(x, index, axis=-1)
 
 
-def with_products(precision: str) -> SimpleNamespace:
-    """This module with products in a precision."""
-    product, sum_of_both = (functools.partial(each, precision=precision) for each in (matmul, matmul_add))
-    ours: dict[str, Any] = dict(
-        matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both
-    )
-    ours["matmul_rounded"] = lambda x, y, dtype: rounded(product(x, y), dtype)
-    return SimpleNamespace(**{**globals(), **ours})
-
-
-IN_PRECISION = {precision: with_products(precision) for precision in ("float32", "tf32")}
+IN_PRECISION = in_precisions(globals(), matmul, matmul_add)

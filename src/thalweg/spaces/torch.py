@@ -7,7 +7,6 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -21,6 +20,7 @@ from thalweg.arrays import (
     Truth,
     derived,
     elementwise,
+    in_precisions,
     is_number,
     reduced_shape,
     shape_along,
@@ -263,14 +263,4 @@ def largest_column(x: Arr) -> Arr:
     return torch.take_along_dim(x, index, dim=-1)
 
 
-def with_products(precision: str) -> SimpleNamespace:
-    """This module with products in a precision."""
-    product, sum_of_both = (functools.partial(each, precision=precision) for each in (matmul, matmul_add))
-    ours: dict[str, Any] = dict(
-        matmul=product, matmul_symmetric=product, matmul_add=sum_of_both, matmul_add_symmetric=sum_of_both
-    )
-    ours["matmul_rounded"] = lambda x, y, dtype: rounded(product(x, y), dtype)
-    return SimpleNamespace(**{**globals(), **ours})
-
-
-IN_PRECISION = {precision: with_products(precision) for precision in ("float32", "tf32")}
+IN_PRECISION = in_precisions(globals(), matmul, matmul_add)

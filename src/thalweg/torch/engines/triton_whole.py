@@ -21,6 +21,7 @@ from torch import Tensor
 from thalweg.codecs import scale_key
 from thalweg.dtypes import DTYPES
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
+from thalweg.kernels.triton.served import reason_against
 from thalweg.programs.parts import SHOWN, decide_by, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Direction, WholeRule
@@ -70,15 +71,18 @@ class Room:
 
 
 def count_stacks(params: Sequence[Foreseen]) -> int:
-    """Bytes of the largest stack while its rule transforms it, with float32 copies of state that has its own shape."""
+    """Bytes of the largest stack while its rule transforms it, with float32 copies of factors, and of what is kept."""
     needed: dict[bool, list[tuple[Foreseen, int]]] = {True: [], False: []}
+    kept = 0
     for p in params:
         rule = cast(WholeRule, p.setting.rule_at(1))
         copies = sum(math.prod(p.entries[key][0]) for key in rule.keys(p.shape, PerSlice))
         numbers = rule.count_temporaries() * DTYPES[rule.whole_dtype(arithmetic(p.dtype))].bytes * p.extent
         needed[rule.has_factors].append((p, numbers + 4 * copies))
+        if type(rule).keep is not WholeRule.keep and reason_against(p.setting, p.shape, p.dtype, p.entries):
+            kept += 4 * copies  # of those that kernels step in part alone
     largest = max(count_largest(needed[True], FACTORS_CHUNK), count_largest(needed[False], WHOLE_CHUNK))
-    return largest + BYTES_OF_LIBRARY if params else 0
+    return largest + kept + BYTES_OF_LIBRARY if params else 0
 
 
 class Stack:
