@@ -322,9 +322,12 @@ def refuses(run: Run, grads: Arrays) -> bool:
 def units_of(rule: type[Rule], options: Mapping[str, Any], precision: str) -> float:
     """How far results of a rule may be apart, in units of this precision."""
     defaults = {f.name: f.default for f in fields(rule)}
-    if options.get("ns_dtype", defaults.get("ns_dtype")) == "bfloat16":
+    products = options.get("ns_dtype", defaults.get("ns_dtype")) or precision
+    if products == "bfloat16":
         return OF_BFLOAT16 / DTYPES[precision].rounding
-    return UNITS_OF_PRODUCTS if rule.needs_whole else UNITS
+    if not rule.needs_whole:
+        return UNITS
+    return UNITS_OF_PRODUCTS * max(1.0, DTYPES[products].rounding / DTYPES[precision].rounding)
 
 
 def assert_alike(found: Any, expected: Any, units: float = UNITS) -> None:
