@@ -390,7 +390,7 @@ PINNED = [
     *pin("blocks in parts", GPU, "Kron", OF_KRON, lr=0.05, damping_mode="expected", block_size=4, clip_mode="value"),
     *pin("geometry eq", GPU, "Kron", OF_KRON, lr=0.05, geometry="eq", precond_update_probability=0.4),
     *pin("quad", GPU, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, geometry="quad", max_skew=None, clip=0.3, steps=2),
-    *pin("polyak", GPU, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, variant="polyak", weight_decay=0.1, steps=2),
+    *pin("polyak", LISTS, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, variant="polyak", weight_decay=0.1, steps=2),
     *pin("stacks", GPU, "Kron", {"s": (2, 12, 9)}, lr=0.05, stacked_axes=1, steps=2),
     *pin("gradients that come later", GPU, "Kron", {"a": (6, 5), "b": (7,), "c": (6, 5)}, lr=0.05, spoil=later),
     # SOAP: no library chooses among eigenvectors of equal eigenvalues

@@ -86,7 +86,6 @@ SENT: dict[str, tuple[Run, str, dict[str, int]]] = {
     ),
     "lists, bfloat16": (typical("MARS", engine="foreach", dtype="bfloat16"), "first axis", expected("MARS")),
     "kernels: LAMB": (typical("LAMB", **BY_KERNELS), "first axis", expected("LAMB")),
-    "kernels: Kron": (typical("Kron", **BY_KERNELS), "first axis", expected("Kron")),
     # rows and columns for some, sums for each slice; a stack has its owners among those who share its slices
     "stacks among others, Muon": (typical("Muon", overrides=STACKED), "two axes", {"alltoall_base": 4}),
     "stacks among others, Adafactor": (

@@ -73,8 +73,9 @@ def interpreted(rule: str, names: tuple[str, ...] = INTERPRETED, options: Any = 
 
 
 def kron(*names: str, options: Any = None, **how: Any) -> Run:
-    """By kernels, with factors that are refreshed in the second step of three."""
-    return interpreted("Kron", names, dict(precond_update_probability=0.5, **(options or {})), rates=THREE, **how)
+    """With factors that are refreshed in the second step of three."""
+    options = dict(precond_update_probability=0.5, **(options or {}))
+    return run_of("Kron", "float32", options, names=names, rates=THREE, **how)
 
 
 def divided(rule: str, **how: Any) -> Run:
@@ -207,6 +208,10 @@ STEPS: dict[str, tuple[Any, ...]] = {
     "in the backward pass": (trained("LAMB", passes=2, in_backward=True), "FSDP2", FUSED),
     "in the backward pass, Kron": (trained("Kron", in_backward=True), "FSDP2"),
     "in the backward pass, offloaded": (trained("Muon", in_backward=True), "FSDP2, offloaded"),
+    # what owners keep of factors, and forget
+    "Kron, skip": (kron("vector", "matrix", **KRON_SKIPPING), "first axis"),
+    "Kron, state is loaded": (kron("matrix", events={0: "reloaded"}), "first axis"),
+    "Kron, refused by a scaler": (REFUSED, "first axis"),
     # kernels for GPUs, interpreted, with sums and owners between them
     "kernels: Adafactor": (interpreted("Adafactor"), "last axis", KERNELS),
     "kernels: LARS, skip": (interpreted("LARS", INTERPRETED[1:], **SKIPPING), "first axis", KERNELS),
@@ -222,20 +227,6 @@ STEPS: dict[str, tuple[Any, ...]] = {
     "kernels: replicas": (
         *(interpreted("Muon", FEW, dict(divide_work=True), engine="auto", replicated=True, slot=40), "plain"),
         KERNELS,
-    ),
-    # a vector, a matrix with two dense factors and one with a dense and a diagonal one
-    "kernels: Kron": (kron("vector", "matrix", "even", engine="auto"), "first axis", KERNELS),
-    "kernels: Kron, skip": (kron("vector", "matrix", **KRON_SKIPPING), "first axis", KERNELS),
-    "kernels: Kron, state is loaded": (kron("matrix", events={0: "reloaded"}), "first axis", KERNELS),
-    "kernels: Kron, refused by a scaler": (REFUSED, "first axis", KERNELS),
-    "lists: Kron, refused by a scaler": (
-        *(replace(REFUSED, engine="foreach"), "first axis"),
-        dict(KERNELS, engine="foreach"),
-    ),
-    # others of the same step have some
-    "tensors without kernels": (
-        *(kron("vector", "matrix", overrides=(("matrix", dict(geometry="eq")),), engine="auto"), "first axis"),
-        dict(KERNELS, engine="foreach + fused"),
     ),
 }
 
@@ -301,9 +292,9 @@ def test_ranks_choose_engines_alike_whatever_their_memory() -> None:
             "InOnePart needs whole tensors, and parameter 'matrix' is sharded: derive the rule from",
         ),
         (
-            kron("matrix", options=dict(geometry="eq")),
-            "engine='fused' cannot run for parameter 'matrix': there is no fused kernel for geometry='eq', which "
-            "solves triangular systems; use engine='auto', which takes the fastest engine that can run",
+            interpreted("Kron", ("matrix",)),
+            "engine='fused' cannot run for parameter 'matrix': it is sharded, and owners have library products for "
+            "Kron with these options; use engine='auto', which takes the fastest engine that can run",
         ),
     ],
     ids=lambda value: value.rule if isinstance(value, Run) else "",

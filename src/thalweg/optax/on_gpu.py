@@ -24,7 +24,7 @@ from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
 from thalweg.programs.schedule import needs_sums
 from thalweg.rules import Rule
-from thalweg.rules.entries import Count
+from thalweg.rules.entries import Count, PerSlice
 from thalweg.rules.rule import stand_in
 from thalweg.spaces import jax as space
 from thalweg.storage import describe_state, kind
@@ -56,8 +56,11 @@ def reason_against(leaf: Leaf) -> str:
     state = describe_state(setting.stored_rule, setting.handling, shape, dtype)
     if reason := served.reason_against(setting, shape, dtype, state):
         return reason
+    name = type(setting.rule).__name__
     if setting.rule.keys(shape, Count):
-        return f"kernels inside programs of XLA do not count, as {type(setting.rule).__name__} does"
+        return f"kernels inside programs of XLA do not count, as {name} does"
+    if setting.rule.keys(shape, PerSlice):
+        return f"{name} keeps state that has shapes of its own, which XLA's products are for"
     return ""
 
 

@@ -12,7 +12,7 @@ from own_rules import Signed
 
 import thalweg.torch
 from thalweg.errors import OptionError
-from thalweg.rules import RULES
+from thalweg.rules import RULES, Spikes
 from thalweg.rules.ademamix import AdEMAMix
 from thalweg.rules.entries import Entry, Moment
 
@@ -35,9 +35,6 @@ class Largest(Signed):
 
 CAUTIOUS: dict[str, Any] = dict(cautious=True, averaged=0.5, weight_decay=0.1)
 RANDOM: dict[str, Any] = dict(state_rounding="stochastic", state_dtype="int8")
-RECORDED: dict[str, Any] = dict(rounding="compensated", whiten="gradient")
-EXACT: dict[str, Any] = dict(precond_precision="float32", whiten="gradient")
-PIECES: dict[str, Any] = dict(momentum_dtype="int8", merge="squeeze", whiten="gradient")
 TILES: dict[str, Any] = dict(momentum=0.9, momentum_dtype="int8", min_dim_size_to_factor=32)
 #: (rule, shape, dtype, options, words).
 REFUSED: list[tuple[Any, tuple[int, ...], str, dict[str, Any], str]] = [
@@ -47,11 +44,10 @@ REFUSED: list[tuple[Any, tuple[int, ...], str, dict[str, Any], str]] = [
     ("Muon", (34, 20), "float32", CAUTIOUS, "engine='fused' cannot run"),
     ("Kron", (34, 20), "float32", CAUTIOUS, "engine='fused' cannot run"),
     ("SOAP", (34, 20), "float32", CAUTIOUS, "engine='fused' cannot run"),
-    ("Kron", (6, 5), "float32", dict(geometry="eq", whiten="gradient"), "geometry='eq'"),
-    ("Kron", (6, 5), "float32", EXACT, "precond_precision='float32': they multiply in TF32"),
+    ("Kron", (6, 5), "float32", dict(on_nonfinite="skip"), "no fused kernel of Kron for on_nonfinite='skip'"),
+    ("Kron", (6, 5), "float32", dict(precond_dtype="float16"), "factors of float16"),
+    ("Kron", (6, 5), "float32", dict(spikes=Spikes(action="skip")), "the host counts the steps of Kron"),
     ("Kron", (64, 64), "float32", RANDOM, "no fused kernel of Kron for state_rounding='stochastic'"),
-    ("Kron", (64, 64), "float32", RECORDED, "no fused kernel of Kron for rounding='compensated'"),
-    ("Kron", (96, 16, 3, 3), "float32", PIECES, "cut its groups of codes"),
     ("Muon", (64, 64), "float32", RANDOM, "no fused kernel of Muon for state_rounding='stochastic'"),
     ("Adafactor", (64, 64, 3, 3), "float32", TILES, "tiles of rows and columns .* cut its groups of codes"),
     (Crowded, (3, 4), "float32", {}, "keeps 7 entries .* room for 6"),

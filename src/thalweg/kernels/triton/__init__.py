@@ -10,20 +10,9 @@ import importlib.util
 import warnings
 
 from thalweg.errors import FallbackWarning
-from thalweg.kernels.by_hand import Reads
-from thalweg.rules import Kron
 
 #: Devices whose tensors are stepped here. (Triton's interpreter takes those of the CPU: so tests need no GPU.)
 DEVICES = {"cuda"}
-#: The options that kernels written by hand read, by themselves or through the rule's own methods. Those of all other
-#: rules are made from the rule, and read what it reads.
-READS: Reads = {
-    Kron: (
-        "precond_lr momentum momentum_mode weight_decay weight_decay_mode normalize_grads eps clip clip_mode geometry "
-        "stacked_axes whiten precond_update_probability max_size_dense max_skew block_size merge init_scale damping "
-        "relative_damping damping_mode lipschitz_beta precond_precision"
-    ),
-}
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from thalweg.codecs import bytes_of
 from thalweg.kernels.triton.derived_tiles import kernels_for as tile_kernels_for
 from thalweg.kernels.triton.loading import kernels_for, traced
 from thalweg.kernels.triton.memory import Stored
-from thalweg.kernels.triton.served import can_be_parted, is_by_hand, reason_against
+from thalweg.kernels.triton.served import reason_against
 from thalweg.programs.extents import kinds_of
 from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
@@ -24,11 +24,8 @@ def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True
     """The Triton that steps parameters of this kind, or why there is none that was made from the rule."""
     rule, handling = setting.rule_at(1), setting.handling
     kept = describe_state(rule, handling, shape, dtype)
-    reason = reason_against(setting, shape, dtype, kept)
-    if reason and not can_be_parted(setting, shape, dtype, kept):
+    if reason := reason_against(setting, shape, dtype, kept):
         return f"# {reason}\n"
-    if is_by_hand(rule) and not reason:
-        return f"# the kernels of {type(rule).__name__} are written by hand\n"
     dtypes = {PARAMETER: dtype, GRADIENT: dtype}
     dtypes |= {key: kept[key][1] for key in (*rule.entries(shape), RECORD) if key in kept}
     if isinstance(rule, WholeRule):

@@ -76,7 +76,7 @@ def foresee_engine(wanted: EngineName, p: Foreseen) -> EngineKind:
         return "lists"
     if on_gpu:
         kind = p.setting, p.shape, p.dtype, p.entries
-        served = not by_kernels.reason_against(*kind) or by_kernels.can_be_parted(*kind)
+        served = not by_kernels.reason_against(*kind)
         missing = None if is_stand_in else reason_missing(p.device)
     else:
         served = not by_native.reason_unserved(p.setting.rule_at(1), p.setting.handling, p.shape, p.dtype)
@@ -159,12 +159,11 @@ def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], par
         layout = reason_against_layout(setting, p, list(entries.values())) if part is None else ""
         return layout or by_native.reason_unserved(rule, setting.handling, shape, name_of(p)) or ""
     reason = by_kernels.reason_against(setting, shape, name_of(p), kept_in(entries))
-    if reason and (part is not None or not can_be_parted(setting, p, state)):
+    if reason or part is not None:
         return reason
-    if part is not None:
-        return ""
-    turned = isinstance(rule, WholeRule) and (rule.is_stackable(shape) or reason) and not p.is_contiguous()
-    if turned:  # in the order of memory it would be another matrix
+    if reason := reason_uncounted(setting, p, state):
+        return reason
+    if isinstance(rule, WholeRule) and not p.is_contiguous():  # in the order of memory it would be another matrix
         return f"it is not contiguous in memory (its strides are {p.stride()}), and {type(rule).__name__} sees it whole"
     return reason_against_layout(setting, p, list(entries.values()))
 
@@ -173,19 +172,15 @@ def kept_in(state: Mapping[str, Tensor]) -> dict[str, Kept]:
     return {key: (tuple(entry.shape), name_of(entry)) for key, entry in state.items()}
 
 
-def steps_by_hand(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> bool:
-    entries = {key: entry for key, entry in state.items() if key != "step"}
-    return by_kernels.steps_by_hand(setting, tuple(p.shape), name_of(p), kept_in(entries))
-
-
-def can_be_parted(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> bool:
-    """Whether kernels step a parameter before and after library calls, which depend on counts that the host knows."""
+def reason_uncounted(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> str:
+    """Why the host cannot launch products by the counts of a rule, "" if it can."""
     rule = setting.rule
     if not isinstance(rule, WholeRule):
-        return False
+        return ""
     counts = [*rule.keys(tuple(p.shape), Count), *(() if rule.IN_PARTS else ["step"])]
-    are_known = all(state[key].is_cpu for key in counts if key in state)
-    return are_known and by_kernels.can_be_parted(setting, tuple(p.shape), name_of(p), kept_in(state))
+    if all(state[key].is_cpu for key in counts if key in state):
+        return ""
+    return f"the device counts its steps (capturable=True), and the host launches the products of {type(rule).__name__}"
 
 
 def would_lose_kernels(setting: Setting, p: Tensor, *, capturable: bool) -> bool:

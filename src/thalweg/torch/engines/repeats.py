@@ -1,8 +1,7 @@
-"""What the launches of a run have in common, found once for a step as long as steps repeat, and not for each launch."""
+"""What the stacks of a run have in common, found once for a step as long as steps repeat, and not for each stack."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
@@ -11,23 +10,23 @@ from typing import Any, cast
 from torch import Tensor
 
 from thalweg.programs.parts import decide_by
-from thalweg.rules.entries import Count
 from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.protocol import Bucket
-from thalweg.torch.engines.replay import NUMBERS, Moving
-from thalweg.torch.engines.triton_whole import NUMBERED, UNKNOWN, KronLaunch, Stack, WholeLaunch
+from thalweg.torch.engines.replay import Moving
+from thalweg.torch.engines.triton_whole import NUMBERED, UNKNOWN, Stack, WholeLaunch
 
 #: Launches that are numbered at once.
 MOST_NUMBERED = 64
 
 
-class Repeats(ABC):
-    """Launches that are stepped together, as long as nothing changes but gradients, rates and counts."""
+class Repeats:
+    """Stacks of whole tensors that are stepped together, as long as nothing changes but gradients, rates and counts."""
 
-    def __init__(self, launches: Sequence[Any], moving: Moving) -> None:
+    def __init__(self, launches: Sequence[WholeLaunch], moving: Moving) -> None:
         self.launches, self.moving = launches, moving
-        #: What the last step had beside that; nothing: each launch has to look for itself.
+        self.stacks: list[Stack] = []
+        #: What the last step had beside gradients, rates and counts; nothing: each launch has to look for itself.
         self.given: list[Any] = []
         #: Rules, each with the key of what it keeps, and the counts of all parameters that the host keeps.
         self.rules: dict[int, tuple[Any, str]] = {}
@@ -40,21 +39,31 @@ class Repeats(ABC):
         self.keys: dict[Any, int] = {}
         self.numbers: dict[Hashable, int] = {}
 
-    @abstractmethod
     def note(self, buckets: Sequence[Bucket]) -> None:
         """Remember what each launch has found out for itself, if the next steps can be like this one."""
-
-    @abstractmethod
-    def serves(self, due: Any, t: int | None) -> bool:
-        """Whether what is remembered serves a step at which this is due."""
-
-    @abstractmethod
-    def take(self, buckets: Sequence[Bucket], addresses: array[int]) -> None:
-        """Take the gradients and numbers of a step."""
-
-    @abstractmethod
-    def forget_steps(self) -> None:
-        """Have launches look anew: what they have noted is not what is there."""
+        self.given, self.keys = [], {}
+        stacks = [stack for launch in self.launches for stack in launch.stacks]
+        tables = [stack.first.passes.tables for stack in stacks]
+        is_joint = all(part.moving is not None for launch in self.launches for part in launch.parts())
+        is_alike = len({(stack.due, stack.counted, *stack.host_counts) for stack in stacks}) == 1
+        are_read_alike = all(table.grads_aligned and table.count == len(table.grad_places) for table in tables)
+        if not is_joint or not is_alike or not are_read_alike:
+            return
+        if not are_the_same(stacks, self.stacks):
+            self.stacks = stacks
+            first, last = (self.moving.places[id(table)] for table in (tables[0], tables[-1]))
+            # where the addresses of all gradients are, side by side, and in which order
+            self.places, self.order, begin = slice(first.start, last.stop), list[int](), 0
+            for launch, bucket in zip(self.launches, buckets, strict=True):
+                self.order += [begin + i for i in chain.from_iterable(launch.members)]
+                begin += len(bucket.names)
+            keys = stacks[0].host_counts
+            self.counts = {key: HostCounts([s[key] for own in stacks for s in own.states]) for key in keys}
+        self.given = given_in(buckets)
+        self.noise_counts = [stack.t for stack in stacks if stack.t is not None]
+        self.rules = {id(stack.rule): (stack.rule, stack.key) for stack in stacks}
+        self.due, self.t = stacks[0].due, stacks[0].counted
+        self.rates = [(bucket.lr, bucket.lr_scale) for bucket in buckets]
 
     def prepare(self, buckets: Sequence[Bucket]) -> bool:
         """Take the gradients and numbers of a step; False if each launch has to look for itself: nothing is done."""
@@ -65,12 +74,17 @@ class Repeats(ABC):
         if given and are_the_same(given, self.given):
             addresses = array("Q", b"".join([bucket.addresses for bucket in buckets]))  # type: ignore[misc]
             decided = self.decide(buckets)
-            if decided is not None and are_aligned(addresses) and self.serves(decided[0], buckets[0].t):
+            if decided is not None and are_aligned(addresses) and self.serves(buckets[0].t):
                 self.together, (self.due, self.after) = True, decided
                 self.take(buckets, addresses)
         if was_together and not self.together:
-            self.forget_steps()
+            for stack in self.stacks:  # what they have noted is not what is there
+                stack.first.passes.tables.grad_places, stack.counted = UNKNOWN, -1
         return self.together
+
+    def serves(self, t: int | None) -> bool:
+        """Whether what is remembered serves a step."""
+        return t in (None, self.t + 1) and not any(launch.is_stale() for launch in self.launches)
 
     def decide(self, buckets: Sequence[Bucket]) -> tuple[Any, Mapping[str, float]] | None:
         """By the counts that the host keeps, what is due, and the counts then; None if that is not the same for all."""
@@ -82,6 +96,22 @@ class Repeats(ABC):
             return self.due, {}
         first, *others = [decide_by(*rule, counts, cast(int, t)) for rule in self.rules.values()]
         return first if all(each == first for each in others) else None
+
+    def take(self, buckets: Sequence[Bucket], addresses: array[int]) -> None:
+        """Take the gradients and numbers of a step."""
+        self.t = self.t if buckets[0].t is None else buckets[0].t
+        self.moving.put(self.places, array("Q", [addresses[i] for i in self.order]))
+        rates = [(bucket.lr, bucket.lr_scale) for bucket in buckets]
+        for launch, bucket in zip(self.launches, buckets, strict=True):
+            launch.begin(bucket, bucket.grads)
+            for stack in launch.stacks if rates != self.rates else ():
+                self.moving.rate(stack.last.moving[1], cast(Any, bucket.lr), bucket.lr_scale)
+        for t in self.noise_counts:
+            t.fill_(self.t)
+        for stack in self.stacks:
+            stack.due = self.due
+            stack.follow_factors()
+        self.rates = rates
 
     def key(self) -> int:
         """A number for what all launches depend on beside tables."""
@@ -114,128 +144,3 @@ def given_in(buckets: Sequence[Bucket]) -> list[Any]:
         if bucket.addresses is None or isinstance(bucket.lr, Tensor) or bucket.allowed is not None:
             return []
     return [buckets[0].grad_scale, *(bucket.setting for bucket in buckets)]
-
-
-class KronRepeats(Repeats):
-    """Batches of Kron's own kernels."""
-
-    def __init__(self, launches: Sequence[KronLaunch], moving: Moving, buckets: Sequence[Bucket]) -> None:
-        super().__init__(launches, moving)
-        self.batches = [launch.batch for launch in launches]
-        first, last = self.batches[0], self.batches[-1]
-        #: Where all their addresses of gradients are, and all their numbers.
-        self.places = slice(moving.places[id(first)].start, moving.places[id(last)].stop)
-        self.numbered = slice(moving.numbered[id(first)], moving.numbered[id(last)] + NUMBERS)
-        states = [s for bucket in buckets for s in bucket.states]
-        keys = *buckets[0].setting.rule.keys(buckets[0].shape, Count), "step"
-        self.counts = {key: HostCounts([s[key] for s in states]) for key in keys}
-        #: Whether it is possible at all: the device may count.
-        are_on_host = all(own.native is not None for own in self.counts.values())
-        self.works = are_on_host and all(bucket.t is not None for bucket in buckets)
-        #: By whether factors are due, what is launched for each batch.
-        self.known: dict[Any, list[Any]] = {}
-        #: Of each batch: the place of its kind among those that have the same numbers; a bucket of each with formulas.
-        self.kinds: list[int] = []
-        self.examples: list[tuple[int, Any]] = []
-
-    def note(self, buckets: Sequence[Bucket]) -> None:
-        from thalweg.kernels.triton.kron import formulas_of
-
-        due = {flag for batch in self.batches for flag in batch.due}
-        given, are_read_alike = given_in(buckets), all(batch.grads_aligned for batch in self.batches)
-        if not given or not self.works or len(due) != 1 or not are_read_alike:
-            return
-        if not are_the_same(given, self.given):
-            self.given, self.known, self.kinds, self.examples, self.rules = given, {}, [], [], {}
-            kinds: dict[Hashable, int] = {}
-            for place, (bucket, batch) in enumerate(zip(buckets, self.batches, strict=True)):
-                rule: Any = bucket.setting.stored_rule
-                self.rules[id(rule)] = rule, ""
-                formulas = formulas_of(batch, rule)
-                kind = id(bucket.setting), bucket.group, id(formulas)
-                if kind not in kinds:
-                    kinds[kind] = len(kinds)
-                    self.examples.append((place, formulas))
-                self.kinds.append(kinds[kind])
-        self.known[due.pop()] = [launch.prepared for launch in self.launches]
-        self.keys = {}
-
-    def serves(self, due: Any, t: int | None) -> bool:
-        return due in self.known
-
-    def take(self, buckets: Sequence[Bucket], addresses: array[int]) -> None:
-        from thalweg.kernels.triton.kron_formulas import Options, numbers_of
-
-        packed, rates = [], []
-        for place, formulas in self.examples:
-            bucket = buckets[place]
-            options, lr = Options.of(cast(Any, bucket.setting.stored_rule)), float(cast(Any, bucket.lr))
-            packed.append(self.moving.pack(numbers_of(formulas, options, bucket.t, lr, bucket.lr_scale)))
-            rates.append(bucket.rate)
-        self.moving.put(self.places, addresses)
-        self.moving.put(self.numbered, array("Q", b"".join([packed[kind] for kind in self.kinds])))
-        known = self.known[self.due]
-        for launch, batch, prepared, kind in zip(self.launches, self.batches, known, self.kinds, strict=True):
-            launch.prepared, launch.rate = prepared, rates[kind]
-            wanted = [self.due] * len(batch.due)
-            if batch.due != wanted:
-                batch.follow_due(wanted)
-
-    def forget_steps(self) -> None:
-        for batch in self.batches:
-            batch.grad_places = UNKNOWN
-
-
-class WholeRepeats(Repeats):
-    """Stacks of whole tensors."""
-
-    def __init__(self, launches: Sequence[WholeLaunch], moving: Moving) -> None:
-        super().__init__(launches, moving)
-        self.stacks: list[Stack] = []
-
-    def note(self, buckets: Sequence[Bucket]) -> None:
-        self.given, self.keys = [], {}
-        stacks = [stack for launch in self.launches for stack in launch.stacks]
-        tables = [stack.first.passes.tables for stack in stacks]
-        is_joint = all(part.moving is not None for launch in self.launches for part in launch.parts())
-        is_alike = len({(stack.due, stack.counted, *stack.host_counts) for stack in stacks}) == 1
-        are_read_alike = all(table.grads_aligned and table.count == len(table.grad_places) for table in tables)
-        if not is_joint or not is_alike or not are_read_alike:
-            return
-        if not are_the_same(stacks, self.stacks):
-            self.stacks = stacks
-            first, last = (self.moving.places[id(table)] for table in (tables[0], tables[-1]))
-            # where the addresses of all gradients are, side by side, and in which order
-            self.places, self.order, begin = slice(first.start, last.stop), list[int](), 0
-            for launch, bucket in zip(self.launches, buckets, strict=True):
-                self.order += [begin + i for i in chain.from_iterable(launch.members)]
-                begin += len(bucket.names)
-            keys = stacks[0].host_counts
-            self.counts = {key: HostCounts([s[key] for own in stacks for s in own.states]) for key in keys}
-        self.given = given_in(buckets)
-        self.noise_counts = [stack.t for stack in stacks if stack.t is not None]
-        self.rules = {id(stack.rule): (stack.rule, stack.key) for stack in stacks}
-        self.due, self.t = stacks[0].due, stacks[0].counted
-        self.rates = [(bucket.lr, bucket.lr_scale) for bucket in buckets]
-
-    def serves(self, due: Any, t: int | None) -> bool:
-        return t in (None, self.t + 1) and not any(launch.is_stale() for launch in self.launches)
-
-    def take(self, buckets: Sequence[Bucket], addresses: array[int]) -> None:
-        self.t = self.t if buckets[0].t is None else buckets[0].t
-        self.moving.put(self.places, array("Q", [addresses[i] for i in self.order]))
-        rates = [(bucket.lr, bucket.lr_scale) for bucket in buckets]
-        for launch, bucket in zip(self.launches, buckets, strict=True):
-            launch.begin(bucket, bucket.grads)
-            for stack in launch.stacks if rates != self.rates else ():
-                self.moving.rate(stack.last.moving[1], cast(Any, bucket.lr), bucket.lr_scale)
-        for t in self.noise_counts:
-            t.fill_(self.t)
-        for stack in self.stacks:
-            stack.due = self.due
-            stack.follow_factors()
-        self.rates = rates
-
-    def forget_steps(self) -> None:
-        for stack in self.stacks:
-            stack.first.passes.tables.grad_places, stack.counted = UNKNOWN, -1

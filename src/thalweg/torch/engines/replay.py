@@ -11,7 +11,7 @@ import os
 import struct
 import warnings
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -23,25 +23,19 @@ from thalweg.torch.sharding.owners import Errand
 
 #: Equal steps after which one is recorded, and recorded steps that are kept: with a refresh of factors and without.
 WARM, MOST_RECORDED = 3, 4
-#: Pairs of numbers for which a batch of Kron has room.
-NUMBERS = 16
 
 
 class Moving:
     """Addresses of gradients, and rates, of all launches of a run: one table on the host, and one on the device."""
 
-    def __init__(self, device: torch.device, tables: Sequence[Any], batches: Sequence[Any], rates: int) -> None:
-        """tables: of gradients. batches: of Kron. rates: how many pairs of lr and lr_scale there are."""
+    def __init__(self, device: torch.device, tables: Sequence[Any], rates: int) -> None:
+        """tables: of gradients. rates: how many pairs of lr and lr_scale there are."""
         from thalweg.kernels.triton.uploads import Uploads
 
         self.places, first = {}, 0
-        counts = [*(table.count for table in tables), *(len(batch.names) for batch in batches)]
-        for table, count in zip((*tables, *batches), counts, strict=True):
-            self.places[id(table)] = slice(first, first + count)
-            first += count
-        #: Where each batch has its numbers.
-        self.numbered = {id(batch): first + rates + i * NUMBERS for i, batch in enumerate(batches)}
-        rates += len(batches) * NUMBERS
+        for table in tables:
+            self.places[id(table)] = slice(first, first + table.count)
+            first += table.count
         self.host = array("Q", bytes(8 * (first + rates)))
         #: The same memory as a tensor: the driver has taken what it copies of it when a copy returns.
         self.view = torch.frombuffer(self.host, dtype=torch.int64)
@@ -53,12 +47,8 @@ class Moving:
         self.uploads, self.has_news = Uploads(device), True
         for table in tables:
             table.gradients, table.moving = self.device[self.places[id(table)]], self
-        for table in (*tables, *batches):
             table.grad_places = array("Q")  # to be noted anew
         self.known = [(0.0, 0.0)] * rates
-        #: The last numbers of a batch, and the same as words.
-        self.packed: tuple[Any, array[int]] = None, array("Q")
-        self.known_numbers: dict[tuple[int, tuple[str, ...]], dict[str, Tensor]] = {}
 
     def put(self, place: slice, words: array[int]) -> None:
         if self.host[place] != words:
@@ -77,30 +67,6 @@ class Moving:
             self.has_news = True
         rate, scale = self.pairs[place]
         return None if lr is None else rate, scale
-
-    def numbers(self, batch: Any, given: Mapping[str, float]) -> dict[str, Tensor]:
-        """Where the device finds the numbers of a batch, by name."""
-        first = self.numbered[id(batch)]
-        self.put(slice(first, first + NUMBERS), self.pack(given))
-        return self.named_numbers(id(batch), tuple(given))
-
-    def pack(self, given: Mapping[str, float]) -> array[int]:
-        """The numbers of a batch as words."""
-        if given is not self.packed[0]:  # those of most batches are the same
-            words = array("Q", struct.pack(f"{2 * NUMBERS}f", *given.values(), *[0.0] * (2 * NUMBERS - len(given))))
-            self.packed = given, words
-        return self.packed[1]
-
-    def named_numbers(self, batch: int, names: tuple[str, ...]) -> dict[str, Tensor]:
-        found = self.known_numbers.get((batch, names))
-        if found is None:
-            floats = self.rates[2 * (self.numbered[batch] - self.first) :]
-            found = self.known_numbers[batch, names] = {name: floats[i : i + 1] for i, name in enumerate(names)}
-        return found
-
-    def copy_addresses(self, batch: Any) -> None:
-        """On the device: those of a batch's gradients, to where it has them."""
-        batch.take_gradients(self.device[self.places[id(batch)]])
 
     def upload(self) -> None:
         """Copy what has moved, if anything has; always where a user records a graph, whose replays copy it again."""

@@ -232,8 +232,6 @@ def request_of(
     """What is asked of owners. shown: what they have to see whole."""
     by_kernels, handling, count = bucket.way == "fused", bucket.setting.handling, len(bucket.names)
     numbers: Sequence[Any] = t.values.unbind() if isinstance(t, PerTensor) else [t] * count
-    if by_kernels and isinstance(t, PerTensor):  # the host has to know
-        numbers = [round(number) for number in t.values.tolist()]
     own, factors = (rule.keys(bucket.shape, role) for role in (PerSlice, Factor))
     parts = bucket.parts
     if has_whole_slices(rule, bucket):  # experts need no owner

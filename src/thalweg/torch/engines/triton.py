@@ -22,29 +22,20 @@ from thalweg.rules import WholeRule
 from thalweg.settings import Setting
 from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
-from thalweg.torch.engines.choice import steps_by_hand
 from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
 from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Foreseen, Statistics
-from thalweg.torch.engines.repeats import KronRepeats, Repeats, WholeRepeats
+from thalweg.torch.engines.repeats import Repeats
 from thalweg.torch.engines.replay import Launches, Moving, Replay
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
-from thalweg.torch.engines.triton_whole import (
-    KronLaunch,
-    OwnedLaunch,
-    Room,
-    WholeLaunch,
-    arguments_of,
-    count_stacks,
-    step_slot,
-)
+from thalweg.torch.engines.triton_whole import OwnedLaunch, Room, WholeLaunch, count_stacks, step_slot
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 from thalweg.torch.sharding.owners import Errand, Owners, in_turn
 
 #: What a step copies to the device, and its decision.
 BYTES_OF_STEP = 2**14
 
-AnyLaunch: TypeAlias = "Launch | KronLaunch | WholeLaunch"
+AnyLaunch: TypeAlias = "Launch | WholeLaunch"
 
 
 class Triton:
@@ -55,7 +46,6 @@ class Triton:
         self.owners = owners
         #: Runs that a CUDA graph of the user's goes on using.
         self.captured: list[TritonRun] = []
-        self.kron: Any = None
         self.room = Room()
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> TritonRun:
@@ -70,13 +60,6 @@ class Triton:
 
     def forget(self) -> None:
         pass
-
-    def kron_kernels(self) -> Any:
-        if self.kron is None:
-            from thalweg.kernels.triton.kron import KronKernels
-
-            self.kron = KronKernels()
-        return self.kron
 
 
 class TritonRun:
@@ -103,25 +86,24 @@ class TritonRun:
             are_the_same(gradients_of(bucket, contiguous), bucket.grads)
             for bucket, contiguous in zip(buckets, self.contiguous, strict=True)
         ]
-        self.scratch: Tensor | None = None
         self.statistics: Statistics = {
             name: functools.partial(launch.figures, i)
             for bucket, launch in zip(buckets, self.launches, strict=True)
             for i, name in enumerate(bucket.names)
         }
-        self.is_new, self.sharded = True, any(bucket.parts for bucket in buckets)
+        self.sharded = any(bucket.parts for bucket in buckets)
         devices = {launch.device for launch in self.launches}
         self.moving: Moving | None = None
         #: Of all gradients, in the order of the buckets; None if they are not needed here.
         self.squares: Squares | None = None
-        #: Launches of one kind that are prepared together where they repeat, with their places.
-        self.repeats: list[tuple[Repeats, list[int]]] = []
+        #: Launches of whole tensors, which are prepared together where they repeat, and their places.
+        self.repeats: Repeats | None = None
+        self.whole = [i for i, launch in enumerate(self.launches) if isinstance(launch, WholeLaunch)]
         self.replay: Replay | None = None
         #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
         self.rounds: Launches | None = None
         if len(devices) == 1:
             (device,) = devices
-            kron = [launch for launch in self.launches if isinstance(launch, KronLaunch)]
             whole = [launch for launch in self.launches if isinstance(launch, WholeLaunch)]
             plain = [launch for launch in self.launches if isinstance(launch, Launch)]
             parts = [part for own in (plain, whole) for launch in cast(Any, own) for part in launch.parts()]
@@ -130,16 +112,11 @@ class TritonRun:
             if not self.sharded and (handling.needs_norm or handling.may_skip):
                 self.squares = Squares([g for bucket in buckets for g in bucket.grads])
                 tables += self.squares.tables
-            self.moving = Moving(device, tables, [launch.batch for launch in kron], len(parts))
+            self.moving = Moving(device, tables, len(parts))
             for place, part in enumerate(parts):
                 part.moving = self.moving, place
-            for launch in kron:
-                launch.moving = self.moving
-            if kron:
-                places = self.places_of(KronLaunch)
-                self.repeats.append((KronRepeats(kron, self.moving, [buckets[i] for i in places]), places))
             if whole:
-                self.repeats.append((WholeRepeats(whole, self.moving), self.places_of(WholeLaunch)))
+                self.repeats = Repeats(whole, self.moving)
             self.replay = Replay(device)
         self.measures_gradients = self.squares is not None
         #: What a GradScaler decides, where recorded steps find it; or what decides when the gradients are measured.
@@ -148,8 +125,6 @@ class TritonRun:
         self.decision: Decision | None = None
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
-        if steps_by_hand(bucket.setting, bucket.params[0], bucket.states[0]):
-            return KronLaunch(self.engine.kron_kernels(), bucket)
         if isinstance(bucket.setting.rule, WholeRule):
             return WholeLaunch(bucket, self.engine.room, plain_launch)
         stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
@@ -161,18 +136,16 @@ class TritonRun:
         if self.decision is None and self.moving is not None and (scale is not None or allowed is not None):
             self.scale, self.allowed = held_in(self.scale, scale), held_in(self.allowed, allowed)
             buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
-        repeated: set[int] = set()
-        for each, own in self.repeats if all(self.in_place) else ():
-            if each.prepare([buckets[i] for i in own]):
-                repeated.update(own)
+        whole, repeated = [buckets[i] for i in self.whole], list[int]()
+        if self.repeats is not None and all(self.in_place) and self.repeats.prepare(whole):
+            repeated = self.whole
         for i, (launch, bucket) in enumerate(zip(self.launches, buckets, strict=True)):
             if i not in repeated:
                 places = bucket.addresses if self.in_place[i] else None
                 grads = bucket.grads if places is not None else gradients_of(bucket, self.contiguous[i])
                 launch.prepare(bucket, grads, places)
-        for each, own in self.repeats:
-            if not each.together:
-                each.note([buckets[i] for i in own])
+        if self.repeats is not None and not self.repeats.together:
+            self.repeats.note(whole)
         if self.decision is not None:
             self.follow_gradients(buckets)
         if self.moving is not None:
@@ -180,9 +153,6 @@ class TritonRun:
         capturing = is_capturing(self.params[0].device)
         if capturing and self not in self.engine.captured:
             self.engine.captured.append(self)
-        if self.engine.kron is not None:
-            self.prepare_kron(buckets, capturing)
-        self.is_new = False
 
     def follow_gradients(self, buckets: Sequence[Bucket]) -> None:
         """Note where the gradients are whose squares are to be found."""
@@ -192,25 +162,6 @@ class TritonRun:
             places.extend(map(Tensor.data_ptr, launch.grads) if known is None else known)
         assert self.squares is not None
         self.squares.follow(places)
-
-    def places_of(self, kind: type[AnyLaunch]) -> list[int]:
-        return [i for i, launch in enumerate(self.launches) if isinstance(launch, kind)]
-
-    def prepare_kron(self, buckets: Sequence[Bucket], capturing: bool) -> None:
-        """Compile what is new, and follow scratch memory, which all batches of an optimizer share."""
-        kernels = self.engine.kron
-        if not self.is_new and not capturing and self.scratch is kernels.scratch.get(self.params[0].device):
-            return
-        pairs = zip(self.launches, buckets, strict=True)
-        own = {launch: bucket for launch, bucket in pairs if isinstance(launch, KronLaunch)}
-        if self.is_new and own:
-            kernels.prepare([arguments_of(bucket, launch.grads) for launch, bucket in own.items()])
-        for launch in own:
-            self.scratch = kernels.scratch_for(launch.batch)
-        for launch in own:  # when all of them have asked for the memory that they share
-            launch.prepared.follow_scratch()
-        for each, _ in self.repeats:
-            each.keys.clear()
 
     def measure(self, on_nonfinite: str) -> list[Computation]:
         """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""
@@ -250,11 +201,11 @@ class TritonRun:
             for launch in self.launches:
                 with on_device(launch.device):
                     launch.write()
-        for each, _ in self.repeats:
-            each.count_step()
-        for launch in self.launches if self.moving is None else ():
-            if isinstance(launch, (KronLaunch, WholeLaunch)):
-                launch.count_step()
+        if self.repeats is not None:
+            self.repeats.count_step()
+        else:
+            for i in self.whole:
+                cast(WholeLaunch, self.launches[i]).count_step()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version(self.params)
         return self.statistics
@@ -262,12 +213,11 @@ class TritonRun:
     def key(self) -> Hashable:
         """What all launches depend on beside tables."""
         others = [launch.key() for launch in self.launches if isinstance(launch, Launch)]
-        decided, age = None, self.engine.owners.age
+        decided = None
         if self.decision is not None and self.squares is not None:
             decided = self.decision.key(), self.squares.key()
-        together = [each.key() for each, _ in self.repeats]
-        is_rounded = bool(self.repeats) and allows_tf32()
-        return tuple(others), *together, decided, age, is_rounded
+        together = None if self.repeats is None else (self.repeats.key(), allows_tf32())
+        return tuple(others), together, decided
 
     def launch_all(self) -> Launches:
         sharded = [launch for launch in self.launches if isinstance(launch, Launch) and launch.bucket.parts]

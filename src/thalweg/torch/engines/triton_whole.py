@@ -1,7 +1,6 @@
 """Rules that need whole tensors on GPUs: fused kernels for what goes element by element, products between them.
 
-Tensors of one shape are one stack. What is shown of them is written into memory that all buckets share. Kron has
-kernels of its own for all of it, with the options that these serve.
+Tensors of one shape are one stack. What is shown of them is written into memory that all buckets share.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from torch import Tensor
 from thalweg.codecs import scale_key
 from thalweg.dtypes import DTYPES
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
-from thalweg.kernels.triton.served import reason_against
 from thalweg.programs.parts import SHOWN, decide_by, first_part, last_part, own_key
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Direction, WholeRule
@@ -79,8 +77,8 @@ def count_stacks(params: Sequence[Foreseen]) -> int:
         copies = sum(math.prod(p.entries[key][0]) for key in rule.keys(p.shape, PerSlice))
         numbers = rule.count_temporaries() * DTYPES[rule.whole_dtype(arithmetic(p.dtype))].bytes * p.extent
         needed[rule.has_factors].append((p, numbers + 4 * copies))
-        if type(rule).keep is not WholeRule.keep and reason_against(p.setting, p.shape, p.dtype, p.entries):
-            kept += 4 * copies  # of those that kernels step in part alone
+        if type(rule).keep is not WholeRule.keep:
+            kept += 4 * copies
     largest = max(count_largest(needed[True], FACTORS_CHUNK), count_largest(needed[False], WHOLE_CHUNK))
     return largest + kept + BYTES_OF_LIBRARY if params else 0
 
@@ -360,7 +358,7 @@ class Share(NamedTuple):
 
 
 class OwnedLaunch(WholeLaunch):
-    """One bucket of shards or replicas, on which owners do the middle part, slot by slot."""
+    """One bucket of shards or replicas of a rule without factors: owners do the middle part, slot by slot."""
 
     def __init__(self, bucket: Bucket, slots: Mapping[int, Sequence[int]], owners: Owners, by_elements: LayOut) -> None:
         """slots: by number, the members that travel together."""
@@ -382,7 +380,6 @@ class OwnedLaunch(WholeLaunch):
             for own in by_shape.values():
                 room = memory[begin : begin + len(own) * staged.params[own[0]].numel()]
                 stacks.append((Stack(staged.chosen(own), room, self.by_elements), own))
-                stacks[-1][0].t, stacks[-1][0].keeps = None, False  # owners draw noise, and have factors as a whole
                 begin += sum(sizes[members[at]] for at in own)
             self.shares[slot] = Share(members, stacks, pairs)
         both = [
@@ -396,33 +393,22 @@ class OwnedLaunch(WholeLaunch):
     def key(self) -> Hashable:
         return self.bucket.setting.stored_rule, super().key()
 
-    def begin(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
-        super().begin(bucket, grads)
-        if bucket.t is not None:
-            self.owners.whitening.follow(cast(Any, bucket.setting.stored_rule), bucket.t)
-
     def show(self, slot: int) -> Request:
         """Write the momentum of a slot; what owners are asked then."""
         members, stacks, staged = self.shares[slot]
         for tensor, held in staged:
             held.copy_(tensor)
-        bucket, shown, due = self.bucket.chosen(members), list[Any](members), list[Any](members)
+        bucket, shown = self.bucket.chosen(members), list[Any](members)
         for stack, own in stacks:
             stack.show()
             for at, x in zip(own, stack.shown.unbind(), strict=True):
-                shown[at], due[at] = x, stack.due
+                shown[at] = x
         rule = cast(WholeRule, bucket.setting.stored_rule)
-        state = {key: TensorList([s[key] for s in bucket.states]) for key in self.stacks[0].whole_keys}
-        return replace(request_of(rule, bucket, [TensorList(shown)], state, bucket.t or 0, due=True), due=due)
+        return request_of(rule, bucket, [TensorList(shown)], {}, bucket.t or 0, due=True)
 
-    def take(self, slot: int, answer: Direction, *, changes: bool) -> None:
-        """Write what owners have made for a slot. changes: whether factors do."""
-        members, stacks, staged = self.shares[slot]
-        for key, rows in answer.state.items() if changes else ():
-            kept = [self.bucket.states[i][key] for i in members]
-            if self.bucket.allowed is not None:
-                rows = [torch.where(self.bucket.allowed, row, old) for row, old in zip(rows, kept, strict=True)]
-            torch._foreach_copy_(kept, list(rows))
+    def take(self, slot: int, answer: Direction) -> None:
+        """Write what owners have made for a slot."""
+        _, stacks, staged = self.shares[slot]
         for stack, own in stacks:
             figures = {key: torch.stack([each[at] for at in own]) for key, each in answer.figures.items()}
             for key, figure in stack.rule.show_figures(xp, figures, stack.due).items():
@@ -438,71 +424,10 @@ class OwnedLaunch(WholeLaunch):
 def step_slot(team: Team, slot: int, launches: Sequence[OwnedLaunch]) -> Messages:
     requests = [launch.show(slot) for launch in launches]
     answers = yield from team.make_in_turn(requests)
-    for launch, request, answer in zip(launches, requests, answers, strict=True):
-        launch.take(slot, answer, changes=request.changes)
+    for launch, answer in zip(launches, answers, strict=True):
+        launch.take(slot, answer)
 
 
 def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
     """Some of a state, where it has them, under other names."""
     return {own: state[key] for key, own in names.items() if key in state}
-
-
-def arguments_of(bucket: Bucket, grads: Sequence[Tensor]) -> dict[str, Any]:
-    """What Kron's kernels take of a bucket."""
-    return dict(
-        names=bucket.names,
-        params=bucket.params,
-        grads=grads,
-        states=bucket.states,
-        rule=bucket.setting.stored_rule,
-        handling=bucket.setting.handling,
-        t=bucket.t,
-    )
-
-
-class KronLaunch:
-    """One bucket of Kron's: whole matrices of one shape, with all that happens to them."""
-
-    #: What copies addresses and numbers to the device; None: this launch does.
-    moving: Any = None
-
-    def __init__(self, kernels: Any, bucket: Bucket) -> None:
-        self.kernels, self.device = kernels, bucket.params[0].device
-        self.grads: Sequence[Tensor] = ()
-        given = bucket.names, bucket.params, bucket.grads, bucket.states
-        self.batch = kernels.batch(*given, bucket.setting.stored_rule, bucket.setting.handling)
-        self.prepared: Any = None
-
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
-        self.grads, self.rate = grads, bucket.rate
-        self.prepared = self.kernels.prepare_step(
-            **arguments_of(bucket, grads),
-            lr=bucket.lr,
-            lr_scale=bucket.lr_scale,
-            grad_scale=bucket.grad_scale,
-            allowed=bucket.allowed,
-            batch=self.batch,
-            moving=self.moving,
-            places=places,
-        )
-
-    def key(self) -> Hashable:
-        key: Hashable = self.prepared.key()
-        return key
-
-    def measure(self) -> Computation:
-        """Ask for nothing: sharded tensors go to their owners."""
-        yield from ()
-
-    def write(self) -> None:
-        self.prepared.launch()
-
-    def count_step(self) -> None:
-        self.prepared.count_step()
-
-    def release(self) -> None:
-        self.grads = ()
-
-    def figures(self, index: int) -> dict[str, Any]:
-        stats = self.prepared.outcome().stats
-        return {**self.rate, **{key: values[index] for key, values in stats.items()}}

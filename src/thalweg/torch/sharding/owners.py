@@ -19,7 +19,7 @@ from torch import Tensor
 
 from thalweg.arrays import Shape, State
 from thalweg.kernels.chunks import SMALL
-from thalweg.rules import Direction, Kron
+from thalweg.rules import Direction
 from thalweg.rules.whole import SLOT, no_loads, owners_of, slots_of
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding import collectives
@@ -47,17 +47,11 @@ class Owners:
         """slot: how many elements travel at a time."""
         self.slot = slot
         self.teams: dict[TeamKey, Team] = {}
-        self.whitening = OwnerWhitening()
 
     def forget(self) -> None:
         """Drop whole factors, because state was loaded or dropped; the next step gathers them again."""
         for team in self.teams.values():
             team.forget()
-
-    @property
-    def age(self) -> int:
-        """Another one, whenever owners have lost what they kept."""
-        return self.whitening.age + sum(team.age for team in self.teams.values())
 
     def make(self, requests: Sequence[Request]) -> list[Direction]:
         """For each request lists of this rank's shards of tensors that were made, and of its rows of their factors."""
@@ -152,25 +146,23 @@ class Team:
 
     def __init__(self, shards: Ranks, replicas: Ranks, owners: Owners) -> None:
         self.shards, self.replicas = shards, replicas
-        self.slot, self.whitening = owners.slot, owners.whitening
+        self.slot = owners.slot
         #: By name, then by rank: the block of the parameter, and those of its factors.
         self.blocks: dict[str, list[dict[str, Block]]] = {}
         #: The replica, and the rank in it, that transforms a parameter.
         self.owners: dict[str, tuple[int, int]] = {}
         self.loads = no_loads(shards.size, replicas.size)
-        #: The whole factors of what this rank owns; for kernels as they are stored, with their norms.
+        #: The whole factors of what this rank owns.
         self.whole: dict[str, State[Tensor]] = {}
-        #: Parameters whose owners have their whole factors, and whether for kernels; the same on every rank.
-        self.known: dict[str, bool] = {}
+        #: Parameters whose owners have their whole factors; the same on every rank.
+        self.known: set[str] = set()
         #: By what decides it, what travels together.
         self.slots: dict[Hashable, list[Slot]] = {}
-        self.age = 0
 
     def forget(self) -> None:
         """Drop whole factors."""
         self.known.clear()
         self.whole.clear()
-        self.age += 1
 
     def meet(self, requests: Sequence[Request]) -> None:
         """Exchange the layouts of parameters that are not known, if there are any, and choose their owners."""
@@ -206,12 +198,12 @@ class Team:
     def begin(self, requests: Sequence[Request]) -> tuple[list[Messages], list[Answer]]:
         """The slots of some requests, and what they will fill."""
         dtype = widest([request.dtype for request in requests])
-        apart = [[*zip(self.find_cold(request), request.turns, strict=True)] for request in requests]
-        key = dtype, tuple(facts_of(*both) for both in zip(requests, apart, strict=True))
+        cold = [self.find_cold(request) for request in requests]
+        key = dtype, tuple(facts_of(*both) for both in zip(requests, cold, strict=True))
         if key not in self.slots:
             if len(self.slots) == MOST_KEPT:
                 self.slots.clear()
-            self.slots[key] = self.lay_out(requests, apart, dtype)
+            self.slots[key] = self.lay_out(requests, cold, dtype)
         answers = [Answer(request) for request in requests]
         return [self.make_slot(slot, requests, dtype, answers) for slot in self.slots[key]], answers
 
@@ -219,20 +211,18 @@ class Team:
         """Of each parameter, whether its owner does not have its factors as a whole."""
         if not request.matrices:
             return [False] * len(request.names)
-        return [not request.remembered or self.known.get(name) != request.by_kernels for name in request.names]
+        return [not request.remembered or name not in self.known for name in request.names]
 
-    def lay_out(
-        self, requests: Sequence[Request], apart: Sequence[Sequence[tuple[bool, int]]], dtype: torch.dtype
-    ) -> list[Slot]:
-        """Find what travels together. apart: whether a parameter is cold, and its turn. dtype: of messages."""
+    def lay_out(self, requests: Sequence[Request], cold: Sequence[Sequence[bool]], dtype: torch.dtype) -> list[Slot]:
+        """Find what travels together. cold: of each request, which parameters are. dtype: of messages."""
         slots = []
         for members in self.divide(requests):
             alike: dict[Hashable, Batch] = {}
             for at, i in members:
                 name, shape = requests[at].names[i], requests[at].parts[i].shape
                 owner, blocks = self.owners[name], self.blocks[name]
-                kind = at, owner, shape, tuple(tuple(own.items()) for own in blocks), apart[at][i]
-                alike.setdefault(kind, Batch(at, [], owner, shape, blocks, apart[at][i][0])).members.append(i)
+                kind = at, owner, shape, tuple(tuple(own.items()) for own in blocks), cold[at][i]
+                alike.setdefault(kind, Batch(at, [], owner, shape, blocks, cold[at][i])).members.append(i)
             slots.append(self.measure(list(alike.values()), requests, dtype))
         return slots
 
@@ -304,9 +294,9 @@ class Team:
                 request = requests[batch.request]
                 for name in (request.names[i] for i in batch.members):
                     if request.remembered:
-                        self.known[name] = request.by_kernels
+                        self.known.add(name)
                     else:
-                        self.known.pop(name, None)
+                        self.known.discard(name)
 
     def work(self, batches: Sequence[Batch], requests: Sequence[Request], readers: list[Reader]) -> list[Made]:
         """Assemble the tensors that this rank owns, and do the work on them. Readers are empty afterwards."""
@@ -316,7 +306,7 @@ class Team:
             given.append([[tensors[i] for i in batch.members] for tensors in request.tensors])
             if readers:
                 given[-1] = [assemble(batch, "p", batch.shape, request.dtype, readers) for _ in request.tensors]
-            if batch.cold and (readers or request.by_kernels):
+            if batch.cold and readers:
                 self.take_factors(batch, request, readers)
         readers.clear()  # do not keep a second copy
         made: list[Made] = []
@@ -325,9 +315,6 @@ class Team:
             if request.rule.is_stackable(batch.shape):
                 space = space_of_kernels() if request.by_kernels else xp
                 made.append(join(transform_stacks(request.rule, tensors, space=space)))
-            elif request.by_kernels:
-                factors = [self.whole[request.names[i]] for i in batch.members]
-                made.append(self.whitening.whiten(batch, request, [list(x) for x in tensors], factors))
             else:
                 made.append(self.transform_each(batch, request, tensors))
             del tensors
@@ -379,38 +366,23 @@ class Team:
             self.whole[name] = {key: as_stored(request, made[key], old[key]) for key in request.matrices}
 
     def take_factors(self, batch: Batch, request: Request, readers: Sequence[Reader]) -> None:
-        """Keep the whole factors of a batch; buffers of kernels, which write in place, are the same at every step."""
-        shapes, names = factor_shapes(request.rule, batch.shape), [request.names[i] for i in batch.members]
-        found: dict[str, Tensor | Sequence[Tensor]] = {
-            key: [own[i] for i in batch.members] for key, own in request.factors.items()
-        }
-        if readers:
-            own = {key: assemble(batch, key, shapes[key], request.dtype, readers) for key in request.matrices}
-            found = {**found, **own} if request.by_kernels else dict(own)
-        for j, name in enumerate(names):
-            whole = {key: own[j] for key, own in found.items()}
-            if not request.by_kernels:
-                self.whole[name] = whole
-                continue
-            if name not in self.whole or self.known.get(name) is False:
-                self.whole[name] = {
-                    key: torch.empty_like(x, dtype=request.stored if key in shapes else x.dtype)
-                    for key, x in whole.items()
-                }
-            for key, x in whole.items():
-                self.whole[name][key].copy_(x)
+        """Keep the whole factors of a batch."""
+        shapes = factor_shapes(request.rule, batch.shape)
+        stacks = {key: assemble(batch, key, shapes[key], request.dtype, readers) for key in request.matrices}
+        for place, i in enumerate(batch.members):
+            self.whole[request.names[i]] = {key: stack[place] for key, stack in stacks.items()}
 
 
 def read(exchange: collectives.Exchange) -> list[Reader]:
     return list(map(Reader, exchange.read()))
 
 
-def facts_of(request: Request, apart: Sequence[tuple[bool, int]]) -> Hashable:
+def facts_of(request: Request, cold: Sequence[bool]) -> Hashable:
     """What the layout of messages depends on."""
     first = request.parts[0].shape
     norms = tuple((key, request.factors[key][0].shape, request.factors[key][0].dtype) for key in request.norms)
     how = request.changes, request.by_kernels, len(request.tensors), request.rule.figure_shape(first), norms
-    return tuple(request.names), tuple(apart), how
+    return tuple(request.names), tuple(cold), how
 
 
 def assemble(batch: Batch, key: str, shape: Shape, dtype: torch.dtype, readers: Sequence[Reader]) -> Tensor:
@@ -497,45 +469,3 @@ def as_stored(request: Request, factor: Tensor, old: Tensor) -> Tensor:
     rounded = factor.to(request.stored).to(request.dtype)
     overflows = request.stored == torch.float16 and not bool(torch.isfinite(rounded).all())
     return old if overflows else rounded
-
-
-# ---- kernels for GPUs
-
-
-class OwnerWhitening:
-    """The kernels of one optimizer for the tensors that this rank owns, loaded when first needed."""
-
-    def __init__(self) -> None:
-        self.kernels: Any = None
-
-    @property
-    def age(self) -> int:
-        return 0 if self.kernels is None else cast(int, self.kernels.age)
-
-    def follow(self, rule: Kron, t: int) -> None:
-        """Take the numbers of a step, which recorded launches find on the device."""
-        if self.kernels is not None:
-            self.kernels.follow(rule, t)
-
-    def whiten(
-        self, batch: Batch, request: Request, tensors: Sequence[Sequence[Tensor]], factors: Sequence[State[Tensor]]
-    ) -> Made:
-        """Whitened tensors, the means of their squares, and the factors, which are written in place."""
-        from thalweg.kernels.triton.kron_owners import Job, OwnerKernels
-
-        if self.kernels is None:
-            self.kernels = OwnerKernels()
-        job = Job(
-            names=[request.names[i] for i in batch.members],
-            learned=tensors[-1],
-            shown=tensors[0],
-            factors=factors,
-            rule=cast(Kron, request.rule),
-            seed=request.seed,
-            t=request.t[batch.members[0]],
-            due=[bool(request.due[i]) for i in batch.members],
-        )
-        ((h, squares),) = self.kernels.whitened([job])
-        shape = request.rule.figure_shape(batch.shape)
-        kept = {key: [own[key] for own in factors] for key in request.factors}
-        return Made(h, {"square": squares.reshape(batch.size, *shape)}, kept)

@@ -32,7 +32,7 @@ class Request:
     stored: torch.dtype | None
     #: Whether owners may keep the whole factors until the next step.
     remembered: bool
-    #: Whether owners take kernels for GPUs; the same on every rank.
+    #: Whether owners multiply by kernels for GPUs; the same on every rank.
     by_kernels: bool
     #: Whether the factors learn in this step, or what else is due.
     due: Sequence[bool | float]
@@ -53,14 +53,6 @@ class Request:
     def changes(self) -> bool:
         """Whether factors and norms are others after this step."""
         return bool(self.factors) and (self.rule.learns_always or any(self.due))
-
-    @property
-    def turns(self) -> Sequence[int]:
-        """For each parameter a number, equal for those of one step count, which kernels take together."""
-        if not self.by_kernels:
-            return [0] * len(self.names)
-        numbers = {t: place for place, t in enumerate(dict.fromkeys(self.t))}
-        return [numbers[t] for t in self.t]
 
     def blocks(self, index: int) -> dict[str, Block]:
         """This rank's shards of a parameter and of its factors."""
