@@ -23,10 +23,11 @@ from side_by_side_torch import agree  # noqa: E402
 import thalweg.torch  # noqa: E402
 from thalweg.check.problem import draw  # noqa: E402
 from thalweg.errors import OptimError, StateError  # noqa: E402
-from thalweg.torch.step import look  # noqa: E402
 
 pytestmark = needs_core
 
+#: torch's table of functions that describe tensors, by DLPack.
+TABLE = "__dlpack_c_exchange_api__"
 SHAPES = {"w": (3, 4), "b": (5,), "v": (3, 4), "u": (4, 3)}
 #: Steps of moderate size, with all that a rule keeps and sums up.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -382,9 +383,9 @@ def test_one_change_between_two_steps(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_one_change_where_native_code_is_told_of_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a torch that has no functions for it."""
-    monkeypatch.setattr(look, "interpreter", lambda: None)
+def test_one_change_where_torch_describes_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a torch that is older than 2.13."""
+    monkeypatch.delattr(torch.Tensor, TABLE, raising=False)
     for name in CHANGES | GRADIENTS:
         make_one_change(name)
 
@@ -458,7 +459,7 @@ def test_changes_of_shards(mesh: Any, plainly: bool, monkeypatch: pytest.MonkeyP
     from torch.distributed.tensor.debug import CommDebugMode
 
     if plainly:
-        monkeypatch.setattr(look, "interpreter", lambda: None)
+        monkeypatch.delattr(torch.Tensor, TABLE, raising=False)
 
     def place(x: Any, how: Any) -> Any:
         return DTensor.from_local(x, mesh, [how], run_check=False)

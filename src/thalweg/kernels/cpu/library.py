@@ -39,10 +39,9 @@ def reason_missing() -> str | None:
 def with_lock() -> ctypes.PyDLL:
     """The same library, for functions that use Python objects: they are called with the interpreter's lock held."""
     library = ctypes.PyDLL(load()._name)
-    library.thalweg_look_again.restype = c_int64
-    library.thalweg_look_again.argtypes = (
-        *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int32),
-        *([ctypes.py_object] * 5),
+    library.thalweg_describe.restype = c_int64
+    library.thalweg_describe.argtypes = (
+        *(ctypes.py_object, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int32),
     )
     return library
 
@@ -93,7 +92,7 @@ def declare(library: ctypes.CDLL) -> None:
     library.thalweg_counts.restype, library.thalweg_counts.argtypes = c_int32, (c_void_p, c_int64, c_void_p)
     library.thalweg_count.restype, library.thalweg_count.argtypes = None, (c_void_p, c_int64, c_char_p)
     # its arguments are declared where it is called with the interpreter's lock
-    library.thalweg_look_again.restype = c_int64
+    library.thalweg_describe.restype = c_int64
     library.thalweg_run.restype = None
     library.thalweg_run.argtypes = (
         *(c_void_p, c_void_p, c_void_p, c_int64),

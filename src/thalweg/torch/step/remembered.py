@@ -19,7 +19,7 @@ from thalweg.settings import Settings
 from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.step.buckets import OfGroups
-from thalweg.torch.step.look import Given, look_at
+from thalweg.torch.step.look import Given, Look
 from thalweg.torch.step.runs import Runs
 
 #: Steps of different parameters that are remembered at once: experts and adversaries take turns.
@@ -55,11 +55,7 @@ class RememberedStep:
         #: The places of those parameters among all that were given.
         at = {p: i for i, p in enumerate(chain.from_iterable(given))}
         order = [at[p] for p in params]
-        self.look = look_at(given, order, states)
-        #: Puts gradients into the order of the buckets.
-        self.sort_gradients: Callable[[Sequence[Any]], Sequence[Any]] = (
-            operator.itemgetter(*order) if len(order) > 1 else lambda grads: [grads[i] for i in order]
-        )
+        self.look = Look(given, order, states)
         self.counts = [HostCounts([s["step"] for s in bucket.states]) for bucket in buckets]
         #: All that native code can read, at once: most are equal.
         readable = [counts.native.addresses for counts in self.counts if counts.native is not None]
@@ -99,11 +95,10 @@ class RememberedStep:
         found = self.look.find_gradients(given, states)
         if found is None:
             return None
-        every_grad, addresses, negated = found  # if it is negated, what lies there is not what it is
+        grads, addresses, negated = found  # if it is negated, what lies there is not what it is
         settings, rates = options()
         if settings is not self.settings and not self.follow(settings):
             return None
-        grads = self.sort_gradients(every_grad)
         all_equal = None if self.readable is None else self.readable.read()
         buckets, first = [], 0
         for bucket, counts in zip(self.buckets, self.counts, strict=True):

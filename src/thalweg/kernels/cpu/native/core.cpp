@@ -9,7 +9,6 @@
 #include <cstring>
 #include <vector>
 
-#include "look.h"
 #include "emitted_names.h"
 #include "passes.h"
 #include "scalars.h"
@@ -347,48 +346,49 @@ EXPORTED void thalweg_point(Tensor* tensors, int64_t count, const int64_t* owner
     for (int64_t i = 0; i < count; i++) tensors[i].operand[1] = reinterpret_cast<void*>(bases[owners[i]] + offsets[i]);
 }
 
-// Look at parameters, their gradients and their states, lists and dictionaries of Python. What is found is written to
-// `words` as far as there is room, or compared with what is there. given: lists of parameters; grads: one list as long as
-// all of them, which gets their attributes of this name, `none` where there is no gradient. places: of each parameter,
-// where in `addresses` its gradient goes; -1: it has none. negated: whether a gradient is the negative of what lies
-// there. The answer is how many words there are; -1: they differ, or something is not a tensor.
-EXPORTED int64_t thalweg_look_again(const Interpreter* python, const int64_t* places, int64_t count,
-                                    int64_t* addresses, int32_t* negated, int64_t* words, int64_t room,
-                                    const char* const* read, int64_t lines, int32_t compares, void* given, void* grads,
-                                    void* states, void* name, void* none) {
-    for (int64_t i = 0; i < lines; i++) __builtin_prefetch(read[i]);
-    Words found{words, words + room, compares != 0};
-    *negated = 0;
-    const int64_t lists = python->size(given);
-    found.take(lists);
-    int64_t place = 0;
-    for (int64_t k = 0; k < lists && found.same; k++) {
-        void* list = python->item(given, k);
-        const int64_t length = python->size(list);
-        found.take(length);
-        found.same = found.same && length <= count - place;
-        for (int64_t i = 0; i < length && found.same; i++, place++) {
-            void* parameter = python->item(list, i);
-            found.take(parameter);
-            if (!found.same) break;  // it may be no tensor
-            void* grad = python->attribute(parameter, name);
-            found.same = grad && (grad == none) == (places[place] < 0);
-            if (grad) python->set(grads, place, grad);
+// A tensor as DLPack describes it, version 1.
+struct Described {
+    void* data;
+    int32_t device_type, device;
+    int32_t axes;
+    uint8_t code, bits;
+    uint16_t lanes;
+    const int64_t *shape, *strides;
+    uint64_t offset;
+};
+
+// How the tensors of a Python list are stored: written to `words` as far as there is room, or compared with what is
+// there. item: Python's function for an item of a list. describe: the framework's, which answers 0 if it can. addresses:
+// where each tensor is; null: that is among the words. Called with the interpreter's lock. The answer is how many words
+// there are; -1: they differ, or a tensor cannot be described, and Python has the error.
+EXPORTED int64_t thalweg_describe(void* list, int64_t count, void* (*item)(void*, int64_t),
+                                  int (*describe)(void*, Described*), int64_t* addresses, int64_t* words, int64_t room,
+                                  int32_t compares) {
+    int64_t length = 0;
+    bool same = true;
+    const auto take = [&](int64_t word) {
+        if (compares)
+            same = same && length < room && words[length] == word;
+        else if (length < room)
+            words[length] = word;
+        length++;
+    };
+    for (int64_t i = 0; i < count && same; i++) {
+        Described tensor;
+        if (describe(item(list, i), &tensor)) return -1;
+        const auto address = reinterpret_cast<int64_t>(tensor.data) + static_cast<int64_t>(tensor.offset);
+        if (addresses)
+            addresses[i] = address;
+        else
+            take(address);
+        take(int64_t(tensor.device_type) << 32 | uint32_t(tensor.device));
+        take(int64_t(tensor.axes) << 32 | int64_t(tensor.code) << 24 | int64_t(tensor.bits) << 16 | tensor.lanes);
+        for (int32_t axis = 0; axis < tensor.axes; axis++) {
+            take(tensor.shape[axis]);
+            take(tensor.strides ? tensor.strides[axis] : 0);
         }
     }
-    place = 0;
-    for (int64_t k = 0; k < lists && found.same; k++) {
-        void* list = python->item(given, k);
-        const int64_t length = python->size(list);
-        for (int64_t i = 0; i < length && found.same; i++, place++) {
-            if (places[place] < 0) continue;
-            take_kept(*python, python->item(list, i), found);
-            if (found.same)
-                addresses[places[place]] = take_gradient(*python, python->item(grads, place), negated, found);
-        }
-    }
-    take_states(*python, states, found);
-    return found.same && (!compares || found.count == room) ? found.count : -1;
+    return same && (!compares || length == room) ? length : -1;
 }
 
 // Whether all these counts of steps are equal; `number` is the first.
