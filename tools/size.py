@@ -12,11 +12,11 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 #: Of each room: the most lines, and where they are. A path belongs to the first room that names the start of it.
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "rules": (4540, ("src/thalweg/rules/",)),
+    "rules": (4530, ("src/thalweg/rules/",)),
     "spaces and programs": (3130, ("src/thalweg/spaces/", "src/thalweg/programs/")),
-    "kernels/triton": (8390, ("src/thalweg/kernels/triton/",)),
-    "kernels without triton": (5190, ("src/thalweg/kernels/",)),
-    "torch": (8860, ("src/thalweg/torch/",)),
+    "kernels/triton": (4780, ("src/thalweg/kernels/triton/",)),
+    "kernels without triton": (5020, ("src/thalweg/kernels/",)),
+    "torch": (8420, ("src/thalweg/torch/",)),
     "optax": (4030, ("src/thalweg/optax/",)),
     "numpy": (960, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "check": (3460, ("src/thalweg/check/",)),
     "show and integrations": (1070, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2830, ("src/thalweg/",)),
-    "tests": (29220, ("tests/",)),
+    "tests": (28600, ("tests/",)),
     "tools": (1040, ("tools/",)),
     "words of the docs": (65420, ("docs/", "README.md")),
 }

@@ -71,13 +71,6 @@ class Grid:
         rows = before * self.sizes[axis] * after
         return Factor((rows,) if diagonal else (rows, self.sides[axis]), scale, (before, after))
 
-    def factor_starts(self, axis: int, *, diagonal: bool = False) -> tuple[list[int], int]:
-        """Where each block's factor for an axis begins among all, and how far its rows are from one another."""
-        seen, steps = list(self.counts), [1] * len(self.sizes)
-        seen[axis], steps[axis] = self.sizes[axis], self.sides[axis]
-        width = 1 if diagonal else self.sides[axis]
-        return [row * width for row in starts(seen, steps)], math.prod(seen[axis + 1 :]) * width
-
     def norm(self) -> Norm:
         """A number for every block: a column of them, if there are several."""
         return Norm() if self.blocks == 1 else Norm((self.blocks, 1))
