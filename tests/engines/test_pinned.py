@@ -396,6 +396,7 @@ PINNED = [
     # SOAP: no library chooses among eigenvectors of equal eigenvalues
     *pin("few directions", ARRAYS, "SOAP", SIDES, lr=0.01, steps=2, spoil=unused_rows),
     *pin("no gradient", LISTS, "SOAP", {"w": (4, 3)}, lr=0.01, steps=2, spoil=puts(0.0, ALL, step=0)),
+    *pin("alike", ARRAYS, "SOAP", {"w": (2, 7, 16)}, lr=0.01, steps=2, spoil=puts(1.0, ALL, step=0)),
     *pin("tiny", LISTS, "SOAP", {"w": (5, 2)}, lr=0.01, steps=2, scale=1e-25),
     *pin("large", LISTS, "SOAP", {"w": (5, 2)}, lr=0.01, steps=2, scale=1e15),
     # in one list, a tensor that is due for a refresh and one that is not

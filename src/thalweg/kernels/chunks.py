@@ -12,8 +12,6 @@ CHUNK = 256 * 2**20 // (20 * 4)
 WHOLE_CHUNK = 2**27
 #: The same for rules with factors, which have more alive at a time, and which are recorded with a refresh and without.
 FACTORS_CHUNK = 2**25
-#: Tensors of at most so many elements are stacked with others of their shape: their time goes into calls.
-SMALL = 2**14
 #: Elements of a stack, so that temporaries stay under 100 MiB: Kron has eighteen of float32 alive at a time, or 25 with
 #: the options that need most. A larger stack is no faster.
 STACK = 2**20

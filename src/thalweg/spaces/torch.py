@@ -205,12 +205,17 @@ def solve(matrix: Arr, right: Arr) -> Arr:
 
 
 def eigenvectors(x: Arr) -> Arr:
+    """In float64 where float32 does not converge, or where LAPACK leaves NaN without a word: most of the matrix is 0,
+    as in an embedding of which few rows are used, or its rows are nearly one another's multiples."""
     try:
         columns: Arr = torch.linalg.eigh(x)[1]
+        if x.is_meta or torch.compiler.is_compiling() or bool(columns.isfinite().all()):
+            return columns.flip(-1).contiguous()
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        # float32 may not converge where most of a matrix is 0, as in an embedding of which few rows are used
-        columns = torch.linalg.eigh(x.double())[1].to(x.dtype)
-    return columns.flip(-1).contiguous()
+        pass
+    is_finite = x.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    columns = torch.linalg.eigh(torch.where(is_finite, x, 0.0).double())[1].to(x.dtype)
+    return torch.where(is_finite, columns, math.nan).flip(-1).contiguous()
 
 
 def orthonormal(x: Arr) -> Arr:

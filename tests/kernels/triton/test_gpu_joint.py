@@ -28,7 +28,7 @@ def test_squares_of_many_tensors(dtype: str) -> None:
         tensors.append(memory[begin : begin + size])
         begin += size
     squares = GradientSquares(sizes, memory.dtype, Uploads(memory.device), Compiled())
-    moving = Moving(memory.device, [squares], [], 0)
+    moving = Moving(memory.device, [squares], 0)
     squares.follow(array("Q", [x.data_ptr() for x in tensors]))
     moving.upload()
     for found, x, size in zip(squares.measure().tolist(), tensors, sizes, strict=True):

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from thalweg.kernels.triton.cuts import Cut
 from thalweg.kernels.triton.tables import enumerate_pieces
-from thalweg.kernels.triton.tiles import GEOMETRY
+from thalweg.kernels.triton.tiles import ACROSS, AFTER, BETWEEN, GEOMETRY, ROWS
 from thalweg.programs.extents import COLUMN, ELEMENT, MATRIX, ROW, SMALL, TENSOR
 
 #: Behind the geometry of a tensor, of each statistic: where its first copy is and where the others begin, how many
@@ -175,3 +175,16 @@ def add_kernel(tensors, blocks, sums, STATISTICS: tl.constexpr):
         add_block(statistic, block, sums, ENTRIES_OF_FEW, FEW)
     else:
         add_block(statistic, block, sums, ENTRIES_OF_MANY, MANY)
+
+
+@triton.jit
+def matrix_of_row(tensor, entry):
+    """To which matrix an entry for a row belongs."""
+    inner = tl.load(tensor + BETWEEN) * tl.load(tensor + AFTER)
+    return (entry // (tl.load(tensor + ROWS) * inner)) * inner + entry % inner
+
+
+@triton.jit
+def matrix_of_column(tensor, entry):
+    after = tl.load(tensor + AFTER)
+    return (entry // (tl.load(tensor + ACROSS) * after)) * after + entry % after

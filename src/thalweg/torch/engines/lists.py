@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import torch
 
 from thalweg.dtypes import DTYPES
-from thalweg.kernels.chunks import CHUNK, STACK
+from thalweg.kernels.chunks import CHUNK
 from thalweg.rules.whole import SLOT, WholeRule
 from thalweg.storage import arithmetic
 from thalweg.torch.engines.protocol import Bucket, CheckState, Foreseen, Statistics, count_largest
@@ -19,6 +20,7 @@ from thalweg.torch.engines.results import Result, results_of
 from thalweg.torch.engines.shards import outline_of, result_of_shards
 from thalweg.torch.sharding.collectives import Computation
 from thalweg.torch.sharding.owners import Messages, Owners, Team, in_turn
+from thalweg.torch.stacks import most_of_stack
 
 #: Numbers of the arithmetic's precision that are alive for each element at most, beside new values; those where
 #: rounding at random makes bits; those beside what a rule tells of its ``transform``. Bytes that a tensor needs.
@@ -28,8 +30,8 @@ NUMBERS, NUMBERS_OF_RANDOM, NUMBERS_BESIDE_WHOLE, BYTES_OF_TENSOR = 16, 20, 4, 2
 class Lists:
     """The lists of one optimizer. Whole tensors that this rank owns are kept from step to step."""
 
-    def __init__(self, most: int = STACK, slot: int = SLOT) -> None:
-        """most: elements of a stack of small tensors. slot: how many elements travel to owners at a time."""
+    def __init__(self, most: int | None = None, slot: int = SLOT) -> None:
+        """most: elements of a stack of whole tensors. slot: how many elements travel to owners at a time."""
         self.owners, self.most = Owners(slot), most
 
     def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> ListsRun:
@@ -37,16 +39,19 @@ class Lists:
 
     def count_temporaries(self, params: Sequence[Foreseen]) -> int:
         """A chunk while it is computed, with its new values and those of the chunk before."""
-        needed, waiting = [], 0
+        needed: dict[int, list[tuple[Foreseen, int]]] = defaultdict(list)
+        waiting = 0
         for p in params:
             rule, numbers = p.setting.rule_at(1), NUMBERS_OF_RANDOM if p.setting.handling.is_random else NUMBERS
+            limit = CHUNK
             if isinstance(rule, WholeRule):
                 numbers = max(numbers, NUMBERS_BESIDE_WHOLE + rule.count_temporaries())
+                limit = self.most or most_of_stack(rule, p.device)
             computed = numbers * p.extent * DTYPES[arithmetic(p.dtype)].bytes
-            needed.append((p, computed + 2 * p.value_bytes + BYTES_OF_TENSOR))
+            needed[limit].append((p, computed + 2 * p.value_bytes + BYTES_OF_TENSOR))
             # nothing is written before all is known to be finite
             waiting += p.value_bytes if p.setting.handling.on_nonfinite == "raise" else 0
-        return count_largest(needed, CHUNK) + waiting
+        return max((count_largest(own, limit) for limit, own in needed.items()), default=0) + waiting
 
     def forget(self) -> None:
         self.owners.forget()
@@ -57,7 +62,7 @@ class ListsRun:
 
     measures_gradients = False
 
-    def __init__(self, owners: Owners, most: int) -> None:
+    def __init__(self, owners: Owners, most: int | None) -> None:
         self.owners, self.most = owners, most
         self.buckets: Sequence[Bucket] = ()
         self.replicated: Sequence[Bucket] = ()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.arrays import State
-from thalweg.boundary import Advance, advance, slice_of
-from thalweg.kernels.chunks import CHUNK, FACTORS_CHUNK, SMALL
-from thalweg.rules.entries import Count, Factor, PerSlice
+from thalweg.boundary import Advance, advance
+from thalweg.kernels.chunks import CHUNK
+from thalweg.rules.entries import Factor, PerSlice
 from thalweg.rules.noise import tensor_id
 from thalweg.rules.whole import WholeRule, is_remembered
 from thalweg.spaces import foreach
@@ -21,7 +21,7 @@ from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.sharding.requests import Request
-from thalweg.torch.wholes import InStacks, draw_noise, most_whole, tensor_ids
+from thalweg.torch.stacks import InStacks, draw_noise, most_of_stack, tensor_ids
 
 
 @dataclass(frozen=True)
@@ -36,38 +36,26 @@ class Result:
     stats: Mapping[str, Any]
 
 
-def results_of(bucket: Bucket, most: int) -> Iterator[Result]:
+def results_of(bucket: Bucket, most: int | None = None) -> Iterator[Result]:
     """The results of a bucket, part by part, so that few new values exist at once.
 
-    most: elements of a stack of small tensors on a CPU.
+    most: elements of a stack of whole tensors; None: as many as the device should have.
     """
-    rule, size = bucket.setting.rule_at(1), bucket.params[0].numel()
     if bucket.way == "reference":
-        return by_tensor(bucket, fast_noise=not bucket.params[0].is_cpu)
-    if bucket.way == "fused":
-        return by_shape(bucket, most) if size <= SMALL and goes_as_stack(bucket) else by_tensor(bucket, fast_noise=True)
-    if not isinstance(rule, WholeRule):
-        return by_list(bucket)
-    if rule.is_stackable(bucket.shape):
-        return by_stack(bucket)
-    if not goes_as_stack(bucket):
-        return by_list(bucket)
-    return by_shape(bucket, CHUNK if bucket.params[0].is_cpu else FACTORS_CHUNK)
+        yield from by_tensor(bucket)
+        return
+    rule, device = bucket.setting.rule_at(1), bucket.params[0].device
+    limit = (most or most_of_stack(rule, device)) if isinstance(rule, WholeRule) else CHUNK
+    for chunk in bucket.chunks(limit):
+        yield as_list(foreach, chunk)
 
 
-def goes_as_stack(bucket: Bucket) -> bool:
-    """Whether tensors of equal shape can be stepped as one, state and all: none of them is left as it was alone."""
-    handling, counts = bucket.setting.handling, bucket.setting.rule.keys(bucket.shape, Count)
-    apart = handling.on_nonfinite != "propagate" or handling.is_random or bucket.allowed is not None
-    counted = bucket.t is not None and all(bucket.states[0][key].is_cpu for key in counts)
-    return counted and len(bucket.params) > 1 and not apart
-
-
-def by_tensor(bucket: Bucket, *, fast_noise: bool = False) -> Iterator[Result]:
+def by_tensor(bucket: Bucket) -> Iterator[Result]:
     """One tensor after the other."""
     for index, (name, p, g, s) in enumerate(zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True)):
         t = bucket.t if bucket.t is not None else s["step"] + 1
         entries = {key: entry for key, entry in s.items() if key != "step"}
+        own = bucket.chosen([index])
         result = advance(
             single,
             bucket.setting.rule_at(t),
@@ -77,28 +65,24 @@ def by_tensor(bucket: Bucket, *, fast_noise: bool = False) -> Iterator[Result]:
             entries,
             t=t,
             tensor=tensor_id(name),
-            noise=functools.partial(noise_of, bucket, index) if fast_noise and bucket.t is not None else None,
+            noise=functools.partial(noise_of, own) if bucket.t is not None and not p.is_cpu else None,
             **bucket.given,
         )
         finite = None if result.finite is None else [result.finite]
         stats = {key: [value] for key, value in result.stats.items()}
-        yield Result(bucket.chosen([index]), [result.p], [result.state], finite, stats)
+        yield Result(own, [result.p], [result.state], finite, stats)
 
 
 # ---- lists of tensors, with one launch an operation
-
-
-def by_list(bucket: Bucket) -> Iterator[Result]:
-    for chunk in bucket.chunks():
-        yield as_list(foreach, chunk)
 
 
 def as_list(space: Any, bucket: Bucket) -> Result:
     """A list of tensors, advanced in a space of lists."""
     operands = Operands.of(bucket)
     rule: Any = bucket.setting.rule_at(operands.t)
-    if isinstance(rule, WholeRule) and rule.is_stackable(bucket.shape):
-        rule = InStacks(rule)
+    is_whole = isinstance(rule, WholeRule)
+    if is_whole:
+        rule = InStacks(rule, most_of_stack(rule, bucket.params[0].device))
     result = advance(
         space,
         rule,
@@ -108,9 +92,7 @@ def as_list(space: Any, bucket: Bucket) -> Result:
         operands.s,
         t=operands.t,
         tensor=operands.ids,
-        noise=functools.partial(noise_as_list, bucket)
-        if isinstance(rule, WholeRule) and bucket.t is not None
-        else None,
+        noise=functools.partial(noise_as_list, bucket) if is_whole and bucket.t is not None else None,
         **bucket.given,
     )
     return unlisted(bucket, result)
@@ -140,15 +122,6 @@ class Operands:
         return cls(TensorList(bucket.params), TensorList(bucket.grads), state, t, ids)
 
 
-# ---- rules that need whole tensors, and nothing but what they are shown
-
-
-def by_stack(bucket: Bucket) -> Iterator[Result]:
-    """Lists of tensors of equal shape, which a rule sees whole as one stack."""
-    for chunk in bucket.chunks(most_whole(bucket.params[0].device)):
-        yield as_list(foreach, chunk)
-
-
 def unlisted(bucket: Bucket, result: Advance) -> Result:
     count = len(bucket.params)
     states = [{key: entry.tensors[i] for key, entry in result.state.items()} for i in range(count)]
@@ -163,59 +136,26 @@ def entries_of(value: Any, count: int) -> Sequence[Any]:
     return value.tensors if isinstance(value, TensorList) else [value] * count
 
 
-# ---- rules with factors: products by libraries, noise by thalweg's own code
-
-
-def by_shape(bucket: Bucket, most: int) -> Iterator[Result]:
-    """Tensors of equal shape as stacks. most: elements of one."""
-    for members in bucket.alike():
-        for chunk in bucket.chosen(members).chunks(most):
-            yield as_stack(chunk)
-
-
-def as_stack(bucket: Bucket) -> Result:
-    """Tensors of equal shape, advanced as one with a leading axis more."""
-    assert bucket.t is not None
-    states, count = bucket.states, len(bucket.params)
-    rule = bucket.setting.rule_at(bucket.t)
-    counts = rule.keys(bucket.shape, Count)
-    result = advance(
-        single,
-        replace(rule, stacked_axes=rule.stacked_axes + 1),
-        bucket.setting.handling,
-        torch.stack(list(bucket.params)),
-        torch.stack(list(bucket.grads)),
-        {
-            key: entry if key in counts else torch.stack([s[key] for s in states])
-            for key, entry in states[0].items()
-            if key != "step"
-        },
-        t=bucket.t,
-        tensor=0,
-        noise=functools.partial(noise_as_stack, bucket),
-        **bucket.given,
-    )
-    slices = [slice_of(result, i) for i in range(count)]
-    stats = {key: [s.stats[key] for s in slices] for key in result.stats}
-    return Result(bucket, [s.p for s in slices], [s.state for s in slices], None, stats)
-
-
 # ---- noise
 
 
-def noise_as_stack(bucket: Bucket) -> Tensor:
-    """The noise of all parameters of a bucket, which are of one shape."""
+def noise_as_list(bucket: Bucket) -> TensorList:
+    """The noise of all parameters of a bucket, by thalweg's own code."""
+    if len({p.shape for p in bucket.params}) == 1:
+        return TensorList(draw_alike(bucket).unbind())
+    return TensorList([noise_of(bucket.chosen([i])) for i in range(len(bucket.names))])
+
+
+def draw_alike(bucket: Bucket) -> Tensor:
+    """That of parameters of one shape, as a stack."""
     first = bucket.params[0]
     like = first if first.dtype == torch.float64 else first.float()
     return draw_noise(like, seed=bucket.setting.handling.seed, names=bucket.names, t=bucket.t)
 
 
-def noise_as_list(bucket: Bucket) -> TensorList:
-    return TensorList(noise_as_stack(bucket).unbind())
-
-
-def noise_of(bucket: Bucket, index: int) -> Tensor:
-    return noise_as_stack(bucket.chosen([index]))[0]
+def noise_of(bucket: Bucket) -> Tensor:
+    """That of the one parameter of a bucket."""
+    return draw_alike(bucket)[0]
 
 
 # ---- what owners of whole tensors are asked

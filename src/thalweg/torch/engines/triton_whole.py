@@ -37,7 +37,7 @@ from thalweg.torch.engines.results import request_of
 from thalweg.torch.sharding.collectives import Computation
 from thalweg.torch.sharding.owners import Messages, Owners, Team
 from thalweg.torch.sharding.requests import Request
-from thalweg.torch.wholes import space_of_kernels
+from thalweg.torch.stacks import space_of_kernels
 
 NUMBERED = itertools.count()
 #: Addresses that are no longer known.

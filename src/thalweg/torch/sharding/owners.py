@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape, State
-from thalweg.kernels.chunks import SMALL
 from thalweg.rules import Direction
 from thalweg.rules.whole import SLOT, no_loads, owners_of, slots_of
 from thalweg.spaces import torch as xp
@@ -28,7 +26,7 @@ from thalweg.torch.sharding.layouts import Block, factor_shapes
 from thalweg.torch.sharding.messages import Reader, pack, show, size_answered, size_shown, unpack
 from thalweg.torch.sharding.requests import Batch, Made, Request
 from thalweg.torch.sharding.shards import MeshGroup
-from thalweg.torch.wholes import draw_noise, space_of_kernels, transform_stacks
+from thalweg.torch.stacks import Parts, draw_noise, most_of_stack, space_of_kernels, transform_stacks
 
 #: Ranks that shard a parameter, and those that replicate it.
 TeamKey: TypeAlias = tuple[tuple[MeshGroup, ...], ...]
@@ -286,7 +284,7 @@ class Team:
             readers, own = read(telling), list(slot.batches)
             made = [unpack(b, requests[b.request], readers[b.owner[0]], self.shards.rank) for b in own]
         for batch, result in zip(own, made, strict=True):
-            answers[batch.request].take(batch, result)
+            answers[batch.request].add(batch, result)
 
     def note_known(self, batches: Sequence[Batch], requests: Sequence[Request]) -> None:
         for batch in batches:
@@ -311,46 +309,33 @@ class Team:
         readers.clear()  # do not keep a second copy
         made: list[Made] = []
         for batch in batches:
-            request, tensors = requests[batch.request], given.pop(0)
-            if request.rule.is_stackable(batch.shape):
-                space = space_of_kernels() if request.by_kernels else xp
-                made.append(join(transform_stacks(request.rule, tensors, space=space)))
-            else:
-                made.append(self.transform_each(batch, request, tensors))
-            del tensors
+            made.append(self.transform(batch, requests[batch.request], given.pop(0)))
         return made
 
-    def transform_each(self, batch: Batch, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]]) -> Made:
-        """Tensors with their factors: small ones as one stack, others one after the other."""
-        due = [request.due[i] for i in batch.members]
-        if batch.size > 1 and math.prod(batch.shape) <= SMALL and len(set(due)) == 1:
-            return self.transform_stack(batch, request, tensors, due[0])
-        made: list[Direction] = []
-        for j, i in enumerate(batch.members):
-            shown, noise = tuple(x[j] for x in tensors), partial(noise_of, request, i, tensors[0][j])
-            made.append(request.rule.transform(xp, shown, self.factors_of(request, i), due=due[j], noise=noise))
-            self.keep_factors(request, i, made[-1].state)
-        shape = request.rule.figure_shape(batch.shape)
-        figures = {key: torch.stack([d.figures[key].reshape(shape) for d in made]) for key in request.rule.FIGURES}
-        return Made([d.tensor for d in made], figures, {key: [d.state[key] for d in made] for key in request.factors})
+    def transform(self, batch: Batch, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]]) -> Made:
+        """Do the work on a batch, stack by stack, and keep what is remembered of factors."""
+        rule = request.rule
+        known, like = [self.factors_of(request, i) for i in batch.members], tensors[0][0]
 
-    def transform_stack(
-        self, batch: Batch, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]], due: bool | float
-    ) -> Made:
-        known, members = [self.factors_of(request, i) for i in batch.members], batch.members
-        stacks = tuple(x if isinstance(x, Tensor) else torch.stack(list(x)) for x in tensors)
-        made = replace(request.rule, stacked_axes=request.rule.stacked_axes + 1).transform(
-            xp,
-            stacks,
-            {key: torch.stack([own[key] for own in known]) for key in request.factors},
-            due=due,
-            noise=lambda: torch.stack([noise_of(request, i, x) for i, x in zip(members, stacks[0], strict=True)]),
-        )
-        for j, i in enumerate(members):
-            self.keep_factors(request, i, {key: made.state[key][j] for key in request.matrices})
-        shape = batch.size, *request.rule.figure_shape(batch.shape)
-        figures = {key: made.figures[key].reshape(shape) for key in request.rule.FIGURES}
-        return Made(made.tensor, figures, {key: made.state[key] for key in request.factors})
+        def draw(members: Sequence[int]) -> Tensor:
+            return torch.stack([noise_of(request, batch.members[at], like) for at in members])
+
+        parts = Parts(batch.size)
+        for members, made in transform_stacks(
+            rule,
+            tensors,
+            {key: [own[key] for own in known] for key in request.factors},
+            due=[request.due[i] for i in batch.members],
+            noise=draw,
+            most=most_of_stack(rule, like.device),
+            space=space_of_kernels() if request.by_kernels else xp,
+        ):
+            parts.take(members, made)
+        direction = parts.direction()
+        for at, i in enumerate(batch.members if request.factors else ()):
+            self.keep_factors(request, i, {key: direction.state[key][at] for key in request.matrices})
+        figures = {key: torch.stack(direction.figures[key]) for key in rule.FIGURES}
+        return Made(direction.tensor, figures, direction.state)
 
     def factors_of(self, request: Request, index: int) -> State[Tensor]:
         """The whole factors of a parameter, and what every rank has."""
@@ -394,37 +379,14 @@ def assemble(batch: Batch, key: str, shape: Shape, dtype: torch.dtype, readers: 
     return whole
 
 
-def join(stacks: Sequence[Direction]) -> Made:
-    """Several stacks as one batch."""
-    if len(stacks) == 1:
-        return Made(stacks[0].tensor, stacks[0].figures, {})
-    figures = {key: torch.cat([made.figures[key] for made in stacks]) for key in stacks[0].figures}
-    return Made([tensor for made in stacks for tensor in made.tensor], figures, {})
-
-
-class Answer:
+class Answer(Parts):
     """What was made of a request, put together from batches."""
 
     def __init__(self, request: Request) -> None:
-        count = len(request.names)
-        self.tensors: list[Any] = [None] * count
-        self.figures: dict[str, list[Any]] = {key: [None] * count for key in request.rule.FIGURES}
-        self.factors: dict[str, list[Any]] = {key: [None] * count for key in request.factors}
+        super().__init__(len(request.names))
 
-    def take(self, batch: Batch, made: Made) -> None:
-        put(self.tensors, batch.members, made.tensors)
-        for key, own in self.figures.items():
-            put(own, batch.members, made.figures[key])
-        for key, own in self.factors.items():
-            put(own, batch.members, made.factors[key])
-
-    def direction(self) -> Direction:
-        return Direction(self.tensors, cast(Any, self.figures), self.factors)
-
-
-def put(entries: list[Any], members: Sequence[int], found: Tensor | Sequence[Tensor]) -> None:
-    for i, entry in zip(members, found.unbind() if isinstance(found, Tensor) else found, strict=True):
-        entries[i] = entry
+    def add(self, batch: Batch, made: Made) -> None:
+        self.take(batch.members, Direction(made.tensors, dict(made.figures), dict(made.factors)))
 
 
 def in_turn(slots: Sequence[Messages]) -> Iterator[Errand]:
