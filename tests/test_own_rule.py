@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import abc
 import copy
+import importlib
 import inspect
 import math
 import pickle
+import re
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -238,3 +243,78 @@ def test_verbs_take_a_rule_of_the_current_folder(
     assert run(line.split()) == code
     shown = capsys.readouterr()
     assert message in (shown.err if code else shown.out)
+
+
+# ---- whole tensors
+
+
+@pytest.fixture(scope="module")
+def shampoo(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The rule that the docs write down, in a file of a user's."""
+    page = (Path(__file__).parents[1] / "docs" / "own_rule.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Shampoo" in block)
+    assert code.count("\n") < 60
+    file = tmp_path_factory.mktemp("own") / "shampoo_of_the_docs.py"
+    file.write_text(f"from dataclasses import dataclass\nimport thalweg\nfrom thalweg import Update\n{code}")
+    sys.path.insert(0, str(file.parent))
+    yield importlib.import_module(file.stem).Shampoo
+    sys.path.remove(str(file.parent))
+
+
+def step_as_published(p: np.ndarray, grads: Sequence[np.ndarray], eps: float, lr: float, every: int) -> np.ndarray:
+    """Shampoo (Gupta et al. 2018), Algorithm 1, for a matrix or a vector."""
+
+    def inverse_root(x: np.ndarray, power: int) -> np.ndarray:
+        values, q = np.linalg.eigh(x)
+        return (q * values ** (-1 / power)) @ q.T
+
+    p = p.reshape(len(p), -1)
+    left, right = (eps * np.eye(n) for n in p.shape)
+    for t, g in enumerate(grads):
+        g = g.reshape(p.shape)
+        left, right = left + g @ g.T, right + g.T @ g
+        if t % every == 0:
+            has_right = p.shape[1] > 1
+            before = inverse_root(left, 4 if has_right else 2)
+            after = inverse_root(right, 4) if has_right else np.eye(1)
+        p = p - lr * before @ g @ after
+    return p
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("engine", ["numpy", "reference", "foreach", "auto", "jax"])
+def test_shampoo_of_the_docs_is_the_published_one(shampoo: Any, engine: str, every: int) -> None:
+    random, options = np.random.default_rng(0), dict(eps=0.1, refresh_every=every)
+    shapes = {"a": (6, 4), "b": (6, 4), "wide": (3, 7), "filter": (3, 2, 2, 2), "vector": (5,)}
+    first = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    steps = [{name: random.normal(size=shape) for name, shape in shapes.items()} for _ in range(4)]
+    params = {name: p.copy() for name, p in first.items()}
+    if engine == "numpy":
+        optimizer = thalweg.numpy.optimizer(shampoo)(0.1, **options)
+        for grads in steps:
+            optimizer.step(params, grads)
+    elif engine == "jax":
+        jax = pytest.importorskip("jax")
+        with jax.enable_x64(True):
+            tree = jax.tree.map(jax.numpy.asarray, first)
+            solver = pytest.importorskip("thalweg.optax").transformation(shampoo, learning_rate=0.1, **options)
+            state, update = solver.init(tree), jax.jit(solver.update)
+            for grads in steps:
+                updates, state = update(jax.tree.map(jax.numpy.asarray, grads), state, tree)
+                tree = jax.tree.map(jax.numpy.add, tree, updates)
+            params = jax.tree.map(np.asarray, tree)
+    else:
+        torch = pytest.importorskip("torch")
+        named = {name: torch.nn.Parameter(torch.tensor(p)) for name, p in first.items()}
+        optimizer = pytest.importorskip("thalweg.torch").optimizer(shampoo)(
+            named.items(), lr=0.1, engine=engine, **options
+        )
+        for grads in steps:
+            for name, p in named.items():
+                p.grad = torch.tensor(grads[name])
+            optimizer.step()
+        params = {name: p.detach().numpy() for name, p in named.items()}
+    for name, shape in shapes.items():
+        published = step_as_published(first[name], [grads[name] for grads in steps], 0.1, 0.1, every).reshape(shape)
+        # eigenvalues from 0.1 to some 30, in float64
+        np.testing.assert_allclose(params[name], published, rtol=0, atol=1e-11)

@@ -36,7 +36,7 @@ from thalweg.rules.checks import (
     check_pair,
     require,
 )
-from thalweg.rules.entries import Copy, Count, Moment, Norm, Square
+from thalweg.rules.entries import Copy, Count, Factor, Moment, Norm, Square
 from thalweg.rules.options import option
 from thalweg.rules.rule import Rule, Update
 from thalweg.rules.spikes import Spikes
@@ -46,6 +46,7 @@ __version__ = "0.3.0.dev0"
 __all__ = [
     "Copy",
     "Count",
+    "Factor",
     "FallbackWarning",
     "HintWarning",
     "IdleWarning",

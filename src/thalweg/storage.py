@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from thalweg.arrays import A, Shape, Space, State, Truth
@@ -85,11 +85,6 @@ def coded_groups(rule: Rule, handling: Handling, shape: Shape) -> Grouping | Non
     """How the codes of a parameter's state are grouped; None: it has none."""
     found = (groups_of(entry, shape, rule.stacked_axes, handling) for entry in rule.entries(shape).values())
     return next(filter(None, found), None)
-
-
-def kind(rule: Rule, handling: Handling, shape: Shape) -> Hashable:
-    """Tensors whose shapes are of equal kind may be stepped together as one list: they are grouped alike, too."""
-    return rule.kind(shape), coded_groups(rule, handling, shape)
 
 
 def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:

@@ -23,7 +23,7 @@ from thalweg.rules.places import ALL_METHODS, beginning_of, files_of, place_of_e
 from thalweg.rules.rule import replaced_numbers, stand_in
 from thalweg.rules.whole import FORMER_NAMES, Direction, Preparation, WholeRule
 from thalweg.settings import Handling, Setting, around_options
-from thalweg.spaces.strict import Shaped, Strict, broadcast
+from thalweg.spaces.strict import AXES, NOTHING, SIZES, Shaped, Strict, broadcast
 from thalweg.spaces.symbols import FUNCTIONS, LIBRARIES
 
 #: Keys of state that stand for something else: in checkpoints, in programs, or in the states of optax.
@@ -37,10 +37,19 @@ RESERVED_OPTIONS = (
 DECORATED = "write @dataclass(frozen=True, kw_only=True) above its class"
 
 
+@functools.cache
 def is_shipped(rule: type[Rule]) -> bool:
     """Whether a rule comes with the package, as does all that is around it."""
     own, wrappers = parts_of(rule)
     return RULES.get(own.__name__) is own and set(wrappers) <= set(AROUND)
+
+
+def find_own(rule: Rule) -> list[type[Rule]]:
+    """Which of the rules that make a step do not come with the package: the rule itself, and one that it is grafted
+    on."""
+    graft = getattr(rule, "graft", None)
+    kinds = [type(rule), *([type(graft)] if isinstance(graft, Rule) else [])]
+    return [parts_of(kind)[0] for kind in kinds if not is_shipped(kind)]
 
 
 @functools.cache
@@ -94,36 +103,52 @@ def check_entries(rule: Rule, shape: Shape) -> Mapping[str, Entry]:
     return entries
 
 
-#: Rules and shapes that were tried, at most MOST_TRIED.
-_tried: set[Hashable] = set()
+#: Rules and shapes that were tried, at most MOST_TRIED, with what was looked at.
+_tried: dict[Hashable, int] = {}
 MOST_TRIED = 4096
 
 
-def check_update(rule: Rule, shape: Shape) -> None:
-    """Run ``update`` over shapes, for a parameter of this shape; once for options of each structure."""
-    if is_shipped(type(rule)):
-        return
+def kind_of(rule: Rule, shape: Shape) -> Hashable:
+    """Parameters whose shapes are of equal kind may be stepped together, and by the same code."""
+    looks_at = find_looks(rule, shape)
+    return rule.kind(shape), len(shape) if looks_at == AXES else None, shape if looks_at == SIZES else None
+
+
+def find_looks(rule: Rule, shape: Shape) -> int:
+    """What a step looks at of this shape: nothing, where the rule itself says which shapes are alike."""
+    looks_at = check_update(rule, shape)
+    return NOTHING if all(kind.kind is not Rule.kind for kind in find_own(rule)) else looks_at
+
+
+def check_update(rule: Rule, shape: Shape) -> int:
+    """Run ``update`` over shapes, for a parameter of this shape; once for options of each structure.
+
+    Returns what it has looked at of the shape. Rules of the package are not tried: they say which shapes are alike.
+    """
+    if not find_own(rule):
+        return NOTHING
     rule = Setting(rule, Handling()).rule_at(1)
     try:
         kind = stand_in(rule), shape
         if kind in _tried:
-            return
+            return _tried[kind]
     except TypeError:  # an option that has no hash is looked at each time
         kind = None
     if isinstance(rule, Wrapped):  # the rule by itself: what is around it may stumble over its answer
         check_update(rule.RULE(**{f.name: getattr(rule, f.name) for f in fields(rule.RULE)}), shape)
-    try_update(rule, shape)
+    looks_at = try_update(rule, shape)
     if kind is not None:
         if len(_tried) >= MOST_TRIED:
             _tried.clear()
-        _tried.add(kind)
+        _tried[kind] = looks_at
+    return looks_at
 
 
-def try_update(rule: Rule, shape: Shape) -> None:
-    """Run ``update`` once over shapes, and check what it returns."""
+def try_update(rule: Rule, shape: Shape) -> int:
+    """Run ``update`` once over shapes, check what it returns, and tell what it has looked at."""
     name, files = type(rule).__name__, files_of(type(rule), ALL_METHODS)
-    entries = check_entries(rule, shape)
     xp = Strict(name, files)
+    entries = check_entries(rule, xp.shown(shape))
     g, p, t, lr, lr_scale = map(xp.array, (shape, shape, (), (), ()))
     state = {key: xp.array(entry.shape(shape, rule.stacked_axes)) for key, entry in entries.items()}
     symbolic = stand_in(rule)
@@ -143,6 +168,7 @@ def try_update(rule: Rule, shape: Shape) -> None:
         hint = f"; the state has {', '.join(state) or 'no keys'}" if isinstance(error, KeyError) else ""
         raise RuleError(f"{name}, {place or 'update'}: {said}{hint}") from error
     check_answer(answer, shape, state, rule.stacked_axes, where(rule, "apply" if goes_in_parts else "update"))
+    return xp.looks_at
 
 
 def step_in_parts(

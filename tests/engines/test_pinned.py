@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from agree import Arrays, agree, draw, dtype_of
-from own_rules import Centred, Doubled, Layerwise, Margins, Outer, Pushed, Remembering, Rounds, Signed, Trailing
+from own_rules import Centred, Doubled, Layerwise, Margins, Outer, Pushed, Remembering, Rounds, Signed, Sized, Trailing
 from spiked import KINDS
 
-from thalweg.rules import AdamW
+from thalweg.rules import Adafactor, AdamW
 
 Spoil = Callable[[Arrays, list[Arrays]], None]
 
@@ -49,6 +49,8 @@ EDGE = {"edge": (4, 6), "inside": (4, 6)}
 WIDE = {"w": (20, 300)}
 BLOCKS = {"m": (64, 128)}
 SIDES = {"rows": (8, 3), "thin": (9, 3), "wide": (2, 7)}
+SIZED = {"n": (), "short": (3,), "long": (40,), "a": (6, 4), "b": (4, 6), "c": (2, 3)}
+FACTORS = Adafactor(min_dim_size_to_factor=3)
 CODED_STACKS = {"s": (3, 64, 128), "v": (64, 128)}
 WIDE_AND_SQUARE = {"w": (2, 1000), "v": (600, 600)}
 TINY = {f"t{i}": (1 + i % 3,) for i in range(20)}
@@ -372,6 +374,8 @@ PINNED = [
         for rule in (Layerwise, Remembering, Trailing, Outer)
         for row in pin("one's own", GPU, rule, {"matrix": (5, 7), "cube": (3, 4, 5)}, lr=0.01, on_nonfinite="skip")
     ),
+    *pin("one's own, by sizes", (*CPU, "optax native", *ARRAYS, *GPU), Sized, SIZED, lr=0.01, strict=False),
+    *pin("grafted by sizes", (*ARRAYS, *TORCH), "AdamW", SIZED, lr=0.01, strict=False, graft=FACTORS),
     *pin("one's own, stacks", GPU, Outer, {"cube": (3, 4, 5)}, lr=0.01, stacked_axes=1, steps=2),
     *pin("one's own, whole", (*LISTS, "torch native"), Centred, MATRICES, lr=0.01, strict=False),
     # Muon

@@ -31,6 +31,23 @@ class Signed(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sized(Signed):
+    """One whose step depends on the number of axes and on their sizes, which it does not say of its kind."""
+
+    def entries(self, shape: Any) -> dict[str, Any]:
+        return {**super().entries(shape), **({"longest": Moment()} if len(shape) > 1 and max(shape) > 5 else {})}
+
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Update:
+        shape = xp.shape(p)
+        slower = 1.0 if not shape else 0.5 if len(shape) == 1 else (shape[0] / (shape[0] + shape[1])) ** 0.5
+        update = super().update(xp, g, s, p, lr=lr, lr_scale=lr_scale * slower)
+        if "longest" not in s:
+            return update
+        longest = s["longest"] + g
+        return Update(update.delta - 0.1 * lr * longest, {**update.state, "longest": longest})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Turned(Signed):
     """One of which no fused code can be made, because it turns matrices."""
 

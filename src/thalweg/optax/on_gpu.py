@@ -23,11 +23,12 @@ from thalweg.optax.results import Results
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
 from thalweg.programs.schedule import needs_sums
+from thalweg.programs.trace import list_kind
 from thalweg.rules import Rule
 from thalweg.rules.entries import Count, PerSlice
 from thalweg.rules.rule import stand_in
 from thalweg.spaces import jax as space
-from thalweg.storage import describe_state, kind
+from thalweg.storage import describe_state
 
 
 @functools.cache
@@ -85,8 +86,8 @@ class Native:
         groups: dict[Any, list[int]] = defaultdict(list)
         for index, job in enumerate(jobs):
             rule, stored = self.rules[id(job.setting)], tuple((key, x.dtype) for key, x in job.state.items())
-            own = kind(rule, job.setting.handling, job.space.shape(job.p))
-            groups[id(job.setting), own, job.p.dtype, job.g.dtype, stored, axes_over(job)].append(index)
+            alike = list_kind(rule, job.setting.handling, job.space.shape(job.p))
+            groups[id(job.setting), alike, job.p.dtype, job.g.dtype, stored, axes_over(job)].append(index)
         self.groups = list(groups.values())
         self.kinds = [Kind([jobs[i] for i in own], step, self.rules, observed=any(figures)) for own in self.groups]
 

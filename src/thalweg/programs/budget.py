@@ -10,11 +10,11 @@ from thalweg.arrays import Shape
 from thalweg.codecs import bytes_of, scale_key
 from thalweg.errors import RuleError
 from thalweg.programs.schedule import Schedule, schedule
-from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, trace
+from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, list_kind, trace
 from thalweg.rules.entries import PerSlice
 from thalweg.rules.rule import stand_in
 from thalweg.settings import Setting
-from thalweg.storage import RECORD, Kept, arithmetic, describe_state, kind
+from thalweg.storage import RECORD, Kept, arithmetic, describe_state
 
 
 @functools.lru_cache(maxsize=4096)
@@ -51,7 +51,7 @@ def passes_of(setting: Setting, shape: Shape, dtype: str) -> Schedule:
 def schedule_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool) -> Schedule:
     """The passes of a step over such parameters. has_lr: whether a learning rate is given."""
     rule = stand_in(setting.rule_at(1))
-    alike = kind(rule, setting.handling, shape)
+    alike = list_kind(rule, setting.handling, shape)
     return schedule_kind(
         Setting(rule, setting.handling), alike, len(shape), Example(example_of(rule, shape), shape), dtype, has_lr
     )

@@ -7,7 +7,7 @@ else (flags, names, None, the number of axes) decides what the graph looks like.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,10 @@ from thalweg.programs.verify import verify
 from thalweg.rules import Rule
 from thalweg.rules.places import files_of
 from thalweg.rules.rule import guarded, replaced_numbers
-from thalweg.trial import check_update
+from thalweg.settings import Handling
+from thalweg.spaces.strict import NOTHING
+from thalweg.storage import coded_groups
+from thalweg.trial import check_update, find_looks, kind_of
 
 #: Inputs that are as large as a parameter, beside its state.
 PARAMETER, GRADIENT = "p", "g"
@@ -137,6 +140,10 @@ def trace(
     multiplied by 1 and the like is left as it is.
     """
     check_update(rule, shape)
+    if len(shape) <= rule.stacked_axes:
+        raise RuleError(
+            f"{type(rule).__name__} looks at the number of axes, and no fused code is made for tensors of none"
+        )
     graph = Graph(type(rule).__name__, files_of(type(rule)), simplified=simplified)
     every = frozenset(range(len(shape)))
     memory: dict[str, Extent] = {PARAMETER: every, GRADIENT: every}
@@ -165,11 +172,19 @@ def trace(
 
 def example_of(rule: Rule, shape: Shape) -> Shape:
     """A shape of the same kind that tells along which axes an entry of the state varies: none has size 1."""
-    if len(shape) <= rule.stacked_axes:  # every number is a tensor, of one axis as well as of none
-        return (2,) * (rule.stacked_axes + 1)
-    plain = tuple(max(size, 2) for size in shape)
-    small = (2,) * len(plain)
-    return next((each for each in (small, plain) if rule.kind(each) == rule.kind(shape)), shape)
+    try:
+        if len(shape) <= rule.stacked_axes:  # every number is a tensor, of one axis as well as of none
+            return shape if find_looks(rule, shape) > NOTHING else (2,) * (rule.stacked_axes + 1)
+        small, plain = (2,) * len(shape), tuple(max(size, 2) for size in shape)
+        kind = kind_of(rule, shape)
+        return next((example for example in (small, plain) if kind_of(rule, example) == kind), shape)
+    except RuleError:  # a trace of it says why
+        return shape
+
+
+def list_kind(rule: Rule, handling: Handling, shape: Shape) -> Hashable:
+    """Parameters for which this is equal may be stepped as one list: their codes are in groups alike, too."""
+    return kind_of(rule, shape), coded_groups(rule, handling, shape)
 
 
 def symbolic(rule: Rule, graph: Graph) -> Rule:

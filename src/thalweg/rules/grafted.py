@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +40,9 @@ class Grafted(Around):
 
     def extra_entries(self, shape: Shape) -> dict[str, Entry]:
         return {f"{GRAFTED}{key}": entry for key, entry in other_of(self).entries(shape).items()}
+
+    def kind(self, shape: Shape) -> Hashable:
+        return super().kind(shape), other_of(self).kind(shape)
 
     def change_update(self, xp, update, g, s, p, *, t, lr, lr_scale):
         rule, given = other_of(self), {"t": t, "lr": lr, "lr_scale": lr_scale}

@@ -35,8 +35,54 @@ class Shaped(Symbol):
     __rxor__ = __xor__
 
 
+#: What a rule looks at of a shape, in rising order: nothing, the number of axes, their sizes.
+NOTHING, AXES, SIZES = range(3)
+
+
+class Looked(tuple[int, ...]):
+    """A shape that remembers what a rule looks at: other shapes may differ in all else, and are stepped alike."""
+
+    run: Strict
+
+    def look(self, at: int) -> None:
+        self.run.looks_at = max(self.run.looks_at, at)
+
+    def __len__(self) -> int:
+        self.look(AXES)
+        return super().__len__()
+
+    def __getitem__(self, place: Any) -> Any:
+        self.look(AXES if isinstance(place, slice) else SIZES)
+        found = super().__getitem__(place)
+        return self.run.shown(found) if isinstance(place, slice) else found
+
+    def __radd__(self, other: Shape) -> Shape:
+        return (*other, *self)
+
+
+def looking_at_sizes(method: str) -> Callable[..., Any]:
+    def look(self: Looked, *others: Any) -> Any:
+        self.look(SIZES)
+        return getattr(tuple, method)(self, *others)
+
+    return look
+
+
+for method in ("iter", "eq", "ne", "lt", "le", "gt", "ge", "hash", "contains", "add", "mul", "rmul", "repr"):
+    setattr(Looked, f"__{method}__", looking_at_sizes(f"__{method}__"))
+Looked.index, Looked.count = map(looking_at_sizes, ("index", "count"))  # type: ignore[method-assign]
+
+
 class Strict(Run):
     """The space, for one run of a rule: what cannot be done with arrays of such shapes is refused, with the line."""
+
+    looks_at = NOTHING
+
+    def shown(self, shape: Shape) -> Shape:
+        """A shape that the rule is shown."""
+        looked = Looked(shape)
+        looked.run = self
+        return looked
 
     def array(self, shape: Shape) -> Shaped:
         return Shaped(self, shape)
@@ -65,6 +111,9 @@ class Strict(Run):
         return ELEMENTWISE[name](*operands) if all(map(is_number, operands)) else self.apply(name, *operands)
 
     def shape(self, x: Any) -> Shape:
+        return self.shown(self.sizes_of(x))
+
+    def sizes_of(self, x: Any) -> Shape:
         if not isinstance(x, Shaped):
             self.refuse(f"needs an array, and has a {type(x).__name__}")
         return x.sizes
@@ -82,7 +131,7 @@ class Strict(Run):
 
     def same(self, x: Any, *_: Any) -> Shaped:
         """Another array of the same shape."""
-        return self.array(self.shape(x))
+        return self.array(self.sizes_of(x))
 
     zeros_like = spacing = bits = from_bits = same
 
@@ -114,7 +163,7 @@ class Strict(Run):
 
     def shape_along(self, x: Any, *axes: int) -> Shape:
         """The shape of an array that must have these axes."""
-        sizes = self.shape(x)
+        sizes = self.sizes_of(x)
         for axis in axes:
             if not -len(sizes) <= axis < len(sizes):
                 self.refuse(f"asks for axis {axis} of an array of shape {sizes}")
@@ -144,16 +193,16 @@ class Strict(Run):
     # ---- other shapes
 
     def reshape(self, x: Any, shape: Shape) -> Shaped:
-        sizes = self.shape(x)
+        sizes = self.sizes_of(x)
         if math.prod(sizes) != math.prod(shape) or any(size < 0 for size in shape):
             self.refuse(f"reshapes an array of shape {sizes} to {tuple(shape)}: give all sizes, of as many elements")
         return self.array(tuple(shape))
 
     def reshape_like(self, x: Any, like: Any) -> Shaped:
-        return self.reshape(x, self.shape(like))
+        return self.reshape(x, self.sizes_of(like))
 
     def folded(self, x: Any, axis: int, size: int) -> Shaped:
-        return self.reshape(x, folded_shape(self.shape(x), axis, size))
+        return self.reshape(x, folded_shape(self.sizes_of(x), axis, size))
 
     def peaks(self, x: Any, axis: int, size: int) -> Shaped:
         return self.array(self.folded(x, axis, size).sizes[:-1])
@@ -178,7 +227,7 @@ class Strict(Run):
     # ---- matrices
 
     def matrices(self, x: Any, *, are_square: bool = False) -> Shape:
-        sizes = self.shape(x)
+        sizes = self.sizes_of(x)
         if len(sizes) < 2 or (are_square and sizes[-1] != sizes[-2]):
             self.refuse(f"needs {'square ' * are_square}matrices, and has an array of shape {sizes}")
         return sizes
@@ -226,7 +275,7 @@ class Strict(Run):
 
     def arrange(self, x: Any, by: Any, axis: int) -> Shaped:
         sizes = self.shape_along(x, 0, axis)
-        if self.shape(by) != (sizes[0], sizes[axis]):
+        if self.sizes_of(by) != (sizes[0], sizes[axis]):
             self.refuse(f"arranges axis {axis} of an array of shape {sizes} by numbers of shape {by.sizes}")
         return self.same(x)
 

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from thalweg.programs.trace import list_kind
 from thalweg.rules import Rule, WholeRule
 from thalweg.settings import Setting, Settings
 from thalweg.spaces.sharded import Part
-from thalweg.storage import kind
 from thalweg.torch.engines.choice import (
     chosen,
     is_on_gpu,
@@ -152,7 +152,7 @@ class Sorter:
             reason = (
                 reason_against(setting, held, local_state(state), part if divided else None) if self.may_fuse else ""
             )
-            alike = kind(setting.rule, setting.handling, tuple(p.shape))
+            alike = list_kind(setting.rule, setting.handling, tuple(p.shape))
             self.treatments[p] = known = setting.kind, memory, alike, reason
         return known[2:]
 
