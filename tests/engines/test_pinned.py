@@ -8,7 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 from agree import Arrays, agree, draw, dtype_of
-from own_rules import Centred, Doubled, Layerwise, Margins, Outer, Pushed, Remembering, Rounds, Signed, Sized, Trailing
+from own_rules import (
+    Centred,
+    Doubled,
+    Layerwise,
+    Margins,
+    Narrowed,
+    Outer,
+    Pushed,
+    Remembering,
+    Rounds,
+    Signed,
+    Sized,
+    Trailing,
+)
 from spiked import KINDS
 
 from thalweg.rules import Adafactor, AdamW
@@ -375,6 +388,7 @@ PINNED = [
         for row in pin("one's own", GPU, rule, {"matrix": (5, 7), "cube": (3, 4, 5)}, lr=0.01, on_nonfinite="skip")
     ),
     *pin("one's own, by sizes", (*CPU, "optax native", *ARRAYS, *GPU), Sized, SIZED, lr=0.01, strict=False),
+    *pin("derived, by sizes", ("torch native", *LISTS, *GPU), Narrowed, SIZED, strict=False, **FACTORED),
     *pin("grafted by sizes", (*ARRAYS, *TORCH), "AdamW", SIZED, lr=0.01, strict=False, graft=FACTORS),
     *pin("one's own, stacks", GPU, Outer, {"cube": (3, 4, 5)}, lr=0.01, stacked_axes=1, steps=2),
     *pin("one's own, whole", (*LISTS, "torch native"), Centred, MATRICES, lr=0.01, strict=False),
