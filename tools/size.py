@@ -13,7 +13,7 @@ CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 #: Of each room: the most lines, and where they are. A path belongs to the first room that names the start of it.
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "rules": (4535, ("src/thalweg/rules/",)),
-    "spaces and programs": (3200, ("src/thalweg/spaces/", "src/thalweg/programs/")),
+    "spaces and programs": (3205, ("src/thalweg/spaces/", "src/thalweg/programs/")),
     "kernels/triton": (4790, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (5020, ("src/thalweg/kernels/",)),
     "torch": (8420, ("src/thalweg/torch/",)),
@@ -23,8 +23,8 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "plan": (610, ("src/thalweg/plan/",)),
     "check": (3460, ("src/thalweg/check/",)),
     "show and integrations": (1070, ("src/thalweg/show/", "src/thalweg/integrations/")),
-    "top-level modules": (2850, ("src/thalweg/",)),
-    "tests": (28720, ("tests/",)),
+    "top-level modules": (2855, ("src/thalweg/",)),
+    "tests": (28740, ("tests/",)),
     "tools": (1040, ("tools/",)),
     "words of the docs": (65420, ("docs/", "README.md")),
 }

@@ -48,6 +48,18 @@ class Sized(Signed):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Powers(Signed):
+    """One with powers of what may be negative, whose exponents stand in the rule or are options."""
+
+    whole: float = 3.0
+
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Update:
+        m = average(s["exp_avg"], g, 1 - self.beta)
+        u = g**2 + g**3 + m**7 + m**self.whole + (m - 4.0) ** -1 + (1.0 + p**4) ** -0.5
+        return Update(u * (-lr * lr_scale), {"exp_avg": m})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Turned(Signed):
     """One of which no fused code can be made, because it turns matrices."""
 

@@ -19,6 +19,8 @@ Operand: TypeAlias = Any
 
 #: Neutral elements: x * 1, x + 0 and so on are x.
 NEUTRAL = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0, "pow": 1.0}
+#: Powers that are a few products, which take less time and are closer than any function of powers.
+PRODUCTS = range(2, 9)
 
 
 class Value(Symbol):
@@ -93,6 +95,10 @@ class Graph(Run):
                 return args[0]
             if op in ("add", "mul") and is_number(args[0]) and args[0] == NEUTRAL[op]:
                 return args[1]
+            if op == "pow" and is_number(args[1]) and args[1] in PRODUCTS:
+                half = self.apply(op, args[0], args[1] // 2)
+                square = self.apply("mul", half, half)
+                return self.apply("mul", square, args[0]) if args[1] % 2 else square
         return self.value(op, args, joint_extent(args))
 
     def value(

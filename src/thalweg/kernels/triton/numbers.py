@@ -136,8 +136,12 @@ def expm1(x):
 
 @triton.jit
 def power(x, y):
-    """x**y for x above 0."""
-    return tl.exp(y * tl.log(x))
+    """x**y, where x is negative for whole y alone: else NaN."""
+    y = y + tl.zeros_like(x)
+    size = tl.where(y == 0.0, 1.0, tl.exp(y * tl.log(tl.abs(x))))
+    half = y * 0.5
+    signed = tl.where(tl.floor(half) == half, size, tl.where(tl.floor(y) == y, -size, float("nan")))
+    return tl.where(x < 0.0, signed, size)
 
 
 @triton.jit
