@@ -55,6 +55,8 @@ tests-fast:
 	$(SOON) $(PYTEST) --hypothesis-profile=few --hypothesis-seed=$(SEED) -m "not slow and not gpu" tests
 tests-all:
 	$(ALONE) $(PYTEST) --hypothesis-profile=all -m "not gpu" tests
+	$(SOON) THALWEG_TORCH_PRIVATE=0 $(PYTEST) --hypothesis-profile=few -m "not gpu" -k "not strided and not FSDP2-False" \
+		tests/torch tests/sharded
 
 checks: style sizes types imports
 checks-with-docs: checks pages

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+#: The packages whose lines no user has written: this one, and those that call it.
+NO_USERS = ("thalweg", "torch", "jax", "optax", "contextlib", "functools")
 
 
 class OptimError(ValueError):
@@ -52,6 +57,14 @@ class HintWarning(UserWarning):
 
 class CommandError(OptimError):
     """Something that the command line was asked for and that it cannot do."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's that led here, however many calls lie between."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in NO_USERS:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 @contextmanager

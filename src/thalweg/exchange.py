@@ -6,11 +6,10 @@ Whether they fit their parameter is asked where they are loaded, as of any state
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg.errors import ResumeWarning, StateError, read_as
+from thalweg.errors import ResumeWarning, StateError, read_as, warn
 from thalweg.rules import Rule
 from thalweg.settings import in_words
 from thalweg.storage import check_layout, check_version, read_count
@@ -81,10 +80,9 @@ def read_state(
         read_count(f"the step of {name!r}", entries.get("step"))
     first = known[made_by].first_options() if VERSION not in saved and made_by != MIXTURE else {}
     if any(options is None or options[option] != value for option, value in first.items()):
-        warnings.warn(
+        warn(
             f"this state was saved by thalweg 0.1.0, where the default of {made_by} was what is now "
             f"variant={known[made_by].first_default!r}: a run that began with it goes on unchanged with it",
             ResumeWarning,
-            stacklevel=5,
         )
     return {str(name): entries for name, entries in saved["state"].items()}

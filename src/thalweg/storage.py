@@ -7,14 +7,13 @@ has cost the parameter. All who read or write state ask here; rules know nothing
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from thalweg.arrays import A, Shape, Space, State, Truth
 from thalweg.codecs import CODECS, Grouping, grouping, grouping_of, scale_key
 from thalweg.dtypes import DTYPES, NARROW
-from thalweg.errors import ResumeWarning, StateError
+from thalweg.errors import ResumeWarning, StateError, warn
 from thalweg.rules import Rule
 from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Entry, Spread
@@ -156,11 +155,10 @@ def converted(xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A]) -
 def warn_converted(name: object, found: Iterable[str], kept: Iterable[str]) -> None:
     """Tell that state is kept otherwise than it was. found, kept: its keys then and now."""
     lost, made = (", ".join(sorted(set(x) - set(y))) or "nothing else" for x, y in ((found, kept), (kept, found)))
-    warnings.warn(
+    warn(
         f"state was kept otherwise than state_dtype, momentum_dtype and rounding have it now, and was converted: that "
         f"of {name!r} now has {made} and has no longer {lost}, and all others alike",
         ResumeWarning,
-        stacklevel=6,
     )
 
 
@@ -199,7 +197,7 @@ def completed(xp: Space[A], name: object, rule: Rule, handling: Handling, p: A, 
     if not new:
         return s
     told = f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step; and so for all others alike"
-    warnings.warn(told, ResumeWarning, stacklevel=5)
+    warn(told, ResumeWarning)
     first = first_state(xp, rule, handling, p)
     return {**s, **{key: first[key] for key in new}}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from thalweg import torch as front_end
-from thalweg.errors import OptionError
+from thalweg.errors import OptionError, warn
 from thalweg.rules import RULES, Rule
 from thalweg.settings import defaults
 from thalweg.torch import recipes
@@ -40,10 +39,9 @@ def optimizer_cls_and_kwargs(
     """
     given = {"weight_decay": args.weight_decay, **parsed(args.optim_args), **options}
     if given.get("spikes") and args.max_grad_norm:
-        warnings.warn(
+        warn(
             f"spikes sees nothing: the Trainer clips gradients to {args.max_grad_norm} before the optimizer has them; "
-            f"write max_grad_norm=0 in TrainingArguments, and max_grad_norm={args.max_grad_norm} here",
-            stacklevel=2,
+            f"write max_grad_norm=0 in TrainingArguments, and max_grad_norm={args.max_grad_norm} here"
         )
     recipe: Recipe | None = None if isinstance(rule, (str, type)) else rule
     if isinstance(rule, str) and rule.lower() in RECIPES:

@@ -6,7 +6,6 @@ import copy
 import itertools
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,15 @@ import numpy as np
 
 from thalweg.arrays import Shape
 from thalweg.boundary import Advance, seen
-from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, UnusedOverrideWarning, say_where
+from thalweg.errors import (
+    NonFiniteError,
+    OptionError,
+    ParameterError,
+    StateError,
+    UnusedOverrideWarning,
+    say_where,
+    warn,
+)
 from thalweg.exchange import pack_state, read_state
 from thalweg.explain import Explanation, explain_parameter
 from thalweg.given import Overrides, as_written, check_overrides, plain, unused_patterns
@@ -175,7 +182,7 @@ class Optimizer:
             self._is_reported = True
             if unused := self._unused_overrides((job.name, job.weights) for job in jobs):
                 told = f"overrides that match no parameter: {', '.join(map(repr, unused))}"
-                warnings.warn(told, UnusedOverrideWarning, stacklevel=2)
+                warn(told, UnusedOverrideWarning)
         if jobs and self._settings.base.handling.needs_norm:
             self._run_by_norm(jobs)
         else:
@@ -261,7 +268,7 @@ class Optimizer:
         if guard is not None and not self._is_told:
             self._judged += 1
             if self._judged % guard.window == 0:
-                self._is_told = warn_if_clipped(judgement.kept.tolist(), stacklevel=3)
+                self._is_told = warn_if_clipped(judgement.kept.tolist())
 
     def _joint_norm(self, jobs: Sequence[Job]) -> float:
         squares = squares_of([job.gradient for job in jobs], self._wanted_engine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from thalweg.arrays import Squares
-from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning, warn
 from thalweg.given import Pattern, check_entries, places_of
 from thalweg.optax.shards import Shards, mesh_axes_of
 from thalweg.optax.states import MixtureState, SpikedMixtureState, first_count, first_norms
@@ -103,7 +102,7 @@ class Mixture(Stepping):
             if heard is not None:
                 heard.unused_entries.extend(idle)
             message = f"{self.PATTERNS} that match no parameter: {', '.join(map(repr, idle))}"
-            warnings.warn(message, UnusedOverrideWarning, stacklevel=2)
+            warn(message, UnusedOverrideWarning)
         states = tuple(each.init(params) for each in self.mask_entries(found, places))
         skipped = first_count(found.leaves) if self.handling.may_skip else None
         guard = self.handling.guard

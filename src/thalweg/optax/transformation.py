@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from thalweg.arrays import Squares
-from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning
+from thalweg.errors import OptionError, ParameterError, StateError, UnusedOverrideWarning, warn
 from thalweg.given import OverrideList, Overrides, Standard, check_overrides, plain
 from thalweg.optax.batches import Job, Leaf, Step, first_entries
 from thalweg.optax.engines import Engine, apply_jobs, check_engine, step_jobs
@@ -337,7 +336,7 @@ class Transformation(Stepping):
         ]
         if report and unused and result:
             message = f"overrides that match no parameter: {', '.join(unused)}"
-            warnings.warn(message, UnusedOverrideWarning, stacklevel=3)
+            warn(message, UnusedOverrideWarning)
         return result
 
     def settings_of(self, params: Tree, found: Named) -> list[tuple[Setting, list[int]]]:

@@ -6,12 +6,12 @@ Mean and deviation of a window, and half of it before anything is judged: OLMo 2
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from thalweg.arrays import A, Shape, Space, Truth
+from thalweg.errors import warn
 from thalweg.rules.options import check_options, option
 
 #: How many times the limit a spike enters the history as, at most.
@@ -99,7 +99,7 @@ def judge(xp: Space[A], spikes: Spikes, norm: A, kept: A) -> Judgement:
     )
 
 
-def warn_if_clipped(kept: Sequence[float], stacklevel: int) -> bool:
+def warn_if_clipped(kept: Sequence[float]) -> bool:
     """Warn if norms look as if gradients were clipped before they came: then no spike is seen. Whether it warned.
 
     kept: what :func:`judge` keeps. Nothing is said before a window is full.
@@ -109,10 +109,9 @@ def warn_if_clipped(kept: Sequence[float], stacklevel: int) -> bool:
     equal = sum(norm >= largest * (1 - ALIKE) for norm in norms)
     if min(norms) == 0 or equal < max(EQUALS, SHARE * len(norms)):
         return False
-    warnings.warn(
+    warn(
         f"spikes: of the last {len(norms)} norms of the gradient none was above {largest:.4g}, and {equal} were equal "
         "to it. Gradients that are clipped before a step show no spikes: leave that out, and clip here, by "
-        f"max_grad_norm={largest:.2g} of the optimizer",
-        stacklevel=stacklevel + 1,
+        f"max_grad_norm={largest:.2g} of the optimizer"
     )
     return True

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import threading
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -16,13 +14,14 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape
-from thalweg.errors import OptionError, ParameterError, ResumeWarning
+from thalweg.errors import OptionError, ParameterError, ResumeWarning, warn
 from thalweg.explain import Explanation
 from thalweg.given import Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
 from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own
 from thalweg.storage import warn_converted
+from thalweg.torch import private
 from thalweg.torch.engines.choice import foresee_engine, reason_missing_for
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.memory import are_the_same
@@ -88,15 +87,13 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     Where there are none it is called as it is: to look for them takes torch as long as a small step.
     """
     hooked = torch.optim.Optimizer.profile_hook_step(step)
-    torch_optimizer = importlib.import_module("torch.optim.optimizer")
-    of_all = [getattr(torch_optimizer, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post")]
 
     @functools.wraps(step)
     def lean(self: Any, *args: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return uncompiled(self, *args, **named)
         own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
-        seen = own or of_all != [{}, {}] or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        seen = own or private.HOOKS_OF_ALL != [{}, {}] or private.is_profiled()
         # torch itself runs the hooks around a step that a subclass has in its place
         return (hooked if seen and type(self).step is lean else step)(self, *args, **named)
 
@@ -214,13 +211,12 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # as torch.no_grad() does, in a tenth of the time
         are_enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
+        private.set_grad_enabled(False)
         try:
             self._step(None)
         finally:
-            torch._C._set_grad_enabled(are_enabled)
+            private.set_grad_enabled(are_enabled)
         return loss
 
     step = with_hooks(step)
@@ -261,7 +257,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _guard(self) -> AbstractContextManager[object]:
         """What is around a step: a lock, and autocast turned off where it is on."""
-        if not torch._C._is_any_autocast_enabled():
+        if not private.is_any_autocast_enabled():
             return self._lock
         lowered = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
         stack = ExitStack()
@@ -520,7 +516,7 @@ class Optimizer(torch.optim.Optimizer):
         state = self.state.get(p)
         if state and (changed := fit_around(name, p, setting, state)) and not self._conversion_told:
             self._conversion_told = True
-            warnings.warn(changed, ResumeWarning, stacklevel=5)
+            warn(changed, ResumeWarning)
         as_kept = as_found(setting, p, {key: e for key, e in state.items() if key != "step"}) if state else setting
         self._check_state(name, p, as_kept)
         if state and as_kept is not setting:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -11,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from thalweg.errors import ResumeWarning, StateError, read_as
+from thalweg.errors import ResumeWarning, StateError, read_as, warn
 from thalweg.given import differ
 from thalweg.peers import Source, choose
 from thalweg.rules import LAMB, LARS, SGD, Adafactor, AdamW, Muon
@@ -147,7 +146,7 @@ def import_peer(optimizer: Optimizer, state_dict: Any, source: str | None = None
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     if changed:
         told = f"options are now those of the run of {peer.name}: {', '.join(sorted(changed))}"
-        warnings.warn(told, ResumeWarning, stacklevel=2)
+        warn(told, ResumeWarning)
 
 
 def read_state_dict(given: Any) -> Any:

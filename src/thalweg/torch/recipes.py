@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
-from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning, warn
 from thalweg.given import Pattern, check_overrides, check_patterns, matches, unused_patterns
 from thalweg.rules import AdamW, Kron, Muon, Rule
 from thalweg.settings import around_options, hint_of_rate, option_names, rates_with_adamw
@@ -155,4 +154,4 @@ def warn_of_unused(model: nn.Module, **patterns: Sequence[Pattern]) -> None:
     for argument, own in patterns.items():
         if unused := unused_patterns(own, model.named_parameters()):
             message = f"patterns in {argument} that match no parameter: {', '.join(map(repr, unused))}"
-            warnings.warn(message, UnusedOverrideWarning, stacklevel=4)
+            warn(message, UnusedOverrideWarning)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.arrays import Shape
-from thalweg.errors import FallbackWarning, RuleError
+from thalweg.errors import FallbackWarning, RuleError, warn
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.bounds import COUNT, LARGEST, bound_step
 from thalweg.kernels.cpu.compiler import Uncompiled
@@ -100,7 +99,7 @@ def kind_of(
 
 @functools.cache
 def warn_slow(reason: str) -> None:
-    warnings.warn(f"{reason}. Until then its steps on the CPU run without it, several times slower", FallbackWarning, 2)
+    warn(f"{reason}. Until then its steps on the CPU run without it, several times slower", FallbackWarning)
 
 
 def reason_uncompiled(rule: Rule, shape: Shape) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import warnings
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
-from thalweg.errors import FallbackWarning
+from thalweg.errors import FallbackWarning, warn
 from thalweg.kernels.cpu import SUFFIX, structs
 from thalweg.kernels.cpu.lines import Function
 
@@ -48,11 +47,10 @@ def with_lock() -> ctypes.PyDLL:
 
 @functools.cache
 def warn_once(reason: str) -> None:
-    warnings.warn(
+    warn(
         f"thalweg's native CPU core is not available ({reason}): steps on the CPU take several times as long. "
         "Install a C++ compiler, then build it with pip install --force-reinstall --no-cache-dir thalweg",
         FallbackWarning,
-        stacklevel=2,
     )
 
 

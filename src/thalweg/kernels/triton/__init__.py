@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import warnings
 
-from thalweg.errors import FallbackWarning
+from thalweg.errors import FallbackWarning, warn
 
 #: Devices whose tensors are stepped here. (Triton's interpreter takes those of the CPU: so tests need no GPU.)
 DEVICES = {"cuda"}
@@ -25,9 +24,8 @@ def reason_missing() -> str | None:
 
 @functools.cache
 def warn_once(reason: str) -> None:
-    warnings.warn(
+    warn(
         f"thalweg's fused GPU kernels are not available ({reason}): steps on the GPU take many times as long. "
         "Triton comes with PyTorch's builds for GPUs on Linux; elsewhere try pip install triton",
         FallbackWarning,
-        stacklevel=2,
     )

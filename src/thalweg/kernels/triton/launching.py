@@ -12,7 +12,6 @@ import contextvars
 import functools
 import os
 import threading
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 import triton
 
-from thalweg.errors import FallbackWarning
+from thalweg.errors import FallbackWarning, warn
 
 #: Versions of Triton whose compiled kernels are known to take grid, stream, function, metadata, hooks and arguments in
 #: this order. Measured with 3.6 on an H200, 148 small tensors: 0.60 ms of the host's time for a step of LARS, and 0.87
@@ -41,9 +40,10 @@ class Direct:
     def __init__(self, compiled: Any) -> None:
         self.compiled, self.launcher = compiled, compiled.run
         self.device = torch.cuda.current_device()
+        self.current_stream = triton.runtime.driver.active.get_current_stream
 
     def __call__(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
-        stream, own = torch._C._cuda_getCurrentRawStream(self.device), self.compiled
+        stream, own = self.current_stream(self.device), self.compiled
         if is_watched():
             own[grid](*arguments, stream=stream)
         else:
@@ -76,11 +76,10 @@ def direct(compiled: Any, *, is_known: bool = DIRECT) -> Callable[[tuple[int, in
 
 @functools.cache
 def warn_of_version(version: str) -> None:
-    warnings.warn(
+    warn(
         f"thalweg launches kernels of Triton 3.5 to 3.9 directly. With Triton {version} numbers and GPU times are the "
         "same, and the host needs about half as long again for a step",
         FallbackWarning,
-        stacklevel=2,
     )
 
 

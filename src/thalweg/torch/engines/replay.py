@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import struct
-import warnings
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from thalweg.errors import FallbackWarning
+from thalweg.errors import FallbackWarning, warn
 from thalweg.spaces.sharded import Asked
 from thalweg.torch.sharding.owners import Errand
 
@@ -164,11 +163,10 @@ class Replay:
                     recorded.graphs.append((graph, between))
         except RuntimeError as error:
             self.works = False
-            warnings.warn(
+            warn(
                 f"a step could not be recorded as a CUDA graph ({error}): steps are launched kernel by kernel, with "
                 "the same numbers, which takes the host longer; THALWEG_REPLAY=0 does not try",
                 FallbackWarning,
-                stacklevel=2,
             )
             return None
         finally:

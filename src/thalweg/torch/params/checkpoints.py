@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from thalweg.errors import OptionError, ResumeWarning, StateError, read_as
+from thalweg.errors import OptionError, ResumeWarning, StateError, read_as, warn
 from thalweg.given import GONE
 from thalweg.rules import Rule
 from thalweg.rules.around import keys_around
@@ -83,7 +82,7 @@ def read_state(
     new = {name for ours, theirs in zip(loaded, ordered, strict=True) for name in ours.keys() - theirs}
     if added := new & {*around_options(), "spikes"}:
         told = f"this state was saved without {', '.join(sorted(added))}, and the run goes on with it"
-        warnings.warn(f"{told}: leave it out to continue unchanged", ResumeWarning, stacklevel=3)
+        warn(f"{told}: leave it out to continue unchanged", ResumeWarning)
     return loaded, {each.p: restore(each, s) for each, s in zip(expected, found, strict=True) if s}
 
 
@@ -223,11 +222,10 @@ def warn_if_made_otherwise(saved: Iterable[Group], made_with: str) -> None:
     """Warn if overrides or the engine, which no checkpoint restores, differ from those of the saved run."""
     before = {group["made_with"] for group in saved if "made_with" in group} - {made_with}
     if before:
-        warnings.warn(
+        warn(
             f"this state was saved with {before.pop()}, and is loaded with {made_with}: construct the optimizer with "
             "the same ones to continue the run unchanged",
             ResumeWarning,
-            stacklevel=3,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
-from thalweg.errors import IdleWarning, ParameterError
+from thalweg.errors import IdleWarning, ParameterError, warn
 from thalweg.rules import Rule
 from thalweg.torch.sharding.shards import count_ranks, is_distributed
 
@@ -146,15 +145,14 @@ class Idleness:
             reason = f"none of its {len(params)} parameters has had a gradient in {PATIENCE} steps"
             advice = "call backward() before step(), and pass the parameters that the model has now"
         if self.steps == PATIENCE:
-            warnings.warn(f"this optimizer trains nothing: {reason}; {advice}", IdleWarning, stacklevel=6)
+            warn(f"this optimizer trains nothing: {reason}; {advice}", IdleWarning)
 
 
 def warn_if_used_up(given: Any, group: str) -> None:
     """Warn of a generator that had no parameters left for a group."""
     if isinstance(given, Iterator):
-        warnings.warn(
+        warn(
             f"{group} has no parameters: its 'params' is an iterator that is used up, or was empty; "
             "pass list(model.parameters()), or leave the group out",
             IdleWarning,
-            stacklevel=5,
         )

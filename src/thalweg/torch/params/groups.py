@@ -8,7 +8,6 @@ without notice.
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.arrays import Shape
-from thalweg.errors import HintWarning, OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.errors import HintWarning, OptionError, ParameterError, UnusedOverrideWarning, warn
 from thalweg.explain import list_hints
 from thalweg.given import (
     OverrideList,
@@ -261,11 +260,10 @@ class Groups:
         if len(dict(own)) < 2 or rates == {0}:  # those of warm-ups begin there
             return
         if self.rates_differ and len(rates) == 1:
-            warnings.warn(
+            warn(
                 f"{' and '.join(dict(own))} had different learning rates, and now have the same, {own[0][1]:g}: "
                 "schedules that multiply the rate of each group keep them apart, those that write one for all do not",
                 HintWarning,
-                stacklevel=8,
             )
         self.rates_differ = len(rates) > 1
 
@@ -276,10 +274,10 @@ class Groups:
             for what, unused in zip(("overrides", "entries of the mixture"), self.find_unused(groups), strict=True):
                 if unused:
                     message = f"{what} that match no parameter: {', '.join(map(repr, unused))}"
-                    warnings.warn(message, UnusedOverrideWarning, stacklevel=7)
+                    warn(message, UnusedOverrideWarning)
             stepped = ((name, groups[index]) for name, p, index in homes_in(groups) if p.requires_grad)
             for hint in list_hints((name, self.hints_about(name, group)) for name, group in stepped):
-                warnings.warn(hint, HintWarning, stacklevel=7)
+                warn(hint, HintWarning)
 
 
 #: In the place of an option that a group does not have: it is at its default, which None is not.

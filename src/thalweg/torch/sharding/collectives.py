@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thalweg.spaces.sharded import Asked
+from thalweg.torch.private import borrow
 from thalweg.torch.sharding.shards import MeshGroup
 
 
@@ -75,12 +76,6 @@ class Message:
         self.work = None
         if not self.is_recorded:
             self.memory = ()
-
-
-def borrow(x: Tensor) -> Tensor:
-    """The same memory, which a recorded graph keeps."""
-    memory = torch._C._construct_storage_from_data_pointer(x.data_ptr(), x.device, x.nbytes)
-    return torch.empty(0, dtype=x.dtype, device=x.device).set_(memory, 0, x.shape, x.stride())
 
 
 class Exchange:

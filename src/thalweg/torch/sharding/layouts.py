@@ -22,7 +22,8 @@ from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Part, Sharded
 from thalweg.storage import arithmetic, coded_groups, coded_keys, encoded, first_record, storage
-from thalweg.torch.sharding.shards import make_dtensor, place_like
+from thalweg.torch.private import local_block, make_dtensor
+from thalweg.torch.sharding.shards import place_like
 
 
 def place_state(state: Mapping[str, TensorList], p: Tensor, rule: Rule) -> dict[str, Tensor]:
@@ -94,9 +95,7 @@ def block_of_factor(shape: Shape, part: Part) -> Block:
     """This rank's rows of a factor; all of them if the parameter is whole."""
     if not part.across(None):
         return Block(shape, (0,) * len(shape))
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    held, offset = compute_local_shape_and_global_offset(shape, *placements_of_factors(part))
+    held, offset = local_block(shape, *placements_of_factors(part))
     return Block(tuple(held), tuple(offset))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.errors import ParameterError
 from thalweg.spaces.sharded import Part
 from thalweg.storage import SPIKES
+from thalweg.torch.private import local_block, make_dtensor
 
 
 def is_distributed(p: Tensor) -> bool:
@@ -69,7 +70,6 @@ def part_of(name: str, p: Tensor) -> Part:
     if not is_distributed(p):
         return Part(shape, (0,) * len(shape), ((),) * len(shape))
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = p.device_mesh, p.placements  # type: ignore[attr-defined]
     groups: list[list[MeshGroup]] = [[] for _ in shape]
@@ -79,7 +79,7 @@ def part_of(name: str, p: Tensor) -> Part:
         if not isinstance(placement, Shard) and not hasattr(placement, "split_factor"):
             raise ParameterError(f"parameter {name!r} has placement {placement}: it must be Shard or Replicate")
         groups[placement.dim % len(shape)].append(MeshGroup(mesh, dimension))
-    held, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    held, offset = local_block(shape, mesh, placements)
     if tuple(held) != tuple(local(p).shape):
         found = tuple(local(p).shape)
         raise ParameterError(
@@ -100,16 +100,6 @@ def place_like(entry: Tensor, p: Tensor, reduced: Sequence[int]) -> Tensor:
     ]
     shape = torch.Size(1 if axis in reduced else size for axis, size in enumerate(p.shape))
     return make_dtensor(entry, p.device_mesh, placements, shape)  # type: ignore[attr-defined]
-
-
-def make_dtensor(held: Tensor, mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> Tensor:
-    """A DTensor of what this rank holds, left on its device: parameters that are offloaded are beside their mesh's."""
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-    stride = torch.empty(shape, device="meta").stride()
-    spec = DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), stride, held.dtype))
-    return DTensor(held, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def ghost_of(p: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -11,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.boundary import seen
-from thalweg.errors import OptionError, StateError
+from thalweg.errors import OptionError, StateError, warn
 from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average, keys_around
 from thalweg.settings import Setting
 from thalweg.spaces import torch as xp
 from thalweg.storage import WEIGHTS
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.params.groups import EVALUATED_LAYOUT
+from thalweg.torch.private import sharded_modules
 from thalweg.torch.sharding.shards import is_distributed, local
 
 
@@ -120,13 +120,12 @@ def find_sharded_modules(optimizer: Any, model: nn.Module | None) -> Iterator[An
     from torch.distributed.fsdp import FSDPModule
 
     if model is None:
-        try:
-            from torch.distributed._composable_state import _module_state_mapping as known
-        except ImportError:
+        known = sharded_modules()
+        if known is None:
             raise OptionError(
                 "this version of torch does not tell which modules FSDP2 has sharded: write averaged(model), "
                 "eval(model), train(model) and averaged_state_dict(model)"
-            ) from None
+            )
         modules: list[Any] = list(known)
     else:
         modules = list(model.modules())
@@ -171,9 +170,8 @@ class Constancy:
             first = self.rates.setdefault(bucket.group, bucket.lr)
             if bucket.lr != first:
                 self.is_told = True
-                warnings.warn(
+                warn(
                     f"schedule_free takes the place of a schedule, and lr went from {first} to {bucket.lr}: all steps "
                     "weigh in its average as if lr were constant; leave it constant (lr_scheduler_type='constant' in "
-                    "TrainingArguments), and use schedule_free_warmup for a warm-up",
-                    stacklevel=6,
+                    "TrainingArguments), and use schedule_free_warmup for a warm-up"
                 )

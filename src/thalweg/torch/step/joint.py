@@ -221,7 +221,7 @@ class JointGradient:
             return
         self.judged += not waits
         if waits or (self.norms.is_cpu and self.judged % (len(self.norms) - 1) == 0):
-            self.is_told = warn_if_clipped(self.norms.tolist(), stacklevel=3 if waits else 6)
+            self.is_told = warn_if_clipped(self.norms.tolist())
 
     @property
     def figures(self) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from torch import Tensor
 from thalweg.kernels.cpu.described import DescribedForm, find_describe
 from thalweg.kernels.cpu.library import reason_missing
 from thalweg.torch.engines.memory import are_the_same
+from thalweg.torch.private import LOCAL, SPEC, AsPlainTensors
 from thalweg.torch.sharding.shards import is_distributed, local
 
 DEVICE, DTYPE, GRAD, SHAPE = map(operator.attrgetter, ("device", "dtype", "grad", "shape"))
-LOCAL, SPEC = map(operator.attrgetter, ("_local_tensor", "_spec"))
 States: TypeAlias = Mapping[Tensor, Any]
 Given: TypeAlias = list[list[Tensor]]
 
@@ -39,7 +39,7 @@ class Look:
         #: DTensors, and what this rank had of them. Those with gradients, with how these are placed.
         self.dtensors = list(filter(is_distributed, kept))
         self.parts = list(map(LOCAL, self.dtensors))
-        self.specs = [getattr(p, "_spec", None) for p in stepped]
+        self.specs = list(map(SPEC, stepped))
         self.kept, grads = local_parts(kept), local_parts(read_gradients(stepped))
         self.held, self.kinds = self.kept[: len(stepped)], list(map(type, grads))
         self.negative = list(map(Tensor.is_neg, self.held))
@@ -62,7 +62,7 @@ class Look:
         if self.dtensors:
             if not all(map(operator.is_, map(LOCAL, self.dtensors), self.parts)):
                 return None
-            if not are_placed_alike(self.specs, [getattr(g, "_spec", None) for g in grads]):
+            if not are_placed_alike(self.specs, list(map(SPEC, grads))):
                 return None
             grads = local_parts(grads)
         if list(map(type, grads)) != self.kinds or list(map(Tensor.is_neg, self.held)) != self.negative:
@@ -121,7 +121,7 @@ def objects_of(given: Given, states: States) -> Iterator[Any]:
 
 
 def read_gradients(params: Iterator[Tensor] | Sequence[Tensor]) -> list[Any]:
-    with torch._C.DisableTorchFunctionSubclass():  # or torch asks every DTensor for functions of its own
+    with AsPlainTensors():
         return list(map(GRAD, params))
 
 
@@ -131,8 +131,10 @@ def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def local_part(x: Tensor) -> Tensor:
     """The shard of a tensor that is here; waits for one that other ranks still send."""
-    held = getattr(x, "_local_tensor", x)
-    return held if held is x or type(held) is Tensor else local(x)
+    if not is_distributed(x):
+        return x
+    held = LOCAL(x)
+    return held if type(held) is Tensor else local(x)
 
 
 def are_placed_alike(params: Sequence[Any], grads: Sequence[Any]) -> bool:
