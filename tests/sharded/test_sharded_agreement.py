@@ -11,10 +11,8 @@ from world_faults import (
     disagreement_on_a_grid,
     disagreements,
     later_disagreement,
-    lost,
     parameters_of_its_own,
     refusal_of_fsdp1,
-    schedules_ask_once,
 )
 from world_layouts import torch
 
@@ -84,19 +82,6 @@ def test_changes_are_noticed(fault: str, words: str) -> None:
 
 
 def test_parameters_that_a_rank_has_alone_are_its_own_affair() -> None:
-    assert world(2).run(parameters_of_its_own) == ["", ""]
-
-
-def test_schedules_ask_once() -> None:
-    assert world(2).run(schedules_ask_once) == [[2, 1, 1, 1]] * 2
-
-
-@pytest.mark.parametrize(("how", "words"), [("fails", "this rank fails"), ("ends", "rank 1: ended without an answer")])
-def test_a_rank_that_is_lost_is_named_at_once(how: str, words: str) -> None:
-    """Its fellow is not waited for, and further cases are run by new ranks."""
-    with pytest.raises(AssertionError, match="lost on 2 ranks") as caught:
-        world(2).run(lost, how)
-    assert words in str(caught.value)
     assert world(2).run(parameters_of_its_own) == ["", ""]
 
 

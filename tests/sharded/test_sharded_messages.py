@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 from world import world
-from world_layouts import SHAPES, torch
-from world_messages import EACH, counts, errors_without_a_gradient, held, messages, transformed
+from world_layouts import torch
+from world_messages import EACH, counts, errors_without_a_gradient, held, messages
 from world_steps import EXACT, WHOLE, Run, run_of, told
 
 import thalweg.torch
@@ -107,14 +106,6 @@ def test_messages_of_a_step(what: str) -> None:
     check(run, layout, wanted, 4 if layout in ("strided", "meshes", "two axes", "copies of shards") else 2)
 
 
-def test_slots() -> None:
-    """Of six tensors each of two ranks owns some: there and back for every slot."""
-    names = ("matrix", "even", "cube", "row", "column", "kernel")
-    for slot, most in ((10**6, 1), (1, 3)):
-        (_, second), _ = world(2).run(counts, divided("Muon", slot=slot, names=names, rates=(1.0, 1.0)), "first axis")
-        assert most <= second["alltoall_base"] / 2 <= 2 * most - 1
-
-
 def test_ranks_tell_their_layouts_once() -> None:
     """Tensors that have gradients by turns stay known."""
     absent: dict[int, tuple[str, ...]] = {0: ("even",), 1: ("matrix",), 2: ("even",), 3: ("matrix",)}
@@ -188,14 +179,6 @@ def test_replicas_stay_equal_to_the_bit(rule: str, size: int, layout: str) -> No
     for place in found[0]:
         blocks = dict(entries[place] for entries in found)
         assert all(numbers == blocks[block] for block, numbers in (entries[place] for entries in found))
-
-
-@pytest.mark.parametrize(("size", "layout"), [(2, "plain"), (4, "copies of shards")])
-def test_each_replica_transforms_its_share(size: int, layout: str) -> None:
-    run = divided("Counted", names=("matrix", "even", "cube", "kernel"))
-    found = world(size).run(transformed, run, layout)
-    assert sum(found) == (len(run.rates) - 1) * sum(math.prod(SHAPES[name]) for name in run.names)
-    assert all(found)
 
 
 def test_a_gradient_that_is_missing_on_one_rank_is_told() -> None:

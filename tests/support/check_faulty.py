@@ -76,6 +76,26 @@ def faulty(**changed: Any) -> Any:
     return type("Faulty", (Adam,), changed)
 
 
+def rate(change: Any) -> Any:
+    """Another learning rate of a parameter."""
+    return faulty(write=lambda self, p, lr, u: Adam.write(self, p, change(p, lr), u))
+
+
+def gradient(change: Any, **changed: Any) -> Any:
+    """Another gradient of a parameter."""
+    return faulty(one=lambda self, group, p, g, s: Adam.one(self, group, p, change(p, g), s), **changed)
+
+
+def options(change: Any) -> Any:
+    """Other options of a parameter."""
+    return faulty(one=lambda self, group, p, g, s: Adam.one(self, change(self, group), p, g, s))
+
+
+def leaving_out(which: Any) -> Any:
+    """Some parameters are not stepped."""
+    return faulty(one=lambda self, group, p, g, s: None if which(p) else Adam.one(self, group, p, g, s))
+
+
 def remembering(option: str) -> Any:
     """What an option was in the first step is what it stays."""
 
@@ -328,10 +348,8 @@ class CountsInPython(Adam):
         return g / s["t"]
 
 
-ForgetsGroups = faulty(one=lambda self, group, p, g, s: Adam.one(self, self.defaults, p, g, s))
-RateByGroup = faulty(
-    one=lambda self, group, p, g, s: Adam.one(self, {**group, "lr": group["lr"] / len(group["params"])}, p, g, s)
-)
+ForgetsGroups = options(lambda self, group: self.defaults)
+RateByGroup = options(lambda self, group: {**group, "lr": group["lr"] / len(group["params"])})
 Normalizes = faulty(direction=lambda self, group, p, g, s: g / g.square().sum().sqrt())
 HalfState = faulty(dtype_of=lambda self, p: p.dtype)
 ByStorage = faulty(write=lambda self, p, lr, u: p.as_strided((p.numel(),), (1,)).sub_(lr * u.flatten()))
@@ -340,9 +358,7 @@ Unchecked = faulty(check=lambda self, *options: None)
 #: The faulty optimizer that each check must catch.
 FAULTS: dict[str, Any] = {
     "is-an-optimizer": NoOptimizer,
-    "step-moves-parameters": faulty(
-        one=lambda self, group, p, g, s: Adam.one(self, group, p, g, s) if p.dim() != 1 else None
-    ),
+    "step-moves-parameters": leaving_out(lambda p: p.dim() == 1),
     "closure-loss": faulty(step=lambda self, closure=None: Adam.step(self, closure) and None),
     "closure-with-gradients": ClosureWithoutGradients,
     "groups-have-their-own-lr": ForgetsGroups,
@@ -390,22 +406,16 @@ FAULTS: dict[str, Any] = {
     "one-group-or-many": RateByGroup,
     "lr-zero": DecaysWithoutRate,
     "zero-gradients": Normalizes,
-    "zero-parameters": faulty(write=lambda self, p, lr, u: Adam.write(self, p, lr * p.norm(), u)),
+    "zero-parameters": rate(lambda p, lr: lr * p.norm()),
     "huge-gradients": faulty(direction=lambda self, group, p, g, s: g**3 / (g**2 + 1e-8)),
     "tiny-gradients": Normalizes,
-    "descends": faulty(write=lambda self, p, lr, u: Adam.write(self, p, -lr, u)),
+    "descends": rate(lambda p, lr: -lr),
     "maximize": faulty(one=lambda self, group, p, g, s: Adam.one(self, group, p, -g if group["maximize"] else g, s)),
-    "float64-agrees": faulty(
-        write=lambda self, p, lr, u: Adam.write(self, p, 2 * lr if p.dtype == torch.float64 else lr, u)
-    ),
+    "float64-agrees": rate(lambda p, lr: 2 * lr if p.dtype == torch.float64 else lr),
     "scale-invariant": faulty(check_facts={"scale_invariant": True}, direction=lambda self, group, p, g, s: g),
     "odd": faulty(check_facts={"odd": True}, direction=lambda self, group, p, g, s: g.abs()),
-    "lr-as-a-tensor": faulty(
-        write=lambda self, p, lr, u: Adam.write(self, p, 2 * lr if isinstance(lr, Tensor) else lr, u)
-    ),
-    "weight-decay-shrinks": faulty(
-        one=lambda self, group, p, g, s: Adam.one(self, {**group, "weight_decay": -group["weight_decay"]}, p, g, s)
-    ),
+    "lr-as-a-tensor": rate(lambda p, lr: 2 * lr if isinstance(lr, Tensor) else lr),
+    "weight-decay-shrinks": options(lambda self, group: {**group, "weight_decay": -group["weight_decay"]}),
     "weight-decay-by-group": ForgetsGroups,
     "late-parameters": CountsForAll,
     "resumes-to-the-bit": StateElsewhere,
@@ -433,12 +443,8 @@ FAULTS: dict[str, Any] = {
     "everything-is-released": faulty(before=lambda self, params: KEPT.extend(params)),
     "temporaries": faulty(check_facts={"temporaries": 0.1}),
     "dtypes-are-kept": faulty(write=lambda self, p, lr, u: setattr(p, "data", p.data.float() - lr * u)),
-    "bfloat16-moves": faulty(
-        one=lambda self, group, p, g, s: Adam.one(self, group, p, g, s) if p.dtype != torch.bfloat16 else None
-    ),
-    "bfloat16-follows-float32": faulty(
-        one=lambda self, group, p, g, s: Adam.one(self, group, p, g.abs() if p.dtype == torch.bfloat16 else g, s)
-    ),
+    "bfloat16-moves": leaving_out(lambda p: p.dtype == torch.bfloat16),
+    "bfloat16-follows-float32": gradient(lambda p, g: g.abs() if p.dtype == torch.bfloat16 else g),
     "float16-small-gradients": HalfState,
     "float16-large-gradients": HalfState,
     "mixed-dtypes": torch.optim.Adafactor,
@@ -450,17 +456,14 @@ FAULTS: dict[str, Any] = {
     "gaps-between-elements": ByStorage,
     "views-stay-inside": faulty(write=lambda self, p, lr, u: p.as_strided(p.shape, p.stride(), 0).sub_(lr * u)),
     "written-in-place": faulty(write=lambda self, p, lr, u: setattr(p, "data", p.data - lr * u)),
-    "gradients-with-other-strides": faulty(
-        one=lambda self, group, p, g, s: Adam.one(self, group, p, g.as_strided((g.numel(),), (1,)).view(p.shape), s)
-    ),
+    "gradients-with-other-strides": gradient(lambda p, g: g.as_strided((g.numel(),), (1,)).view(p.shape)),
     "expanded-gradients": WritesGradients,
-    "empty-parameters": faulty(write=lambda self, p, lr, u: Adam.write(self, p, lr * (24 / p.numel()), u)),
+    "empty-parameters": rate(lambda p, lr: lr * (24 / p.numel())),
     "scalars": faulty(write=lambda self, p, lr, u: [row.sub_(lr * step) for row, step in zip(p, u, strict=True)]),
     "thin-shapes": faulty(direction=lambda self, group, p, g, s: g / g.std()),
     "frozen-parameters": NeedsGradients,
-    "sparse-gradients": faulty(
-        before=lambda self, params: None,
-        one=lambda self, group, p, g, s: Adam.one(self, group, p, g.to_dense().abs() if g.is_sparse else g, s),
+    "sparse-gradients": gradient(
+        lambda p, g: g.to_dense().abs() if g.is_sparse else g, before=lambda self, params: None
     ),
     "twice-in-two-groups": faulty(
         add_param_group=lambda self, group: self.param_groups.append(
@@ -486,7 +489,7 @@ FAULTS: dict[str, Any] = {
     "failed-step-changes-nothing": FailsHalfway,
     "nan-stays-local": SharesANorm,
     "infinity-stays-local": SharesANorm,
-    "nan-is-not-hidden": faulty(one=lambda self, group, p, g, s: Adam.one(self, group, p, g.nan_to_num(0.3), s)),
+    "nan-is-not-hidden": gradient(lambda p, g: g.nan_to_num(0.3)),
     "frozen-nan": SharesTheNormOfParameters,
     "schedulers": remembering("lr"),
     "schedulers-with-lr-as-a-tensor": faulty(
@@ -500,10 +503,8 @@ FAULTS: dict[str, Any] = {
         write=lambda self, p, lr, u: p.put_(torch.arange(p.numel()), (p - lr * u).contiguous())
     ),
     "in-backward": RateByGroup,
-    "compiles": faulty(
-        write=lambda self, p, lr, u: Adam.write(self, p, -lr if torch.compiler.is_compiling() else lr, u)
-    ),
-    "gpu-steps-as-cpu": faulty(write=lambda self, p, lr, u: Adam.write(self, p, 2 * lr if p.is_cuda else lr, u)),
+    "compiles": rate(lambda p, lr: -lr if torch.compiler.is_compiling() else lr),
+    "gpu-steps-as-cpu": rate(lambda p, lr: 2 * lr if p.is_cuda else lr),
     "state-moves-to-another-device": StateElsewhere,
     "cuda-graphs": CountsInPython,
 }

@@ -1,13 +1,11 @@
-"""Ranks that were given different things: what each of them says, and how soon."""
+"""Ranks that were given different things: what each of them says."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from world_layouts import along, divided, mesh, quiet, torch
-from world_messages import Messages
 
 import thalweg.torch
 from thalweg.errors import OptimError
@@ -108,19 +106,6 @@ def parameters_of_its_own() -> str:
     return words(thalweg.torch.LAMB(params, lr=0.1).step)
 
 
-def schedules_ask_once() -> list[int]:
-    """How many collectives each of some steps makes while a scheduler turns every number there is."""
-    optimizer = thalweg.torch.LAMB(given("none", False)[1], lr=0.1)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
-    counts = []
-    for _ in range(4):
-        with Messages() as messages:
-            optimizer.step()
-        scheduler.step()
-        counts.append(len(messages.heard))
-    return counts
-
-
 def refusal_of_fsdp1(whole_names: bool) -> str:
     """What is said of the parameters of FullyShardedDataParallel, flat or as views of what is flat."""
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -130,15 +115,3 @@ def refusal_of_fsdp1(whole_names: bool) -> str:
             torch.nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=whole_names
         )
     return words(lambda: thalweg.torch.LAMB(net.named_parameters()))
-
-
-# ---- ranks that are lost
-
-
-def lost(how: str) -> None:
-    """One rank waits for a message of the other, which ends or fails."""
-    if torch.distributed.get_rank() == 0:
-        torch.distributed.barrier()
-    elif how == "ends":
-        os._exit(1)
-    raise ValueError("this rank fails")

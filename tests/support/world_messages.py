@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
-from own_rules import Centred
 
 torch = pytest.importorskip("torch")
 
@@ -16,9 +14,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 from world_layouts import DTensor  # noqa: E402
-from world_steps import OTHERS, Run, Training, local, stepped  # noqa: E402
-
-import thalweg.torch  # noqa: E402
+from world_steps import Run, local, stepped  # noqa: E402
 
 
 class Message(NamedTuple):
@@ -70,28 +66,6 @@ def counts(run: Run, layout: str) -> list[dict[str, int]]:
 
 
 # ---- replicas
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted(Centred):
-    """It counts the elements that this rank has transformed."""
-
-    elements: ClassVar[list[int]] = []
-
-    def transform(self, xp: Any, tensors: Any, s: Any, **rest: Any) -> Any:
-        self.elements.append(math.prod(xp.shape(tensors[0])))
-        return super().transform(xp, tensors, s, **rest)
-
-
-OTHERS["Counted"] = thalweg.torch.optimizer(Counted)
-
-
-def transformed(run: Run, layout: str) -> int:
-    """How many elements this rank has transformed in all steps but the first, which looks at the rule before."""
-    training = Training(run, layout).steps(0, 1)
-    Counted.elements.clear()
-    training.steps(1, len(run.rates))
-    return sum(Counted.elements)
 
 
 def held(run: Run, layout: str) -> dict[tuple[str, str], Any]:

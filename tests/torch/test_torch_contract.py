@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import thalweg.numpy  # noqa: E402
 import thalweg.torch  # noqa: E402
 from thalweg.errors import OptimError, OptionError  # noqa: E402
 from thalweg.rules import RULES  # noqa: E402
-from thalweg.torch import LAMB  # noqa: E402
+from thalweg.torch import LAMB, Muon  # noqa: E402
 
 LR = 0.01
 
@@ -29,68 +30,89 @@ def make(params: Any, **options: Any) -> Any:
 # ---- mistakes
 
 
-@pytest.mark.parametrize(
-    ("group", "told"),
-    [
-        (dict(weight_decy=0.1), "did you mean 'weight_decay'"),
-        (dict(weight_decay=-0.1), "weight_decay must be"),
-        (dict(lr=float("nan")), "lr must be"),
-        (dict(lr=lambda t: 0.1), "lr cannot be a function"),
-        (dict(weight_decay=lambda t: 0.1), "weight_decay cannot be a function"),
-        (dict(params=[torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))]), "complex"),
-        (dict(params=[torch.nn.Parameter(torch.ones(2)), torch.ones(2, dtype=torch.int64)]), "int64"),
-    ],
-    ids=["typo", "range", "nan", "lr function", "function", "complex", "integers"],
-)
-def test_a_refused_group_changes_nothing(group: dict, told: str) -> None:
-    net = model()
-    optimizer = make(net[0].parameters())
-    with pytest.raises(OptimError, match=told):
-        optimizer.add_param_group({"params": list(net[2].parameters()), **group})
-    assert len(optimizer.param_groups) == 1
-    train(net, optimizer, 1)
-    optimizer.add_param_group({"params": list(net[2].parameters())})
-    assert optimizer.num_parameters == 4
-    assert all(a is b for a, b in zip(optimizer.parameters(), net.parameters(), strict=True))
-
-
 def two_groups(**of_the_second: Any) -> Any:
     net = model()
     return [{"params": net[0].parameters()}, {"params": net[2].parameters(), **of_the_second}]
 
 
-def guilty(tensor: Any) -> Any:
-    return [("fine", torch.nn.Parameter(torch.ones(2))), ("guilty", tensor)]
+def given(params: Any = None, **options: Any) -> Callable[[], Any]:
+    return lambda: make(params or model().parameters(), **options)
 
 
-#: Options, or parameters with the options of the whole step that only some groups have; and what is said of them.
-REFUSED: list[tuple[Any, str]] = [
-    (dict(lr=-0.1), "lr must be"),
-    (dict(lr=float("inf")), "lr must be"),
-    (dict(lr="0.1"), "lr must be"),
-    (dict(lr=torch.ones(2)), "one element"),
-    (dict(lr=lambda t: 0.1), "scheduler"),
-    (dict(engine="fast"), "engine must be one of"),
-    (dict(capturable=1), "capturable must be True or False"),
-    (dict(maximize="yes"), "maximize must be True or False"),
-    (dict(variant="nothing"), "variant must be one of|has no variants"),
-    (dict(state_dtype="uint8"), "state_dtype must be one of"),
-    (dict(state_dtype=torch.int32), "state_dtype must be one of"),
-    (two_groups(max_grad_norm=0.01), "whole step"),
-    (two_groups(on_nonfinite="raise"), "whole step"),
-    (two_groups(on_nonfinite="skip"), "whole step"),
-    (two_groups(spikes=True), "spikes concerns the whole step"),
+def added(*shape: int, dtype: Any = None, **group: Any) -> Callable[[], Any]:
+    """A group that an optimizer is given later."""
+    more = [torch.nn.Parameter(torch.ones(2)), torch.ones(shape, dtype=dtype)]
+    return lambda: make(model().parameters()).add_param_group({"params": more, **group})
+
+
+def guilty(tensor: Any) -> Callable[[], Any]:
+    return given([("fine", torch.nn.Parameter(torch.ones(2))), ("guilty", tensor)])
+
+
+def in_order(name: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
+    """Arguments by position, behind a matrix and a rate."""
+    return lambda: getattr(thalweg.torch, name)([torch.nn.Parameter(torch.ones(2, 2))], 0.1, *arguments, **options)
+
+
+def by_muon(*shape: int, **options: Any) -> Callable[[], Any]:
+    matrix, other = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(shape))
+    return lambda: Muon([("w", matrix), ("b", other)], **options)
+
+
+#: Calls, and what is said of them. That a group which is refused changes nothing: tests/check/test_ours.py.
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (given(lr=-0.1), "lr must be"),
+    (given(lr=float("inf")), "lr must be"),
+    (given(lr="0.1"), "lr must be"),
+    (given(lr=torch.ones(2)), "one element"),
+    (given(lr=lambda t: 0.1), "scheduler"),
+    (given(engine="fast"), "engine must be one of"),
+    (given(capturable=1), "capturable must be True or False"),
+    (given(maximize="yes"), "maximize must be True or False"),
+    (given(variant="nothing"), "variant must be one of|has no variants"),
+    (given(state_dtype="uint8"), "state_dtype must be one of"),
+    (given(state_dtype=torch.int32), "state_dtype must be one of"),
+    *((given(two_groups(**own)), "whole step") for own in (dict(max_grad_norm=0.01), dict(spikes=True))),
+    *((given(two_groups(on_nonfinite=own)), "on_nonfinite concerns the whole step") for own in ("raise", "skip")),
     (guilty(torch.ones(2, dtype=torch.complex64)), "'guilty'.*complex"),
     (guilty(torch.ones(2).to_sparse()), "'guilty'.*sparse"),
     (guilty(torch.ones(2, dtype=torch.float8_e4m3fn)), "'guilty'.*float8"),
+    (added(weight_decy=0.1), "did you mean 'weight_decay'"),
+    (added(weight_decay=-0.1), "weight_decay must be"),
+    (added(lr=float("nan")), "lr must be"),
+    (added(lr=lambda t: 0.1), "lr cannot be a function"),
+    (added(weight_decay=lambda t: 0.1), "weight_decay cannot be a function"),
+    (added(2, dtype=torch.complex64), "complex"),
+    (added(2, dtype=torch.int64), "int64"),
+    (in_order("LAMB", (0.9, 0.95)), "LAMB takes params, lr by position, and 3 were given: give all other options by"),
+    (in_order("Adafactor", -0.8, (None, 1e-3)), "Adafactor takes params, lr, beta2_decay by position"),
+    (in_order("Muon", 0.1, 0.9, True, (3.0, -4.0, 2.0), 1e-7, 5, None), "eps, ns_steps by position, and 9 were given"),
+    (in_order("SGD", 0.9, 0, 0, False, True), "SGD takes params, lr, momentum, dampening, weight_decay, nesterov by"),
+    (in_order("SGD", 0.9, momentum=0.8), "SGD got momentum twice, by position and by name"),
+    (in_order("SGD", 1.5), "momentum must be"),
+    (by_muon(3), r"parameter 'b' has shape .*: it is no matrix.*such as AdamW"),
+    (by_muon(2, 3, split=3), r"parameter 'w' has shape .* 2 rows, which split=3 does not divide"),
+    (
+        lambda: by_muon(2, 3)().add_param_group({"params": [("c", torch.nn.Parameter(torch.ones(())))]}),
+        r"parameter 'c' has shape",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("given", "told"), REFUSED, ids=lambda given: given if isinstance(given, str) else "")
-def test_refused(given: Any, told: str) -> None:
-    params, options = (model().parameters(), given) if isinstance(given, dict) else (given, {})
-    with pytest.raises(OptimError, match=told):
-        make(params, **options)
+@pytest.mark.parametrize(("call", "told"), REFUSED)
+def test_refused(call: Any, told: str) -> None:
+    with pytest.raises((OptimError, TypeError), match=told):
+        call()
+
+
+def test_a_vector_that_muon_was_given_frozen_is_refused_when_it_is_stepped() -> None:
+    assert len(by_muon(3, overrides=[("b", dict(vectors="row"))])().param_groups) == 1
+    vector = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    optimizer = Muon([("b", vector)])
+    vector.requires_grad_()
+    vector.grad = torch.ones(3)
+    with pytest.raises(OptimError, match=r"parameter 'b' has shape"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize(("option", "value"), [("lr", float("nan")), ("weight_decay", -1.0)])
@@ -133,24 +155,6 @@ def test_arguments_by_position_are_those_of_torch(
         ends.append(p.detach())
     bound = BFLOAT16_PRODUCTS if name == "Muon" else FLOAT64
     assert (ends[0] - ends[1]).abs().max() <= bound * (ends[1] - start).abs().max()
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "options", "words"),
-    [
-        ("LAMB", ((0.9, 0.95),), {}, "LAMB takes params, lr by position, and 3 were given: give all other options by"),
-        ("Adafactor", (-0.8, (None, 1e-3)), {}, "Adafactor takes params, lr, beta2_decay by position"),
-        ("Muon", (0.1, 0.9, True, (3.0, -4.0, 2.0), 1e-7, 5, None), {}, "eps, ns_steps by position, and 9 were given"),
-        ("SGD", (0.9, 0, 0, False, True), {}, "SGD takes params, lr, momentum, dampening, weight_decay, nesterov by"),
-        ("SGD", (0.9,), dict(momentum=0.8), "SGD got momentum twice, by position and by name"),
-        ("SGD", (1.5,), {}, "momentum must be"),
-    ],
-)
-def test_what_torch_has_not_or_means_otherwise_is_refused(
-    name: str, arguments: tuple[Any, ...], options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises((TypeError, OptionError), match=words):
-        getattr(thalweg.torch, name)([torch.nn.Parameter(torch.ones(2, 2))], 0.1, *arguments, **options)
 
 
 def test_what_is_given_by_position_is_remembered() -> None:
@@ -229,6 +233,14 @@ def test_clear_state_begins_anew(engine: str) -> None:
     train(net, optimizer, 2)
     train(other, make(other.parameters(), engine=engine, weight_decay=0.1), 2)
     assert equal(values(net), values(other))
+
+
+def test_statistics_of_muon_are_norms_of_what_is_orthogonalized() -> None:
+    p = torch.nn.Parameter(torch.zeros(4, 2))
+    optimizer = Muon([("w", p)], split=2, ns_dtype=None, momentum=0.0)
+    p.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0], [6.0, 8.0]])
+    optimizer.step()
+    assert optimizer.stats()["w"]["norm"].reshape(-1).tolist() == [5.0, 10.0]
 
 
 class Counted(thalweg.torch.SGD):

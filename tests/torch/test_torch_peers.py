@@ -18,7 +18,7 @@ from tolerances import CONTINUED  # noqa: E402
 import thalweg.torch  # noqa: E402
 from thalweg.check.problem import weights  # noqa: E402
 from thalweg.errors import ResumeWarning, StateError  # noqa: E402
-from thalweg.torch import SGD, Adafactor, AdamW, Mixture, import_peer  # noqa: E402
+from thalweg.torch import SGD, Adafactor, AdamW, Mixture, Muon, import_peer  # noqa: E402
 from thalweg.torch.peers import TABLE  # noqa: E402
 
 #: Steps of the source, and steps in all.
@@ -187,6 +187,17 @@ def test_options_become_those_of_the_run_and_a_warning_tells_which() -> None:
     (group,) = mine.param_groups
     assert (group["lr"], group["weight_decay"], group["nesterov"]) == (0.5, 0.1, False)
     assert group["max_grad_norm"] == 1.0  # which the source does not have
+
+
+@pytest.mark.parametrize("scaling", ["original", "spectral_unclamped"])
+def test_scalings_that_this_version_of_torch_may_not_know_yet(scaling: str) -> None:
+    params = tensors(a=(4, 8))
+    theirs = torch.optim.Muon(params.items(), lr=0.02)
+    train(params, theirs, None, 0, 1)
+    mine = Muon(params.items(), lr=0.02, variant="torch", scaling="match_rms_adamw")
+    with pytest.warns(ResumeWarning, match=f"scaling='{scaling}' .here it was 'match_rms_adamw'"):
+        import_peer(mine, changed(theirs.state_dict(), adjust_lr_fn=scaling), "torch.Muon")
+    assert mine.param_groups[0]["scaling"] == scaling
 
 
 #: By source: its options and ours, as the docs write it.
