@@ -38,6 +38,8 @@ TORCH = ("torch native", *LISTS, *GPU)
 SHAPES = {"number": (), "vector": (1030,), "matrix": (70, 40), "conv": (9, 7, 3, 2)}
 #: The same for kernels of GPUs, of which every program is interpreted.
 FEW = {"vector": (2100,), "matrix": (34, 20), "conv": (5, 4, 3, 2)}
+#: Around what one program of a kernel sums.
+CHUNKS = {str(n): (n,) for n in (1, 2049, 8192, 16_401)}
 #: Around widths of vectors, tiles, tasks and what one thread does alone.
 SIZES = {str(n): (n,) for n in (0, 1, 2, 7, 8, 15, 17, 33, 63, 65, 127, 129, 1023, 1025, 2049, 16385, 65537, 200_003)}
 TILES = {
@@ -295,6 +297,11 @@ PINNED = [
     *pin("what kernels leave out", GPU, "Muon", MATRICES, strict=False, cautious=True, averaged=0.5, **EXACT, steps=2),
     *pin("a bound", GPU, "LAMB", FEW, **LAMB, max_grad_norm=0.5, steps=4, spoil=below),
     *pin("a bound", GPU, "Muon", MATRICES, **EXACT, max_grad_norm=0.5, steps=4, spoil=below),
+    *(
+        row
+        for dtype in ("float32", "bfloat16", "float16")
+        for row in pin("a bound over many sizes", GPU, "AdamW", CHUNKS, dtype, lr=0.01, max_grad_norm=0.5, steps=2)
+    ),
     *pin("spikes that are clipped", GPU, "AdamW", MATRIX, lr=0.01, steps=12, spikes=KINDS["clip"], spoil=spikes),
     *pin("spikes that are skipped", GPU, "AdamW", MATRIX, lr=0.01, steps=12, spikes=KINDS["skip"], spoil=spikes),
     *pin("spikes that are scaled", GPU, "LAMB", MATRIX, **LAMB, steps=12, spikes=KINDS["scale"], spoil=spikes),
@@ -385,6 +392,21 @@ PINNED = [
     *pin("bounded", GPU, "AdamW", MATRIX, lr=0.01, **SKIPS, max_grad_norm=2.0, spoil=puts(np.inf, 64, step=1)),
     *pin("no finite squares", GPU, "AdamW", BLOCKS, lr=0.01, steps=2, **EIGHT_BITS, spoil=puts(np.inf, 70, step=0)),
     *pin("beyond float16", CPU, "LARS", {"w": (500,)}, "float16", lr=10.0, trust=False, steps=6, **SKIPS, spoil=throws),
+    *(
+        row
+        for policy in ("skip", "raise")
+        for row in pin(
+            f"codes and a record, {policy}",
+            GPU,
+            "LAMB",
+            BLOCKS,
+            "bfloat16",
+            **LAMB,
+            **RECORDED,
+            on_nonfinite=policy,
+            spoil=puts(np.inf, 130),
+        )
+    ),
     *of_three("edge of float16", (*CPU, *GPU), EDGE, "float16", lr=1e4, **SKIPS, steps=1, spoil=edge),
     *pin("large state", CPU, "Adafactor", WIDE, **FACTORED, **SKIPS, **HALF, spoil=large_row),
     *pin("large state", GPU, "Adafactor", WIDE, **FACTORED, **SKIPS, **HALF, spoil=large_row, steps=2),
