@@ -39,6 +39,8 @@ TORCH = ("torch native", *LISTS, *GPU)
 SHAPES = {"number": (), "vector": (1030,), "matrix": (70, 40), "conv": (9, 7, 3, 2)}
 #: The same for kernels of GPUs, of which every program is interpreted.
 FEW = {"vector": (2100,), "matrix": (34, 20), "conv": (5, 4, 3, 2)}
+#: Around what one program of a kernel sums.
+CHUNKS = {str(n): (n,) for n in (1, 2049, 8192, 16_401)}
 #: Around widths of vectors, tiles, tasks and what one thread does alone.
 SIZES = {str(n): (n,) for n in (0, 1, 2, 7, 8, 15, 17, 33, 63, 65, 127, 129, 1023, 1025, 2049, 16385, 65537, 200_003)}
 TILES = {
@@ -56,6 +58,8 @@ CODED = {"matrix": (136, 256), "thin": (64, 96), "filter": (48, 16, 3, 3), "odd"
 MATRIX = {"matrix": (34, 20)}
 MATRICES = {"a": (34, 20), "b": (34, 20), "wide": (20, 34), "conv": (5, 4, 3, 2)}
 OF_KRON = {"bias": (5,), "a": (12, 9), "b": (12, 9), "conv": (4, 3, 2, 2)}
+#: Of which Kron's noise is seen: several of a shape, which may be one stack.
+NOISY = {"a": (12, 9), "b": (12, 9), "v": (40,), "cube": (3, 5, 2)}
 #: Several of a shape for native code, some too large to be stacked with others.
 BATCHES = {**{f"m{i}": (6, 4) for i in range(4)}, "v0": (7,), "v1": (7,), "n0": (), "n1": (), "large": (150, 120)}
 IMAGES = {"conv": (8, 6, 3, 5), "other": (4, 3, 2, 2)}
@@ -168,6 +172,13 @@ def large_row(params: Arrays, grads: list[Arrays]) -> None:
     grads[-1]["w"][17] = 300.0
 
 
+def special_groups(params: Arrays, grads: list[Arrays]) -> None:
+    """Groups of zeros and of tiny squares, and two in which something is not finite."""
+    g = grads[0]["m"]
+    g[0, :64], g[1, 3], g[2, 70] = 0, np.inf, np.nan
+    g[0, 64:] *= 1e-18
+
+
 def later(params: Arrays, grads: list[Arrays]) -> None:
     """Parameters whose gradients begin in the third step."""
     for step in grads[:2]:
@@ -206,6 +217,9 @@ with_gaps = lies(lambda x: np.repeat(x, 2, axis=-1)[..., ::2])
 strange_gradients = lies(np.asfortranarray, of="gradients")
 slices = lies(lambda x: np.pad(x, 2)[2:-2, 2:-2], of="gradients")
 backwards = lies(lambda x: x[::-1].copy()[::-1], of="gradients")
+
+
+SPECIAL: dict[str, Any] = dict(EIGHT_BITS, lr=0.01, steps=2, spoil=special_groups)
 
 
 # ---- the table
@@ -284,6 +298,11 @@ PINNED = [
     *pin("what kernels leave out", GPU, "Muon", MATRICES, strict=False, cautious=True, averaged=0.5, **EXACT, steps=2),
     *pin("a bound", GPU, "LAMB", FEW, **LAMB, max_grad_norm=0.5, steps=4, spoil=below),
     *pin("a bound", GPU, "Muon", MATRICES, **EXACT, max_grad_norm=0.5, steps=4, spoil=below),
+    *(
+        row
+        for dtype in ("float32", "bfloat16", "float16")
+        for row in pin("a bound over many sizes", GPU, "AdamW", CHUNKS, dtype, lr=0.01, max_grad_norm=0.5, steps=2)
+    ),
     *pin("spikes that are clipped", GPU, "AdamW", MATRIX, lr=0.01, steps=12, spikes=KINDS["clip"], spoil=spikes),
     *pin("spikes that are skipped", GPU, "AdamW", MATRIX, lr=0.01, steps=12, spikes=KINDS["skip"], spoil=spikes),
     *pin("spikes that are scaled", GPU, "LAMB", MATRIX, **LAMB, steps=12, spikes=KINDS["scale"], spoil=spikes),
@@ -321,6 +340,8 @@ PINNED = [
     *pin("16 bits by chance", GPU, "LAMB", BLOCKS, **LAMB, state_dtype="bfloat16", momentum_dtype="int8", **RANDOM),
     *pin("eight bits, records", GPU, "Adafactor", {"m": (33, 160)}, "bfloat16", **FACTORED, **RECORDED),
     *pin("eight bits, records", GPU, "Muon", BLOCKS, "bfloat16", **EXACT, **RECORDED),
+    *pin("special groups of eight bits", (*CPU, *GPU), "AdamW", BLOCKS, **SPECIAL),
+    *pin("special groups of eight bits, by chance", (*CPU, *GPU), "AdamW", BLOCKS, **SPECIAL, **RANDOM),
     # where elements lie
     *pin("channels last", TORCH, "LAMB", IMAGES, **LAMB, **ANYWHERE, spoil=channels_last),
     *pin("channels last, factored", TORCH, "Adafactor", IMAGES, **FACTORED, **ANYWHERE, spoil=channels_last),
@@ -372,6 +393,21 @@ PINNED = [
     *pin("bounded", GPU, "AdamW", MATRIX, lr=0.01, **SKIPS, max_grad_norm=2.0, spoil=puts(np.inf, 64, step=1)),
     *pin("no finite squares", GPU, "AdamW", BLOCKS, lr=0.01, steps=2, **EIGHT_BITS, spoil=puts(np.inf, 70, step=0)),
     *pin("beyond float16", CPU, "LARS", {"w": (500,)}, "float16", lr=10.0, trust=False, steps=6, **SKIPS, spoil=throws),
+    *(
+        row
+        for policy in ("skip", "raise")
+        for row in pin(
+            f"codes and a record, {policy}",
+            GPU,
+            "LAMB",
+            BLOCKS,
+            "bfloat16",
+            **LAMB,
+            **RECORDED,
+            on_nonfinite=policy,
+            spoil=puts(np.inf, 130),
+        )
+    ),
     *of_three("edge of float16", (*CPU, *GPU), EDGE, "float16", lr=1e4, **SKIPS, steps=1, spoil=edge),
     *pin("large state", CPU, "Adafactor", WIDE, **FACTORED, **SKIPS, **HALF, spoil=large_row),
     *pin("large state", GPU, "Adafactor", WIDE, **FACTORED, **SKIPS, **HALF, spoil=large_row, steps=2),
@@ -414,6 +450,8 @@ PINNED = [
     *pin("polyak", LISTS, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, variant="polyak", weight_decay=0.1, steps=2),
     *pin("stacks", GPU, "Kron", {"s": (2, 12, 9)}, lr=0.05, stacked_axes=1, steps=2),
     *pin("gradients that come later", GPU, "Kron", {"a": (6, 5), "b": (7,), "c": (6, 5)}, lr=0.05, spoil=later),
+    *pin("noise", (*CPU, *LISTS, *GPU), "Kron", NOISY, lr=0.05, damping=0.5, seed=-5, steps=2),
+    *pin("noise of tasks", CPU, "Kron", {"v": (16_385,), "w": (100_003,)}, lr=0.05, damping=0.5, seed=2**40 + 3),
     # SOAP: no library chooses among eigenvectors of equal eigenvalues
     *pin("few directions", ARRAYS, "SOAP", SIDES, lr=0.01, steps=2, spoil=unused_rows),
     *pin("no gradient", LISTS, "SOAP", {"w": (4, 3)}, lr=0.01, steps=2, spoil=puts(0.0, ALL, step=0)),

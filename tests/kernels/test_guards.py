@@ -1,4 +1,7 @@
-"""Steps that are not finite, by native code: it decides as its rule does, and what is refused is not begun."""
+"""Steps that are not finite, by native code: it decides as its rule does, to the last number that can be written.
+
+tests/numpy/test_nonfinite_arrays.py has that all else goes on, and that what is refused is not begun.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agree import draw, draw_gradients
 from raw_arrays import bits
-from side_by_side import every_rule, kind, made, needs_core
+from side_by_side import kind, made, needs_core
 
 from thalweg.errors import NonFiniteError
 from thalweg.kernels.threads import set_num_threads
 
 pytestmark = needs_core
 
-#: Unfactored and factored, and one that stays as it is.
-SHAPES = {"vector": (1500,), "matrix": (40, 30), "bystander": (33,)}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "LARS": dict(weight_decay=0.1),
-    "LAMB": dict(weight_decay=0.1),
-    "Adafactor": dict(weight_decay=0.1, min_dim_size_to_factor=2),
-}
 guards = pytest.mark.parametrize("policy", ["skip", "raise"])
 
 
@@ -31,45 +26,6 @@ def _several_threads() -> Any:
     set_num_threads(2)
     yield
     set_num_threads(None)
-
-
-@every_rule
-@guards
-def test_the_others_go_on_or_nothing_does(rule: str, policy: str) -> None:
-    params, (good, bad) = draw(SHAPES, "float32"), draw_gradients(SHAPES, "float32", 2)
-    bad["matrix"][3, 3] = np.nan
-    optimizer = made(rule, "fused", **OPTIONS[rule], on_nonfinite=policy)
-    optimizer.step(params, good)
-    before = bits(params), bits(optimizer.state)
-    if policy == "raise":
-        with pytest.raises(NonFiniteError, match="parameter 'matrix', step 2"):
-            optimizer.step(params, bad)
-        assert (bits(params), bits(optimizer.state)) == before
-    else:
-        optimizer.step(params, bad)
-        counts = {name: int(entries["step"]) for name, entries in optimizer.state.items()}
-        assert counts == {**dict.fromkeys(SHAPES, 2), "matrix": 1}
-        assert (bits(params["matrix"]), bits(optimizer.state["matrix"])) == (before[0]["matrix"], before[1]["matrix"])
-    assert optimizer.skipped == {**dict.fromkeys(SHAPES, 0), "matrix": int(policy == "skip")}
-
-
-@every_rule
-def test_a_refused_first_step_leaves_no_trace(rule: str) -> None:
-    optimizer, params = made(rule, "fused", on_nonfinite="raise"), draw(SHAPES, "float32")
-    (step,) = draw_gradients(SHAPES, "float32", 1)
-    before = bits(params)
-    with pytest.raises(NonFiniteError, match="parameter 'vector', step 1"):
-        optimizer.step(params, {**step, "vector": np.full(1500, np.inf, "float32")})
-    assert bits(params) == before
-    assert optimizer.state == {}
-    optimizer.step(params, step)
-    twin, twins = made(rule, "fused"), draw(SHAPES, "float32")
-    twin.step(twins, step)
-    assert bits(params) == bits(twins)
-    assert bits(optimizer.state) == bits(twin.state)
-
-
-# ---- the last number that can be written, and the first that cannot
 
 
 def outcomes(rule: str, weights: Any, gradient: Any, **options: Any) -> list[Any]:

@@ -1,27 +1,21 @@
-"""Kron with native code beside it: its noise, and small tensors of equal shape as one batch."""
+"""Kron with native code beside it: its noise, and small tensors of equal shape as one batch.
+
+tests/engines/test_pinned.py has that the noise is that of the rules, test_same_bits.py that threads do not matter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
-import pytest
 from agree import draw, draw_gradients
 from raw_arrays import bits
 from side_by_side import needs_core
-from tolerances import NATIVE_NORMALS
 
-from thalweg.kernels.cpu.library import levels, load, reason_missing
-from thalweg.kernels.cpu.noise import fill_normal
-from thalweg.kernels.threads import set_num_threads
+from thalweg.kernels.cpu.library import load
 from thalweg.numpy import Kron
-from thalweg.rules.noise import NORMAL_STREAMS, normal, stream_key
-from thalweg.spaces import numpy as reference
+from thalweg.rules.noise import NORMAL_STREAMS, stream_key
 
 pytestmark = needs_core
 
-LEVELS = [] if reason_missing() is not None else levels(load())
 #: Several of each shape, some too large to be stacked with others.
 SHAPES = {
     **{f"m{i}": (6, 4) for i in range(4)},
@@ -32,42 +26,6 @@ SHAPES = {
     "large": (150, 120),
     "large too": (150, 120),
 }
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    yield
-    set_num_threads(None)
-    if LEVELS:
-        load().thalweg_choose_level(-1)
-
-
-def filled(size: int, dtype: str, threads: int = 1, **key: Any) -> Any:
-    out = np.full(size, np.nan, dtype)
-    fill_normal(out.ctypes.data, dtype, size, threads=threads, **key)
-    return out
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("size", [1, 17, 1000, 16_385, 100_003])
-def test_the_noise_is_that_of_the_rules(dtype: str, size: int) -> None:
-    for key in (
-        dict(seed=0, tensor=1, t=1),
-        dict(seed=-3, tensor=4_000_000_000, t=70),
-        dict(seed=9, tensor=0, t=2**31),
-    ):
-        found, expected = filled(size, dtype, **key), normal(reference, np.zeros(size, dtype), **key)
-        assert np.abs(found - expected).max() <= NATIVE_NORMALS[dtype]
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_the_noise_has_the_same_bits_for_any_threads_and_vectors(dtype: str) -> None:
-    results = set()
-    for level in range(len(LEVELS)):
-        assert load().thalweg_choose_level(level)
-        for threads in (1, 2, 7):
-            results.add(filled(100_003, dtype, threads, seed=1, tensor=2, t=3).tobytes())
-    assert len(results) == 1
 
 
 def test_the_noise_beyond_positions_of_32_bits() -> None:

@@ -76,6 +76,3 @@ def test_a_square_matrix_needs_thirteen_times_its_size(options: dict[str, Any]) 
 def test_the_options_that_need_most() -> None:
     options = dict(whiten="gradient", geometry="eq", weight_decay=0.1, weight_decay_mode="gradient", max_grad_norm=1.0)
     assert allocator_peak(stepped([(128, 128)] * 130, options).step, warm_up=1) < 25.4 * 4 * STACK
-
-
-SHAPES = {**{f"m{i}": (6, 4) for i in range(5)}, **{f"s{i}": (8, 8) for i in range(4)}, "v": (7,), "n": ()}

@@ -1,4 +1,7 @@
-"""Where arrays lie: at any address, in larger buffers that stay untouched, on top of one another."""
+"""Where arrays lie: at any address, in larger buffers that stay untouched, on top of one another.
+
+tests/numpy/test_whole_model.py has gradients in the memory of other parameters.
+"""
 
 from __future__ import annotations
 
@@ -122,16 +125,3 @@ def test_a_narrow_gradient_in_the_memory_of_its_parameter(rule: str) -> None:
             optimizer.update("w", weights, halves if own else gradient)
             results.append({"w": weights})
         Both(optimizer, optimizer, *results).agree()
-
-
-@every_rule
-def test_the_gradient_of_one_in_the_memory_of_another(rule: str) -> None:
-    """Nothing is written before everything has been read."""
-    results = []
-    for shared in (True, False):
-        a, b = draw({"a": (1500,), "b": (1500,)}, "float32").values()
-        params, grads = {"a": a, "b": b}, {"a": b, "b": a}
-        optimizer = made(rule, "fused" if shared else "reference")
-        optimizer.step(params, grads if shared else copies(grads))
-        results.append(params)
-    Both(optimizer, optimizer, *results).agree()

@@ -4,46 +4,30 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from own_rules import Margins, Rounds, Signed
+from own_rules import Signed
 
 from thalweg import rules
-from thalweg.arrays import Squares
-from thalweg.errors import FallbackWarning, RuleError
+from thalweg.errors import FallbackWarning
 from thalweg.kernels.cpu import compiled as compilation
-from thalweg.kernels.cpu import compiler, shipped, structs
-from thalweg.kernels.cpu.compiled import CODES, emit_kind, kind_of, reason_uncompiled, warn_slow
+from thalweg.kernels.cpu import compiler, shipped
+from thalweg.kernels.cpu.compiled import emit_kind, kind_of, reason_uncompiled, warn_slow
 from thalweg.kernels.cpu.library import load, reason_missing
-from thalweg.rules import Rule, Update
-from thalweg.rules.entries import Moment, Square
+from thalweg.rules import Rule
 
 pytestmark = [
     pytest.mark.slow,  # C++ is compiled
     pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here"),
 ]
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler here")
-
-
-def test_what_is_kept_in_several_passes() -> None:
-    made = emit_kind(kind_of(Rounds(), (3,)))
-    assert [len(each.kept) for each in made.passes] == [2, 1, 0]
-    assert made.short is not None
-    assert len(made.short.operands) < len(made.passes[-1].operands)
-
-
-def test_numbers_of_a_rule_need_no_other_code() -> None:
-    one, other = rules.LAMB(eps=1e-3, betas=(0.5, 0.6), weight_decay=0.1), rules.LAMB(weight_decay=0.7)
-    assert emit_kind(kind_of(one, (3,))) is emit_kind(kind_of(other, (3,)))
 
 
 @pytest.mark.parametrize(
@@ -158,79 +142,3 @@ class TestWhatIsKept:
             _, said = each.communicate(timeout=300)
             assert each.returncode == 0, said
         assert all("building" not in path.name for path in self.files(tmp_path))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Greedy(Signed):
-    """More state than there is room for."""
-
-    def entries(self, shape: Any) -> Any:
-        return {f"entry_{i}": Moment() for i in range(7)}
-
-    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
-        return Update(-lr * g, {key: value + g for key, value in s.items()}, True, {})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Peaks(Margins):
-    """The largest of each row and column: no sums."""
-
-    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
-        rows, columns = (xp.maximum(s[key], xp.amax(xp.abs(g), (axis,))) for key, axis in (("rows", 1), ("columns", 0)))
-        return Update(-lr * g / (rows + columns), {**s, "rows": rows, "columns": columns}, True, {})
-
-
-@dataclass(frozen=True, kw_only=True)
-class ByMatrix(Rule):
-    """Keeps a number for each matrix of a tensor."""
-
-    def entries(self, shape: Any) -> Any:
-        return {"size": Square(over=(1, 2))}
-
-    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
-        (size,) = xp.sums(Squares(g, (1, 2)))
-        return Update(-lr * g / (1.0 + s["size"]), {"size": size}, True, {})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pooled(Rule):
-    """Divides by the mean of all rows of a tensor, whichever matrix they are of."""
-
-    def entries(self, shape: Any) -> Any:
-        last = len(shape) - 1
-        return {"rows": Square(over=(last,)), "columns": Square(over=(last - 1,))}
-
-    def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Any:
-        last = len(xp.shape(p)) - 1
-        rows, columns = xp.means(Squares(g, (last,)), Squares(g, (last - 1,)))
-        (mean,) = xp.means((rows, None))
-        return Update(-lr * g / (mean + rows + columns), {"rows": rows, "columns": columns}, True, {})
-
-
-REFUSED = [
-    (Greedy(), (3, 4), "Greedy needs 7 state entries, and native code has room for 6"),
-    (Peaks(), (3, 4), "Peaks needs amax over axes ("),  # of rows or of columns, whichever is met first
-    (Pooled(), (2, 3, 4), "Pooled sums rows or columns over whole tensors, of which no native code is made"),
-    (ByMatrix(), (2, 3, 4), "ByMatrix keeps 'size', and kernels are made for state of elements, rows, columns and"),
-]
-
-
-@pytest.mark.parametrize(("rule", "shape", "reason"), REFUSED, ids=lambda value: type(value).__name__)
-def test_what_cannot_be_made_is_said(rule: Rule, shape: Any, reason: str) -> None:
-    assert reason_uncompiled(rule, shape).startswith(reason)
-    with pytest.raises(RuleError, match=re.escape(reason)):
-        emit_kind(kind_of(rule, shape))
-
-
-def test_what_the_native_code_says_of_itself_is_what_python_takes_it_for() -> None:
-    """Sizes of structures are compared when the library is loaded; these numbers are in no structure."""
-    native = Path(compiler.HEADERS)
-    constants = re.findall(r"(\w+) = (\d+)", (native / "abi.h").read_text())
-    told = {name: int(number) for name, number in constants}
-    told["FIRST_NUMBER"] = told.pop("NUMBERS")
-    shared = {name: number for name, number in vars(structs).items() if name in told}
-    assert {"SCALE", "COUNT", "LARGEST", "FIRST_NUMBER", "MOST_AFTER", "OPERAND", "SLOTS"} <= set(shared)
-    assert shared.items() <= (told | {"OPERANDS": 2 + told["ROOM"]}).items()
-    assert {name: told[name.upper()] for name in structs.DTYPES} == structs.DTYPES
-    (operations,) = re.findall(r"enum Operation[^{]*{([^}]*)}", (native / "scalars.h").read_text())
-    assert tuple(re.findall(r"\w+", operations.lower())) == CODES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ from agree import draw, draw_gradients
 from raw_arrays import bits
 from side_by_side import made, needs_core
 
+import thalweg.numpy
+from thalweg import Moment, Rule, Square, Squares, Update
 from thalweg.errors import OptionError
 
 pytestmark = needs_core
@@ -54,3 +58,87 @@ def test_a_tensor_with_gaps_is_named() -> None:
         optimizer.step()
     assert all((p == 1).all() for _, p in named)
     assert not optimizer.state
+
+
+# ---- rules of one's own
+
+
+def doing(do: Any, **more: Any) -> type[Rule]:
+    """A rule of which this makes the delta, or the whole update, of xp, the gradient, the state and the parameter."""
+
+    def entries(self: Any, shape: Any) -> Any:
+        return {"average": Moment()}
+
+    def update(self: Any, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, **rest: Any) -> Update:
+        answer = do(xp, g, s, p)
+        return answer if isinstance(answer, Update) else Update(answer * -lr, dict(s))
+
+    return dataclass(frozen=True, kw_only=True)(type("Mine", (Rule,), {"entries": entries, "update": update, **more}))
+
+
+def keeping(**entries: Any) -> Any:
+    return lambda self, shape: entries
+
+
+def pooled(xp: Any, g: Any, s: Any, p: Any) -> Update:
+    """Divides by the mean of all rows of a tensor, whichever matrix they are of."""
+    rows, columns = xp.means(Squares(g, (2,)), Squares(g, (1,)))
+    (mean,) = xp.means((rows, None))
+    return Update(-g / (mean + rows + columns), {"rows": rows, "columns": columns}, True, {})
+
+
+def by_matrix(xp: Any, g: Any, s: Any, p: Any) -> Update:
+    (size,) = xp.sums(Squares(g, (1, 2)))
+    return Update(-g / (1.0 + s["size"]), {"size": size}, True, {})
+
+
+TRUTHS = r"Mine: v\d+ = .* of truth values alone, .*: write xp.where\(condition, 1.0, 0.0\)"
+OWN: list[tuple[Any, str]] = [
+    (doing(lambda xp, g, s, p: (g > 0) + (p > 0)), TRUTHS),
+    (doing(lambda xp, g, s, p: xp.sqrt(g > 0)), TRUTHS),
+    (doing(lambda xp, g, s, p: xp.means((g > 0, None))[0] * g), r"= mean\(v\d+\) combines truth values"),
+    (doing(lambda xp, g, s, p: xp.where(g, 1.0, 0.0)), "needs a truth value as operand 1, and has a number: write"),
+    (doing(lambda xp, g, s, p: xp.where((g > 0) & g, 1.0, 0.0)), "needs a truth value as operand 2, and has a number"),
+    (doing(lambda xp, g, s, p: Update(g, {"average": g > 0})), "Mine.update makes a state 'average' of truth values"),
+    (doing(lambda xp, g, s, p: Update(g > 0, dict(s))), "Mine.update makes a delta of truth values: write xp.where"),
+    (doing(lambda xp, g, s, p: Update(g, dict(s), xp.sums((g, None))[0])), r"must be a truth .* as xp.isfinite\(x\)"),
+    (doing(lambda xp, g, s, p: xp.upper(g)), "uses xp.upper, of which no fused code can be made"),
+    (doing(lambda xp, g, s, p: xp.sums((xp.sums((g, None))[0], None))[0] * g), "sums what is one number along these"),
+    (doing(lambda xp, g, s, p: g / xp.amax(xp.abs(g), (1,))), r"Mine needs amax over axes \("),
+    (
+        doing(
+            lambda xp, g, s, p: Update(-g, {key: value + g for key, value in s.items()}, True, {}),
+            entries=keeping(**{f"entry_{i}": Moment() for i in range(7)}),
+        ),
+        "Mine needs 7 state entries, and native code has room for 6",
+    ),
+    (
+        doing(pooled, entries=keeping(rows=Square(over=(2,)), columns=Square(over=(1,)))),
+        "Mine sums rows or columns over whole tensors, of which no native code is made",
+    ),
+    (
+        doing(by_matrix, entries=keeping(size=Square(over=(1, 2)))),
+        "Mine keeps 'size', and kernels are made for state of elements, rows, columns and",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "words"), OWN, ids=[words[:40] for _, words in OWN])
+def test_what_no_code_can_be_made_of(rule: Any, words: str) -> None:
+    weights = np.ones((2, 3, 4))
+    optimizer = thalweg.numpy.optimizer(rule)(0.1, engine="fused")
+    with pytest.raises(OptionError, match=rf"^engine='fused' cannot run for parameter 'w': .*{words}"):
+        optimizer.step({"w": weights}, {"w": np.ones((2, 3, 4))})
+    assert (weights == 1).all()
+    assert optimizer.state == {}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler here")
+def test_truths_may_choose_and_count_among_numbers() -> None:
+    rule = doing(lambda xp, g, s, p: xp.where((g > 0) & (p > 1), 3.0, 0.0) + (g > 0) * p)
+    weights = np.array([1.0, 2.0, 3.0])
+    optimizer = thalweg.numpy.optimizer(rule)(1.0)
+    optimizer.update("w", weights, np.array([1.0, 1.0, -1.0]))
+    assert weights.tolist() == [0.0, -3.0, 3.0]
+    assert optimizer.engine == "fused"

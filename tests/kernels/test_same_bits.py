@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agree import draw, draw_gradients
-from raw_arrays import Arrays, bits, copies
+from raw_arrays import FRONT_END, Arrays, bits, copies
 from side_by_side import DTYPES, every_dtype, every_rule, kind, made, needs_core
 
 from thalweg.kernels.cpu.library import levels, load, reason_missing
@@ -72,6 +72,19 @@ def test_for_any_number_of_threads_and_vectors_of_any_width(rule: str, dtype: st
         set_num_threads(threads)
         results.append(trained(rule, params, grads, **MODES[mode]))
     assert all(result == results[0] for result in results)
+
+
+def test_noise_for_any_number_of_threads_and_vectors_of_any_width() -> None:
+    """Nothing else of Kron's step over a vector is made by native code alone."""
+    params, (step,) = draw({"v": (100_003,)}, "float32"), draw_gradients({"v": (100_003,)}, "float32", 1)
+    results = []
+    for level, threads in itertools.product(range(len(LEVELS)), (1, 2, 7)):
+        assert load().thalweg_choose_level(level)
+        set_num_threads(threads)
+        optimizer, arrays = FRONT_END["Kron"](0.1, damping=0.5, engine="fused"), copies(params)
+        optimizer.step(arrays, step)
+        results.append((bits(arrays), bits(optimizer.state)))
+    assert all(result == results[0] != bits(params) for result in results)
 
 
 def test_a_width_that_the_machine_does_not_have_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 That engines give the numbers of the reference, tests/engines have; that other layouts, mixed dtypes, empty tensors and
 missing gradients give the same steps, `thalweg check` asks of every rule; that tensors are replaced between steps,
-tests/torch/test_torch_remembered.py.
+tests/torch/test_torch_remembered.py, and replaced state tests/torch/test_torch_edited.py.
 """
 
 from __future__ import annotations
@@ -64,28 +64,6 @@ def test_a_gradient_of_another_class_is_left_to_other_engines() -> None:
     assert optimizer.engine == "reference"
     with pytest.raises(OptionError, match="a gradient of type Marked"):
         LARS([p], lr=0.1, engine="fused").step()
-
-
-def test_a_state_that_is_stretched_over_one_number_is_refused() -> None:
-    p = torch.nn.Parameter(torch.ones(8))
-    optimizer = LARS([p], lr=0.1)
-    stepped(optimizer, p)
-    before = p.detach().clone()
-    optimizer.state[p]["momentum_buffer"] = torch.zeros(1).expand(8)
-    with pytest.raises(StateError, match="'momentum_buffer' of '0' has one number in memory for several elements"):
-        stepped(optimizer, p)
-    assert torch.equal(p, before)
-
-
-def test_a_state_of_another_dtype_is_stepped_as_what_it_is() -> None:
-    p = torch.nn.Parameter(torch.ones(64))
-    optimizer = LARS([p], lr=0.1)
-    stepped(optimizer, p)
-    optimizer.state[p]["momentum_buffer"] = optimizer.state[p]["momentum_buffer"].bfloat16()
-    stepped(optimizer, p)
-    assert optimizer.state[p]["momentum_buffer"].dtype == torch.bfloat16
-    assert torch.isfinite(p).all()
-    assert (p < 1).all()
 
 
 def test_a_parameter_that_grew_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Which arrays can be stepped: dtypes and memory layouts. tests/test_boundary.py has dtypes of state, agree shapes."""
+"""Which arrays can be stepped: dtypes and memory layouts. test_lean_state.py has dtypes of state, agree shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agree import dtype_of
-from raw_arrays import Make, bits, every_case, gradients, model, two_cases
+from raw_arrays import FRONT_END, Make, bits, every_case, gradients, model, two_cases
 
 from thalweg.numpy import LAMB, LARS
 
@@ -93,6 +93,22 @@ def test_arithmetic_on_numbers_gives_gradients(name: str) -> None:
     LARS(100.0).update("w", weights, weights * weights)
     LARS(100.0).update("w", twin, np.array(4.0))
     assert bits(weights) == bits(twin) != bits(np.full((), 2).astype(dtype_of(name)))
+
+
+#: Its last gradient is the array itself, which whoever fills it anew changes.
+KEPT = pytest.param("MARS", "reference", marks=pytest.mark.xfail(strict=True, reason="the gradient is not copied"))
+PAIRS = [(rule, engine) for rule in FRONT_END for engine in ("auto", "reference") if (rule, engine) != KEPT.values]
+
+
+@pytest.mark.parametrize(("rule", "engine"), [*PAIRS, KEPT])
+def test_state_lies_in_nobody_elses_memory(rule: str, engine: Any) -> None:
+    for dtype in ("float32", "float64"):
+        optimizer, weights = FRONT_END[rule](0.1, engine=engine), np.full((3, 4), 0.5, dtype)
+        gradient = np.linspace(-1, 1, 12).reshape(3, 4).astype(dtype)
+        gradient.flags.writeable = False
+        for _ in range(2):
+            optimizer.update("w", weights, gradient)
+        assert not any(np.shares_memory(x, y) for x in optimizer.state["w"].values() for y in (weights, gradient))
 
 
 def test_what_is_cleared_is_forgotten_its_shape_too() -> None:

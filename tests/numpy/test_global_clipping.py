@@ -1,4 +1,4 @@
-"""The joint norm of the gradients of a step is bounded. tests/test_boundary.py has ascent."""
+"""The joint norm of the gradients of a step is bounded."""
 
 from __future__ import annotations
 

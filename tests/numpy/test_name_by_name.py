@@ -125,14 +125,17 @@ def test_a_number_and_its_text_are_two_parameters() -> None:
     assert {name: int(entries["step"]) for name, entries in optimizer.state.items()} == {1: 2, "1": 1, "\ud800": 1}
 
 
-def test_equal_names_are_one_parameter_and_others_have_noise_of_their_own() -> None:
-    def drawn(name: Any) -> Any:
-        weights = np.ones((4, 3))
-        Kron(0.1, damping=0.5).update(name, weights, np.eye(4, 3))
+def test_equal_names_are_one_parameter_and_other_names_seeds_and_steps_have_noise_of_their_own() -> None:
+    def drawn(name: Any, seed: int = 0, before: int = 0) -> Any:
+        optimizer, weights = Kron(0.1, damping=0.5, momentum=0.0, seed=seed, global_step=True), np.ones((4, 3))
+        for _ in range(before):
+            optimizer.end_iteration()
+        optimizer.update(name, weights, np.eye(4, 3))
         return bits(weights)
 
     assert drawn(np.int64(1)) == drawn(1) == drawn(IntEnum("Layer", {"FIRST": 1}).FIRST)
-    assert drawn(np.str_("1")) == drawn("1") != drawn(1) != drawn("2")
+    assert drawn(np.str_("1")) == drawn("1")
+    assert len({drawn("1"), drawn(1), drawn("2"), drawn("1", seed=1), drawn("1", before=1)}) == 5
 
 
 @pytest.mark.parametrize("name", [None, 1.5, True, ("a",), b"a", np.array(1)], ids=repr)

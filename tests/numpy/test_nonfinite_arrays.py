@@ -57,6 +57,11 @@ class TestSkip:
         assert bits(params) == bits(untouched) != bits(model())
         assert bits(optimizer.state) == bits(twin.state)
 
+    def test_one_slice_of_a_stack_is_enough(self) -> None:
+        optimizer, weights = LARS(1.0, on_nonfinite="skip", stacked_axes=1), np.ones((3, 4))
+        optimizer.update(NAME, weights, poisoned(np.ones((3, 4)), np.inf))
+        assert (weights == 1).all()
+
 
 class TestRaise:
     @every_case

@@ -14,7 +14,6 @@ from thalweg.errors import OptionError, UnusedOverrideWarning
 from thalweg.numpy import LAMB, LARS, Kron
 from thalweg.settings import WHOLE_STEP
 
-#: tests/test_settings.py has more, by name alone.
 PATTERNS = [
     pytest.param("encoder.[0-9].?ias", {"encoder.0.bias"}, id="glob"),
     pytest.param(re.compile(r"\.bias$|^scale"), {"encoder.0.bias", "scale"}, id="regular expression"),
@@ -129,6 +128,19 @@ def test_entries_that_only_clash_together_are_told_with_the_parameter_before_any
     params = {"a": np.ones(3), "b": np.ones(3)}
     with refused(OptionError, "'b'.*whiten='momentum' needs momentum_mode='ema'", optimizer, params):
         optimizer.step(params, {"a": np.ones(3), "b": np.ones(3)})
+
+
+def test_each_source_wins_over_the_one_before() -> None:
+    """Variant, what is given for all, entries in their order."""
+    entries = [("enc*", dict(eps=0.25, lr_scale=0.5)), ("*.bias", dict(eps=0.5)), ("*.bias", dict(momentum=0.5))]
+    mixed = train(LARS(0.5, variant="larc", eps=0.125, overrides=entries), model(), gradients(2))
+    for name, lr, options in (
+        ("conv", 0.5, dict(eps=0.125)),
+        ("encoder.0.weight", 0.25, dict(eps=0.25)),
+        ("encoder.0.bias", 0.25, dict(eps=0.5, momentum=0.5)),
+    ):
+        alone = train(LARS(lr, variant="larc", **options), model(), gradients(2))
+        assert bits(mixed[name]) == bits(alone[name])
 
 
 def test_an_entry_may_build_on_an_earlier_one() -> None:

@@ -1,5 +1,7 @@
-"""Stochastic rounding: tiny steps count on average. tests/test_boundary.py has what becomes of each number, and
-tests/kernels/test_stochastic_rounding.py that chances differ by seed, name and step."""
+"""Stochastic rounding: each number goes to a neighbour, and tiny steps count on average.
+
+tests/kernels/test_stochastic_rounding.py has that chances differ by seed, name and step.
+"""
 
 from __future__ import annotations
 
@@ -54,3 +56,46 @@ def test_steps_far_below_the_distance_count_as_in_float32(name: str) -> None:
     far = (1 - wide.astype("float64")).mean()
     assert far > 4 * ulp
     assert abs((1 - stochastic.astype("float64")).mean() / far - 1) < MONTE_CARLO
+
+
+def below_and_above(x: Any, name: str) -> tuple[Any, Any]:
+    """The two numbers of a 16-bit dtype next to x, as float32. For bfloat16 by cutting off half of the bits."""
+    if name == "float16":
+        near = x.astype("float16")
+        low = np.where(near.astype("float32") <= x, near, np.nextafter(near, np.float16(-np.inf)))
+        high = np.where(near.astype("float32") >= x, near, np.nextafter(near, np.float16(np.inf)))
+        return low.astype("float32"), high.astype("float32")
+    toward_zero = (x.view("uint32") & np.uint32(0xFFFF0000)).view("float32")
+    away = ((x.view("uint32") & np.uint32(0xFFFF0000)) + np.uint32(0x10000)).view("float32")
+    away = np.where(toward_zero == x, x, away)
+    return np.minimum(toward_zero, away), np.maximum(toward_zero, away)
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+@pytest.mark.parametrize(("name", "sizes"), [("float16", (-24.0, 15.9)), ("bfloat16", (-133.0, 126.0))])
+def test_numbers_of_all_sizes_go_to_a_neighbour(name: str, sizes: tuple[float, float], engine: Any) -> None:
+    """What can be written is left; infinities and NaN too."""
+
+    def rounded(x: Any) -> Any:
+        weights = np.zeros(x.shape, dtype(name))
+        sgd(1.0, engine=engine).update("w", weights, -x)
+        return weights.astype("float32")
+
+    rng = np.random.default_rng(0)
+    x = (2.0 ** rng.uniform(*sizes, 4000) * rng.choice([-1.0, 1.0], 4000)).astype("float32")
+    low, high = below_and_above(x, name)
+    assert (low < high).mean() > 0.9
+    found = rounded(x)
+    assert ((found == low) | (found == high)).all()
+    assert 0.4 < (found == high)[low < high].mean() < 0.6
+    assert np.array_equal(rounded(low), low)
+    special = np.array([np.nan, np.inf, -np.inf, 0.0], "float32")
+    assert np.array_equal(rounded(special), special, equal_nan=True)
+
+
+@pytest.mark.parametrize("wide", ["float32", "float64"])
+def test_wide_parameters_are_never_rounded(wide: str) -> None:
+    params = np.full((2, 100), 0.1, wide)
+    for weights, rounding in zip(params, ("nearest", "stochastic"), strict=True):
+        sgd(0.3, rounding=rounding).update("w", weights, np.ones(100))
+    assert bits(params[0]) == bits(params[1]) != bits(np.full(100, 0.1, wide))

@@ -1,4 +1,4 @@
-"""Annotations can be asked for at run time, as documentation tools do, and protocols recognise what has their part."""
+"""Annotations can be asked for at run time, as documentation tools do. test_signatures.py has those of options."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ import typing
 from typing import Any
 
 import pytest
-
-import thalweg.numpy
-from thalweg.rules import RULES
-from thalweg.settings import option_names
 
 
 def functions(module: Any) -> list[Any]:
@@ -32,14 +28,6 @@ def test_hints_can_be_asked_for(front_end: str) -> None:
     assert len(found) > 20
     for function in found:
         assert isinstance(typing.get_type_hints(function), dict)
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_hints_of_a_constructor_name_its_options(name: str) -> None:
-    hints = typing.get_type_hints(getattr(thalweg.numpy, name).__init__)
-    assert {"lr", "global_step", "engine", "return"} < set(hints)
-    assert {*option_names(RULES[name]), "variant", "overrides"} < set(hints)
-    assert hints["maximize"] is bool
 
 
 @pytest.mark.parametrize("extensions", ["None", "types.SimpleNamespace(Unpack=Unpack)"])

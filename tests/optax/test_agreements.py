@@ -194,11 +194,6 @@ def test_programs_hardly_grow_with_layers(make: Any) -> None:
     assert many.total() - few.total() <= 6 * 3 * (7 if make is kron else 3)
 
 
-def test_kron_refreshes_all_shapes_in_one_program_but_large_ones() -> None:
-    shapes = {"a": (6, 8), "b": (8, 6), "c": (6,), "d": (3,), "large": (2**13, 2**12 + 1)}
-    assert count_equations(kron, shapes)["cond"] == 2
-
-
 # ---- what the functions add to the rules
 
 

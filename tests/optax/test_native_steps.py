@@ -1,4 +1,7 @@
-"""Steps that write in place, by native code inside compiled programs; tests/engines/test_agree.py has numbers."""
+"""Steps that write in place, by native code inside compiled programs.
+
+tests/engines/test_agree.py has numbers, tests/kernels/test_same_bits.py that the number of threads does not matter.
+"""
 
 from __future__ import annotations
 
@@ -52,18 +55,6 @@ def test_programs_have_one_call_for_all_parameters_that_native_code_can_take() -
     assert CALL in program(lamb(0.1), EMPTY)
     assert CALL in program(lamb(0.1, on_nonfinite="skip"))
     assert CALL not in program(lamb(0.1, on_nonfinite="skip"), EMPTY)  # which has to take all of a guarded step
-
-
-def test_every_run_has_the_same_bits_whatever_the_threads() -> None:
-    params = {"w": jnp.cos(jnp.arange(300_000, dtype=jnp.float32)).reshape(600, 500)}
-    results = []
-    try:
-        for threads in (1, 2, 2):
-            thalweg.set_num_threads(threads)
-            results.append(take_steps(lamb(0.1), jax.tree.map(lambda p: p**2, params), params))
-    finally:
-        thalweg.set_num_threads(None)
-    assert all(same_bits(other, results[0]) for other in results[1:])
 
 
 def test_numbers_of_a_step_are_no_part_of_its_program() -> None:

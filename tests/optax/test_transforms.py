@@ -192,7 +192,13 @@ def test_options_that_are_arrays_of_float64_leave_float32_as_it_is(lr: Any) -> N
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np, optax
 from thalweg.optax import adafactor, kron, lamb, lars
+from thalweg.rules.noise import bits
+from thalweg.spaces import jax as space, numpy as reference
 assert not jax.config.jax_enable_x64
+key = dict(seed=3, tensor=4000000000)
+draw = lambda t: bits(space, jnp.zeros((5, 3)), **key, t=t)
+for drawn in (draw(7), jax.jit(draw)(7)):
+    assert (np.asarray(drawn) == bits(reference, np.zeros((5, 3)), **key, t=7)).all()
 params = {"w": jnp.cos(jnp.arange(12.0)).reshape(4, 3), "b": np.ones(3), "h": jnp.ones(3, jnp.bfloat16), "s": 1.0}
 for solver in (adafactor(0.1, min_dim_size_to_factor=3), lars(jnp.array(0.1)), kron(0.1),
                lamb(np.float64(0.1), rounding="stochastic", seed=2**40 + 3)):

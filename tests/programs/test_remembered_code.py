@@ -1,7 +1,4 @@
-"""A schedule of an option traces nothing: once its code is made, the rule is not asked again.
-
-tests/rules/test_options.py has, for every engine, that rules of other numbers are one to a tracer.
-"""
+"""A schedule of an option traces nothing: once its code is made, the rule is not asked again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Random numbers by place: well distributed, independent, and the same wherever they are made."""
+"""Random numbers by place: well distributed and independent.
+
+tests/sharded and tests/optax/test_sharding.py have that parts of a tensor have the numbers of the whole.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,11 @@ import numpy as np
 import pytest
 from tolerances import FLOAT64, SPACE
 
-from thalweg.rules.noise import bits, chance, mix, normal, tensor_id, uniform
+from thalweg.rules.noise import bits, chance, normal, tensor_id, uniform
 from thalweg.spaces import numpy as xp
 
 LIKE = np.zeros((200, 500))
 KEY = dict(seed=0, tensor=tensor_id("layer"), t=1)
-
-
-def test_mixing_loses_nothing() -> None:
-    h = mix(np.arange(2**18, dtype=np.uint64))
-    assert len(np.unique(h)) == 2**18
-    assert h.max() < 2**32
 
 
 def test_uniform_fills_the_interval_evenly() -> None:
@@ -63,21 +60,6 @@ def test_two_chances_of_the_same_bits_are_independent_and_right_on_average() -> 
     assert (low * 2**17 % 2 == 1).all()
 
 
-def test_a_tensor_gets_the_same_numbers_in_parts_as_whole() -> None:
-    """Position is all that counts, so that a shard that knows its place draws its part of the whole."""
-
-    class LastRows:
-        def __getattr__(self, name: str) -> object:
-            return getattr(xp, name)
-
-        def positions(self, like: np.ndarray) -> tuple:
-            low, high = xp.positions(LIKE)
-            return low[-len(like) :], high[-len(like) :]
-
-    whole = normal(xp, LIKE, **KEY)
-    assert (normal(LastRows(), LIKE[-30:], **KEY) == whole[-30:]).all()
-
-
 def test_positions_beyond_32_bits_do_not_repeat() -> None:
     class Far:
         def positions(self, like: np.ndarray) -> tuple:
@@ -89,10 +71,6 @@ def test_positions_beyond_32_bits_do_not_repeat() -> None:
 
     near, far = (bits(space, LIKE, **KEY) for space in (xp, Far()))
     assert np.mean(near == far) < 1e-4
-
-
-def test_names_and_numbers_are_different_tensors() -> None:
-    assert len({tensor_id(name) for name in ("1", 1, "01", "layer.0", "layer.1", 0)}) == 6
 
 
 def test_float32_and_float64_draw_the_same_numbers() -> None:

@@ -10,11 +10,8 @@ import pytest
 from own_rules import Signed
 
 import thalweg.numpy
-from thalweg import Rule, Scalar, option
+from thalweg import Scalar, option
 from thalweg.errors import OptionError
-from thalweg.rules import RULES
-from thalweg.rules.options import number_options
-from thalweg.rules.rule import stand_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,18 +111,6 @@ def test_a_rule_whose_types_are_known_only_where_it_was_written_is_checked_all_t
         Local(power=-1.0).validate()
     with pytest.raises(OptionError, match="is_on must be True or False"):
         Local(is_on=1).validate()
-
-
-# ---- numbers of the arithmetic
-
-
-@pytest.mark.parametrize("rule", [Signed, Every, *RULES.values()], ids=lambda rule: rule.__name__)
-def test_rules_that_differ_in_numbers_alone_are_one_to_a_tracer(rule: type[Rule]) -> None:
-    """A schedule of an option gives it another value at every step."""
-    for name in number_options(rule):
-        value = getattr(rule(), name)
-        if isinstance(value, float) and value != 0:
-            assert stand_in(rule(**{name: value * 0.5})) == stand_in(rule()), name
 
 
 def test_options_of_the_front_ends_are_checked_when_a_schedule_gives_them() -> None:

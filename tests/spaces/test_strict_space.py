@@ -13,7 +13,6 @@ from thalweg.arrays import Space, Squares
 from thalweg.errors import OptionError, RuleError
 from thalweg.rules import RULES
 from thalweg.settings import Settings
-from thalweg.spaces import numpy as with_numbers
 from thalweg.spaces.strict import Strict
 from thalweg.trial import try_update
 
@@ -21,30 +20,14 @@ PARAMETERS = [(), (1,), (7,), (0,), (3, 0), (5, 4), (12, 10), (3, 4, 5, 2), (2, 
 OPTIONS = [(case.name, options) for case in EVERY for options in case.options.values()]
 
 
-def shapes_of(space: Any, rule: Any, p: Any, g: Any, state: Any, noise: Any) -> dict[str, Any]:
-    update = rule.update(space, g, state, p, t=1.0, lr=0.1, lr_scale=1.0, noise=noise)
-    arrays = {"delta": update.delta, "finite": update.finite, **update.state, **update.stats}
-    shape = space.shape if space is not with_numbers else np.shape
-    return {key: () if isinstance(x, (bool, int, float)) else shape(x) for key, x in arrays.items() if x is not None}
-
-
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
-def test_every_rule_has_the_shapes_that_it_has_with_numbers(name: str, options: dict[str, Any]) -> None:
-    random = np.random.default_rng(0)
+def test_every_rule_may_do_what_it_does(name: str, options: dict[str, Any]) -> None:
     for shape in PARAMETERS:
         rule = Settings(RULES[name], options).base.for_shape(shape).rule_at(1)
         try:
             rule.check_shape("p", shape)
         except OptionError:
             continue
-        strict = Strict(name, frozenset())
-        p, g = (np.asarray(random.standard_normal(shape), "float32") for _ in range(2))
-        with np.errstate(all="ignore"):
-            state = rule.init(with_numbers, p)
-            wanted = shapes_of(with_numbers, rule, p, g, state, lambda like=p: np.zeros_like(like))
-        outlines = {key: strict.array(np.shape(entry)) for key, entry in state.items()}
-        arrays = strict.array(shape), strict.array(shape), outlines
-        assert shapes_of(strict, rule, *arrays, lambda x=arrays[0]: x) == wanted, shape
         try_update(rule, shape)
 
 
@@ -55,16 +38,11 @@ def test_it_has_the_functions_of_every_space() -> None:
             assert callable(getattr(strict, name)), name
 
 
-#: What cannot be done with m, (4, 6), and v, (3,), and what is said of it.
+#: What cannot be done with m, (4, 6), and v, (3,), and what is said of it; tests/test_own_rule_mistakes.py has more.
 REFUSED: list[tuple[Any, str]] = [
-    (lambda xp, m, v: m + v, r"computes with shapes \(4, 6\) and \(3,\), which do not go together"),
     (lambda xp, m, v: xp.where(m > 0, m, v), "which do not go together"),
-    (lambda xp, m, v: xp.maximum(m, v), "which do not go together"),
-    (lambda xp, m, v: m * None, "computes with a NoneType: use arrays, options and numbers"),
-    (lambda xp, m, v: m * np.ones(6), "calls a function of numpy: use the functions of xp"),
     (lambda xp, m, v: np.float64(2) * m, "calls a function of numpy"),
     (lambda xp, m, v: xp.tanh(m), "uses xp.tanh, which is no function of xp"),
-    (lambda xp, m, v: xp.sums(m), "reduces something without axes: write pairs, such as"),
     (lambda xp, m, v: xp.sums((m, (2,))), r"asks for axis 2 of an array of shape \(4, 6\)"),
     (lambda xp, m, v: xp.means(Squares(0.5, None)), "needs an array, and has a float"),
     (lambda xp, m, v: xp.amax(v, (-2,)), r"asks for axis -2 of an array of shape \(3,\)"),
@@ -81,13 +59,11 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda xp, m, v: xp.orthonormal(v), "needs square matrices"),
     (lambda xp, m, v: xp.solve(xp.identity(6, m), m), r"multiplies matrices of shapes \(6, 6\) and \(4, 6\)"),
     (lambda xp, m, v: xp.arrange(m, v, 1), r"arranges axis 1 of an array of shape \(4, 6\) by numbers of shape"),
-    (lambda xp, m, v: xp.astype(m, "float23"), "asks for the dtype 'float23': use one of float32"),
     (lambda xp, m, v: xp.matmul_rounded(m, xp.swapaxes(m, 0, 1), "bf61"), "asks for the dtype 'bf61'"),
     (lambda xp, m, v: xp.cond(m[0] > 0, lambda: m, lambda: v), "takes a part of a value"),
     (lambda xp, m, v: xp.cond(xp.amax(m, None) > 0, lambda: m, lambda: v), r"\(4, 6\) on one side of xp.cond"),
     (lambda xp, m, v: ~(m > 0), r"uses \| or ~ on truth values"),
     (lambda xp, m, v: 7 % m, "uses //, % or round"),
-    (lambda xp, m, v: [] if m == m else m, "branches on a value"),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import pytest
@@ -11,31 +10,8 @@ from on_device import DEVICE, FEW, agree, gradients, parameters, train
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
-from thalweg.kernels.triton.launching import Compiled  # noqa: E402
-from thalweg.kernels.triton.squares import CHUNK, GradientSquares  # noqa: E402
-from thalweg.kernels.triton.uploads import Uploads  # noqa: E402
-from thalweg.torch.engines.replay import Moving  # noqa: E402
 
 pytestmark = pytest.mark.slow  # programs are interpreted
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_squares_of_many_tensors(dtype: str) -> None:
-    sizes = [0, 1, 2049, CHUNK, 2 * CHUNK + 17]
-    memory = torch.randn(sum(sizes) + 8, device=DEVICE).to(getattr(torch, dtype))
-    tensors, begin = [], 3  # not where the widest loads can begin
-    for size in sizes:
-        tensors.append(memory[begin : begin + size])
-        begin += size
-    squares = GradientSquares(sizes, memory.dtype, Uploads(memory.device), Compiled())
-    moving = Moving(memory.device, [squares], 0)
-    squares.follow(array("Q", [x.data_ptr() for x in tensors]))
-    moving.upload()
-    for found, x, size in zip(squares.measure().tolist(), tensors, sizes, strict=True):
-        # each square is rounded, and a sum for every block and every halving behind it
-        assert found == pytest.approx(x.double().square().sum().item(), rel=(size / 2048 + 32) * 2.0**-24, abs=0)
-    tensors[-1][5] = float("inf")
-    assert squares.measure().isfinite().tolist() == [True] * 4 + [False]
 
 
 def make(rule: str, named: Any, engine: str, **options: Any) -> Any:

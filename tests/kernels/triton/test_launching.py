@@ -1,10 +1,12 @@
-"""Launching compiled kernels without Triton's layers: that its versions take arguments as they are given."""
+"""Launching compiled kernels without Triton's layers: that its versions take arguments as they are given.
+
+tests/gpu/test_torch_cuda.py has that profilers see every launch.
+"""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from typing import Any
 
 import pytest
 import triton
@@ -43,14 +45,3 @@ def test_an_unknown_version_is_told_once() -> None:
         warnings.simplefilter("error")
         assert launching.direct(object(), is_known=False) is None
     launching.warn_of_version.cache_clear()
-
-
-def test_what_is_interpreted_is_launched_as_ever() -> None:
-    assert launching.direct(None) is None
-
-
-def test_profilers_see_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not launching.is_watched()
-    seen: list[Any] = []
-    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", seen.append)
-    assert launching.is_watched()

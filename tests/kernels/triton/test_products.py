@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton.tools.tensor_descriptor")
 
 from thalweg.kernels.products import stacks  # noqa: E402
-from thalweg.kernels.products.choices import LARGE, ROUNDED_LARGE, ROUNDED_SMALL, SMALL, Tiling, choose_tiling  # noqa: E402
+from thalweg.kernels.products.choices import LARGE, ROUNDED_LARGE, ROUNDED_SMALL, SMALL, Tiling  # noqa: E402
 
 #: Small: every program is interpreted.
 SQUARE = Tiling(side=16, halves=1, depth=16, warps=4, stages=2, resident=2)
@@ -99,36 +99,6 @@ def test_what_cannot_be_described() -> None:
     assert stacks.can_describe(x, x.mT, None)
     assert not stacks.can_describe(x.mT, x, None)
     assert not stacks.can_describe(draw(2, 24, 24, dtype="float32"), x, None)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "count", "size", "options", "chosen"),
-    [
-        ("bfloat16", 12, (768, 768), dict(symmetric=True, more=False), SMALL),
-        ("float16", 4, (2048, 2048), dict(symmetric=True, more=True), LARGE),
-        ("bfloat16", 12, (768, 3072), dict(symmetric=False, more=True), SMALL),
-        ("bfloat16", 16, (2048, 8192), dict(symmetric=False, more=True), SMALL),
-        ("bfloat16", 12, (768, 3072), dict(symmetric=False, more=False), None),
-        ("bfloat16", 32, (512, 512), dict(symmetric=True, more=False), SMALL),
-        ("bfloat16", 32, (504, 504), dict(symmetric=True, more=False), None),
-        ("bfloat16", 1, (768, 768), dict(symmetric=True, more=True), None),
-        ("float32", 8, (2048, 2048), dict(symmetric=True, more=True), None),
-        ("tf32", 8, (2048, 2048), dict(symmetric=True, more=True), ROUNDED_LARGE),
-        ("tf32", 12, (768, 768), dict(symmetric=True, more=False), ROUNDED_SMALL),
-        ("tf32", 8, (2048, 2048), dict(symmetric=False, more=False), None),
-        ("tf32", 32, (512, 512), dict(symmetric=True, more=True), None),
-    ],
-    ids=str,
-)
-def test_choices_on_a_gpu(dtype: str, count: int, size: Any, options: Any, chosen: Any) -> None:
-    assert choose_tiling(132, dtype, count, *size, **options) == chosen
-    assert choose_tiling(0, dtype, count, *size, **options) is None
-
-
-def test_the_library_multiplies_elsewhere() -> None:
-    a, b, plus = draw(2, 24, 16, dtype="float32"), draw(2, 16, 8, dtype="float32"), draw(2, 24, 8, dtype="float32")
-    assert_near(stacks.multiply(a, b, alpha=0.5), multiply(a, b, None, 0.5, 0.0))
-    assert_near(stacks.multiply(a, b, plus, alpha=0.5, beta=2.0), multiply(a, b, plus, 0.5, 2.0))
 
 
 def test_float32_is_rounded_only_if_the_user_allows_it(precision: Callable[[str], None]) -> None:
