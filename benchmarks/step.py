@@ -59,7 +59,7 @@ from thalweg.given import TABLE
 from thalweg.plan.models import BUILT_IN
 from thalweg.programs.budget import bytes_moved
 from thalweg.rules import RULES
-from thalweg.settings import Settings, option_names
+from thalweg.settings import RuleOptions, option_names
 
 #: Our options, where they are not the defaults.
 OURS: dict[str, dict[str, Any]] = {
@@ -127,7 +127,7 @@ def choose_shapes(given: argparse.Namespace, rule: str) -> Shapes:
 
 def set_options(rule: Any, options: Mapping[str, Any]) -> Any:
     """The rule with these options, which are checked."""
-    return Settings(rule, {name: value for name, value in options.items() if name != "lr"}).base
+    return RuleOptions(rule, {name: value for name, value in options.items() if name != "lr"}).base
 
 
 def measure_copy(device: str) -> float:

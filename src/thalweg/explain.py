@@ -13,7 +13,7 @@ from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules import Rule
 from thalweg.rules.around import parts_of
 from thalweg.rules.entries import Factor
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.storage import describe_state
 
 #: Bytes of dense factors from which on a warning is due.
@@ -130,7 +130,7 @@ def explain_parameter(
     name: str,
     shape: Shape,
     dtype: str,
-    setting: Setting,
+    setting: ParameterOptions,
     *,
     lr: Any,
     rms: float | None,
@@ -192,7 +192,7 @@ def hint_of_stack(name: str, shape: Shape, rule: Rule) -> str:
     return "taken for one tensor; if it is a stack, as of experts, say overrides=[(name, dict(stacked_axes=1))]"
 
 
-def kept_wide(shape: Shape, setting: Setting) -> list[str]:
+def kept_wide(shape: Shape, setting: ParameterOptions) -> list[str]:
     """Whether eight bits were asked for, and a tensor that is not small has rows that cannot be grouped."""
     rule, handling = setting.rule_at(1), setting.handling
     wanted = any(handling.stored(entry) in CODECS for entry in rule.entries(shape).values())
@@ -202,7 +202,7 @@ def kept_wide(shape: Shape, setting: Setting) -> list[str]:
     return [f"its state stays in float32: no row of {shape} can be cut into equal groups of {LEAST_GROUP} or more"]
 
 
-def lost_to_rounding(dtype: str, setting: Setting, lr: float | None, rms: float) -> list[str]:
+def lost_to_rounding(dtype: str, setting: ParameterOptions, lr: float | None, rms: float) -> list[str]:
     """Whether steps of the expected size vanish when they are rounded to the nearest."""
     if dtype not in NARROW or setting.handling.rounding != "nearest":
         return []

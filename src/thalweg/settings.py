@@ -147,7 +147,7 @@ WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed", "spikes")
 
 
 @dataclass(frozen=True)
-class Setting:
+class ParameterOptions:
     """What holds for one parameter. Options of the rule may be functions of the step."""
 
     rule: Rule
@@ -168,7 +168,7 @@ class Setting:
         """Equal for settings that differ in the values of numbers alone: state and code for them are the same."""
         return structure_of(self.rule), self.handling
 
-    def for_shape(self, shape: tuple[int, ...]) -> Setting:
+    def for_shape(self, shape: tuple[int, ...]) -> ParameterOptions:
         """The same, with what the shape of a parameter decides."""
         rule = self.rule.for_shape(shape)
         return self if rule is self.rule else replace(self, rule=rule)
@@ -182,20 +182,25 @@ class Setting:
         return rule
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The options of one optimizer (or of one of its groups), checked as a whole."""
+@dataclass(frozen=True, repr=False)
+class RuleOptions:
+    """The options of a rule, of one of the rules of a mixture, or of a group, checked as a whole.
+
+    It is what ``options()`` of an optimizer's class returns.
+    """
 
     rule: type[Rule]
-    #: What the user gave, by name; the variant's name and the overrides not among them.
+    #: What the user gave, by name; the variant's name and the overrides not among them. All else is at its default.
     given: Mapping[str, Any]
     variant: str | None = None
     overrides: OverrideList = ()
-    base: Setting = field(init=False)
+    #: The learning rate that the user gave; groups have their own by then.
+    lr: Any = field(default=None, compare=False)
+    base: ParameterOptions = field(init=False)
     #: For which answers to "is lr None?" options are known to have an effect.
     checked_for: set[bool] = field(init=False, default_factory=set, repr=False, compare=False)
     #: What was found for parameters, by their shapes and the entries of ``overrides`` that match them.
-    found: dict[tuple[Any, ...], Setting] = field(init=False, default_factory=dict, repr=False, compare=False)
+    found: dict[tuple[Any, ...], ParameterOptions] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         known = self.rule
@@ -210,8 +215,20 @@ class Settings:
             given = {name: value for name, value in given.items() if differ(value, self.default(name))}
             object.__setattr__(self, "given", given)
         options = {**known.VARIANTS.get(self.variant or "", {}), **given}
-        object.__setattr__(self, "base", combined(Setting(known(), Handling()), options))
+        object.__setattr__(self, "base", combined(ParameterOptions(known(), Handling()), options))
         object.__setattr__(self, "overrides", tuple(self.checked_overrides()))
+
+    def within(self, whole: Mapping[str, Any], overrides: OverrideList) -> RuleOptions:
+        """As it holds in a mixture. whole: options of the whole step. overrides: of all rules; its own come later."""
+        made = RuleOptions(self.rule, {**self.given, **whole}, self.variant, (*overrides, *self.overrides), self.lr)
+        made.validate_lr(self.lr(1) if callable(self.lr) else self.lr)
+        return made
+
+    def __repr__(self) -> str:
+        given = {"lr": self.lr, **({"variant": self.variant} if self.variant else {}), **self.given}
+        if self.overrides:
+            given["overrides"] = as_written(self.overrides)
+        return f"{self.rule.__name__}.options({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def checked_overrides(self) -> Iterator[tuple[Pattern, Mapping[str, Any]]]:
         """The entries of ``overrides``, each possible by itself or after those before it."""
@@ -271,8 +288,8 @@ class Settings:
         return defaults(self.rule)[name]
 
     def of(
-        self, name: str, parameter: Any, base: Setting | None = None, *, shape: tuple[int, ...] | None = None
-    ) -> tuple[Setting, list[int]]:
+        self, name: str, parameter: Any, base: ParameterOptions | None = None, *, shape: tuple[int, ...] | None = None
+    ) -> tuple[ParameterOptions, list[int]]:
         """What holds for a parameter, and which entries of ``overrides`` matched it.
 
         base: what holds where no override applies, if it is not the same for all parameters. shape: what counts as the
@@ -289,7 +306,9 @@ class Settings:
             self.found[key] = next((known for known in self.found.values() if known == made), made)
         return self.found[key], matched
 
-    def overridden(self, setting: Setting, name: str, shape: tuple[int, ...], matched: Sequence[int]) -> Setting:
+    def overridden(
+        self, setting: ParameterOptions, name: str, shape: tuple[int, ...], matched: Sequence[int]
+    ) -> ParameterOptions:
         """What holds for a parameter after the entries of ``overrides`` that match it."""
         said: dict[str, Any] = {}
         for pattern, options in (self.overrides[index] for index in matched):
@@ -349,7 +368,7 @@ def option_names(rule: type[Rule]) -> tuple[str, ...]:
     return tuple(defaults(rule))
 
 
-def combined(setting: Setting, options: Mapping[str, Any]) -> Setting:
+def combined(setting: ParameterOptions, options: Mapping[str, Any]) -> ParameterOptions:
     """A setting with some options replaced, checked."""
     ours = {f.name for f in fields(Handling)}
     own = {name: v for name, v in options.items() if name not in ours and name != "lr_scale"}
@@ -359,7 +378,7 @@ def combined(setting: Setting, options: Mapping[str, Any]) -> Setting:
     check_number("lr_scale", lr_scale, low=0.0)
     check_schedules(rule)
     handling.validate()
-    result = Setting(rule, handling, lr_scale)
+    result = ParameterOptions(rule, handling, lr_scale)
     result.rule_at(1).validate()
     return result
 
@@ -377,37 +396,6 @@ def check_schedules(rule: Rule) -> None:
 
 
 # ---- mixtures: several rules in one optimizer, each for the parameters that a pattern chooses
-
-
-@dataclass(frozen=True)
-class RuleOptions:
-    """A rule with its learning rate and its options, checked: what ``options()`` of an optimizer's class returns."""
-
-    settings: Settings
-    lr: Any
-
-    @property
-    def rule(self) -> type[Rule]:
-        return self.settings.rule
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """What was given; all else is at its default."""
-        return self.settings.given
-
-    def within(self, whole: Mapping[str, Any], overrides: OverrideList) -> RuleOptions:
-        """As it holds in a mixture. whole: options of the whole step. overrides: of all rules; its own come later."""
-        own = self.settings
-        settings = Settings(own.rule, {**own.given, **whole}, own.variant, (*overrides, *own.overrides))
-        settings.validate_lr(self.lr(1) if callable(self.lr) else self.lr)
-        return RuleOptions(settings, self.lr)
-
-    def __repr__(self) -> str:
-        own = self.settings
-        given: dict[str, Any] = {"lr": self.lr, **({"variant": own.variant} if own.variant else {}), **own.given}
-        if own.overrides:
-            given["overrides"] = as_written(own.overrides)
-        return f"{own.rule.__name__}.options({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 #: A pattern, and what holds for the parameters that it is the first to match. None: it matches none.

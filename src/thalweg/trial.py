@@ -22,7 +22,7 @@ from thalweg.rules.entries import Entry
 from thalweg.rules.places import ALL_METHODS, beginning_of, files_of, place_of_error
 from thalweg.rules.rule import replaced_numbers, stand_in
 from thalweg.rules.whole import FORMER_NAMES, Direction, Preparation, WholeRule
-from thalweg.settings import Handling, Setting, around_options
+from thalweg.settings import Handling, ParameterOptions, around_options
 from thalweg.spaces.strict import AXES, NOTHING, SIZES, Shaped, Strict, broadcast
 from thalweg.spaces.symbols import FUNCTIONS, LIBRARIES
 
@@ -133,7 +133,7 @@ def check_update(rule: Rule, shape: Shape) -> int:
     """
     if not find_own(rule):
         return NOTHING
-    rule = Setting(rule, Handling()).rule_at(1)
+    rule = ParameterOptions(rule, Handling()).rule_at(1)
     try:
         kind = stand_in(rule), shape
         if kind in _tried:

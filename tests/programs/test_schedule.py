@@ -10,13 +10,13 @@ import pytest
 
 from thalweg.programs.budget import passes_of, sizes_of
 from thalweg.rules import RULES
-from thalweg.settings import Setting, Settings
+from thalweg.settings import ParameterOptions, RuleOptions
 
 MATRIX = (1024, 512)
 
 
-def setting_of(name: str, **options: Any) -> Setting:
-    return Settings(RULES[name], {**({"momentum": 0.9} if name == "SGD" else {}), **options}).base
+def setting_of(name: str, **options: Any) -> ParameterOptions:
+    return RuleOptions(RULES[name], {**({"momentum": 0.9} if name == "SGD" else {}), **options}).base
 
 
 def passes(name: str, dtype: str = "float32", shape: tuple[int, ...] = MATRIX, **options: Any) -> list[int]:

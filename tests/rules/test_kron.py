@@ -15,7 +15,7 @@ from thalweg.numpy import Kron as KronOptimizer
 from thalweg.rules import Kron
 from thalweg.rules.factors import norm_bound, rotate_to_symmetric
 from thalweg.rules.refresh import expected_damping
-from thalweg.settings import Handling, Setting
+from thalweg.settings import Handling, ParameterOptions
 from thalweg.spaces import numpy as xp
 from thalweg.storage import first_state
 
@@ -106,7 +106,7 @@ def learn(
 ) -> tuple[Any, list[float]]:
     """The state after some gradients, and RMS(P g) at each; annealed where precond_lr is a function."""
     handling = handling or Handling()
-    setting = Setting(rule, handling)
+    setting = ParameterOptions(rule, handling)
     p = np.zeros(grads[0].shape, np.float32)
     s = first_state(xp, setting.rule_at(1), handling, p) if state is None else state
     rms = []

@@ -12,7 +12,7 @@ from cases import EVERY
 from thalweg.arrays import Space, Squares
 from thalweg.errors import OptionError, RuleError
 from thalweg.rules import RULES
-from thalweg.settings import Settings
+from thalweg.settings import RuleOptions
 from thalweg.spaces.strict import Strict
 from thalweg.trial import try_update
 
@@ -23,7 +23,7 @@ OPTIONS = [(case.name, options) for case in EVERY for options in case.options.va
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_every_rule_may_do_what_it_does(name: str, options: dict[str, Any]) -> None:
     for shape in PARAMETERS:
-        rule = Settings(RULES[name], options).base.for_shape(shape).rule_at(1)
+        rule = RuleOptions(RULES[name], options).base.for_shape(shape).rule_at(1)
         try:
             rule.check_shape("p", shape)
         except OptionError:

@@ -262,7 +262,7 @@ def test_options_and_entries_that_are_refused_at_once(call: Any, message: str) -
 
 def test_options_are_a_value() -> None:
     made = AdamW.options(weight_decay=0.5)
-    assert (made.rule.__name__, made.lr, made.options) == ("AdamW", 1e-3, {"weight_decay": 0.5})
+    assert (made.rule.__name__, made.lr, made.given) == ("AdamW", 1e-3, {"weight_decay": 0.5})
     assert repr(made) == "AdamW.options(lr=0.001, weight_decay=0.5)"
     with pytest.raises(AttributeError):
         made.lr = 1.0  # type: ignore[misc]

@@ -20,7 +20,7 @@ from thalweg.explain import Explanation, explain_parameter
 from thalweg.given import Overrides, Standard, as_written, check_known, check_overrides, unused_patterns
 from thalweg.rules import RULES, Rule
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import Setting, Settings, combined, defaults, option_names
+from thalweg.settings import ParameterOptions, RuleOptions, combined, defaults, option_names
 from thalweg.storage import arithmetic, first_state
 from thalweg.trial import check_rule
 
@@ -61,7 +61,7 @@ class Stepped:
 
     name: str
     variable: Any
-    setting: Setting
+    setting: ParameterOptions
     state: Mapping[str, Any]
 
 
@@ -112,7 +112,7 @@ class Optimizer(keras.optimizers.Optimizer):
             for name, setting, variable in zip(names, settings, variables, strict=True)
         ]
 
-    def _setting(self, name: str, variable: Any) -> Setting:
+    def _setting(self, name: str, variable: Any) -> ParameterOptions:
         """What holds for a variable, which may be one of those without weight decay."""
         base = self._settings.base
         if not self._use_weight_decay(variable) and hasattr(base.rule, "weight_decay"):
@@ -122,7 +122,7 @@ class Optimizer(keras.optimizers.Optimizer):
         setting.rule.check_shape(name, tuple(variable.shape))
         return setting
 
-    def _add_state(self, variable: Any, setting: Setting) -> dict[str, Any]:
+    def _add_state(self, variable: Any, setting: ParameterOptions) -> dict[str, Any]:
         """New variables for the state of one, with the layout of that one where they have its shape."""
         state = first_state(xp, setting.stored_rule, setting.handling, array_of(variable))
         return {
@@ -194,7 +194,9 @@ class Optimizer(keras.optimizers.Optimizer):
         return {**config, "variant": settings.variant, **settings.given}
 
 
-def check_settings(rule: type[Rule], options: Mapping[str, Any], variant: str | None, overrides: Overrides) -> Settings:
+def check_settings(
+    rule: type[Rule], options: Mapping[str, Any], variant: str | None, overrides: Overrides
+) -> RuleOptions:
     """The settings of a rule, all of which a file of Keras can hold."""
     check_known(rule, options, [*option_names(rule), *KERAS_ARGUMENTS])
     entries = check_overrides(overrides)
@@ -204,7 +206,7 @@ def check_settings(rule: type[Rule], options: Mapping[str, Any], variant: str | 
                 raise OptionError(f"{name} cannot be a function in Keras, because no file could hold it")
             if name in NOT_IN_KERAS and value not in (None, False):
                 raise OptionError(f"{name} is not available in Keras: {NOT_IN_KERAS[name]}")
-    return Settings(rule, options, variant, entries)
+    return RuleOptions(rule, options, variant, entries)
 
 
 def check_matrix(name: str, shape: tuple[int, ...], rule: Rule) -> None:

@@ -14,7 +14,7 @@ from thalweg.dtypes import DTYPES
 from thalweg.errors import OptionError, ParameterError, say_where
 from thalweg.given import plain
 from thalweg.rules.checks import is_known
-from thalweg.settings import STORAGE, Settings
+from thalweg.settings import STORAGE, RuleOptions
 from thalweg.spaces import numpy as xp
 
 Arr: TypeAlias = npt.NDArray[Any]
@@ -126,7 +126,7 @@ def span(x: Arr) -> tuple[int, int]:
 # ---- options
 
 
-def checked_rate(lr: Any, settings: Settings) -> Rate:
+def checked_rate(lr: Any, settings: RuleOptions) -> Rate:
     """A learning rate in Python's own numbers, and no parameters: constructors of other libraries begin with them."""
     several = isinstance(lr, (Mapping, list, tuple, Iterator)) or getattr(lr, "shape", ()) != ()
     if several or hasattr(lr, "parameters"):
@@ -147,7 +147,7 @@ def value_at(name: str, value: Any, t: int) -> Any:
     return value
 
 
-def check_served(settings: Settings) -> None:
+def check_served(settings: RuleOptions) -> None:
     """Say now, and not at the first step, what numpy cannot serve: tensors, or bfloat16 without its package."""
     for options in (settings.options, *(options for _, options in settings.overrides)):
         for name, value in options.items():

@@ -27,7 +27,7 @@ from thalweg.numpy.arrays import Arr, Name, address, span
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.spaces import numpy as xp
 from thalweg.storage import arithmetic
 
@@ -46,7 +46,7 @@ class Tracked:
     #: How often it was left alone.
     skipped: int = 0
     #: None until the parameter is seen (again): after its state was loaded, or options changed.
-    setting: Setting | None = None
+    setting: ParameterOptions | None = None
     shape: Shape | None = None
     #: Whether it is a buffer of one axis without a given shape: it may hold a matrix, and is not taken for a vector.
     is_raw: bool = False
@@ -70,7 +70,7 @@ class Job(NamedTuple):
     #: Where the parameter lies: first byte, and the one behind the last.
     place: tuple[int, int]
     tracked: Tracked
-    setting: Setting
+    setting: ParameterOptions
     #: The rule with the numbers of this step.
     rule: Rule
     t: int

@@ -47,7 +47,7 @@ from thalweg.rules import Rule
 from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average
 from thalweg.rules.checks import check_flag, check_number
 from thalweg.rules.spikes import judge, warn_if_clipped
-from thalweg.settings import Settings
+from thalweg.settings import RuleOptions
 from thalweg.spaces import numpy as xp
 from thalweg.storage import SPIKES, check_fits, completed, converted, first_state, read_count, warn_converted
 from thalweg.trial import check_update
@@ -75,7 +75,7 @@ class Optimizer:
         engine: Engine = "auto",
         **options: Any,
     ) -> None:
-        settings = Settings(self.rule, options, variant, check_overrides(overrides))
+        settings = RuleOptions(self.rule, options, variant, check_overrides(overrides))
         check_served(settings)
         self._settings, self._lr = settings, checked_rate(lr, settings)
         check_flag("global_step", global_step)

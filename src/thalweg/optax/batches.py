@@ -36,7 +36,7 @@ from thalweg.rules.kron import Kron, Whole
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.rule import Rule, Update
 from thalweg.rules.whole import Direction, WholeRule
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.spaces import jax as whole
 from thalweg.storage import RECORD, arithmetic, coded_groups, first_state
 from thalweg.trial import check_update
@@ -57,7 +57,7 @@ class Leaf:
 
     names: tuple[str, ...]
     p: Any
-    setting: Setting
+    setting: ParameterOptions
     #: How it is sharded inside shard_map; only empty tuples elsewhere.
     mesh_axes: MeshAxes
     #: Which matrix it is; None: as its rule sees it by itself.

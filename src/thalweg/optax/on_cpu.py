@@ -22,7 +22,7 @@ from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
 from thalweg.rules import Rule
 from thalweg.rules.rule import stand_in
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.spaces import jax as space
 from thalweg.storage import RECORD, arithmetic, describe_state
 
@@ -65,7 +65,7 @@ class Native:
         self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
         #: By what decides the numbers of a step: the setting, and the precision of the arithmetic.
         self.groups: dict[Any, int] = {}
-        self.settings: list[tuple[Setting, str]] = []
+        self.settings: list[tuple[ParameterOptions, str]] = []
         self.dtypes: list[str] = []
         options: list[Options] = []
         operands: list[Operand] = []

@@ -27,7 +27,7 @@ from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parame
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
 from thalweg.rules.spikes import Judgement, judge
-from thalweg.settings import Handling, Setting, Settings, combined
+from thalweg.settings import Handling, ParameterOptions, RuleOptions, combined
 from thalweg.spaces import jax as whole
 from thalweg.storage import SPIKES, arithmetic, describe_state
 
@@ -118,17 +118,17 @@ def as_transformation(
 
 def check_settings(
     rule: type[Rule], learning_rate: Any, options: Mapping[str, Any], variant: str | None, overrides: Overrides
-) -> Settings:
+) -> RuleOptions:
     """Options as rules have them. What is known already is checked; what is traced, or will be, cannot be."""
     check_static(rule.__name__.lower(), {"learning_rate": learning_rate, **options}, rule)
     if callable(options.get("max_grad_norm")):
         raise OptionError("max_grad_norm cannot be a function of the count: it must be a number, or None")
     given = {name: by_step(value) for name, value in options.items()}
     entries = [(pattern, by_steps(own)) for pattern, own in check_overrides(overrides)]
-    settings = Settings(rule, given, variant, entries)
+    settings = RuleOptions(rule, given, variant, entries)
     known = [(pattern, {name: concrete(value) for name, value in own.items()}) for pattern, own in entries]
     rate = concrete(at_count(learning_rate, 0))
-    checked = Settings(rule, {name: concrete(value) for name, value in given.items()}, variant, known)
+    checked = RuleOptions(rule, {name: concrete(value) for name, value in given.items()}, variant, known)
     # inject_hyperparams passes every number as an array, also those that the caller did not give
     checked.validate_lr(rate, unasked=[name for name, value in options.items() if has_array(value)])
     if settings.base.handling.on_nonfinite == "raise":
@@ -191,14 +191,14 @@ def join(handling: Handling, gradients: Sequence[tuple[Any, Any, Any]], norms: A
 class Transformation(Stepping):
     """The two functions of a gradient transformation."""
 
-    settings: Settings
+    settings: RuleOptions
     learning_rate: Any
     choices: tuple[Choice, ...]
     specs: Any
     engine: Engine = "auto"
     layout: Any = None
-    #: Settings by what was decided for a leaf, so that leaves of equal settings are known to be so.
-    known: dict[Any, Setting] = field(default_factory=dict)
+    #: Options by what was decided for a leaf, so that leaves of equal settings are known to be so.
+    known: dict[Any, ParameterOptions] = field(default_factory=dict)
 
     def state_class(self, leaves: Sequence[Leaf]) -> type[Any]:
         """The class of states for these parameters."""
@@ -339,13 +339,13 @@ class Transformation(Stepping):
             warn(message, UnusedOverrideWarning)
         return result
 
-    def settings_of(self, params: Tree, found: Named) -> list[tuple[Setting, list[int]]]:
+    def settings_of(self, params: Tree, found: Named) -> list[tuple[ParameterOptions, list[int]]]:
         """What holds for each parameter, and which entries of ``overrides`` match it."""
         chosen = [by_leaf(choice.chosen, params, choice.name) for choice in self.choices]
         pairs = enumerate(zip(found.names, found.leaves, strict=True))
         return [self.setting(name, p, tuple(values[index] for values in chosen)) for index, (name, p) in pairs]
 
-    def setting(self, name: str, p: Any, values: tuple[Any, ...]) -> tuple[Setting, list[int]]:
+    def setting(self, name: str, p: Any, values: tuple[Any, ...]) -> tuple[ParameterOptions, list[int]]:
         """What holds for a leaf: the options of all, those of its mask, those of its name."""
         decided: list[Any] = []
         for choice, value in zip(self.choices, values, strict=True):

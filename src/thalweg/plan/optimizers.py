@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from thalweg.errors import CommandError, OptimError, ParameterError
 from thalweg.plan.models import hidden_by_name
 from thalweg.rules import RULES, AdamW, Kron, Muon, Rule
-from thalweg.settings import WHOLE_STEP, Settings, find_idle, option_names
+from thalweg.settings import WHOLE_STEP, RuleOptions, find_idle, option_names
 from thalweg.show.arguments import Given, check_options, suggest
 from thalweg.show.modules import describe_error, import_attribute
 
@@ -111,6 +111,6 @@ def build_of_rule(rule: type[Rule], module: nn.Module, own: Mapping[str, Any], s
     rate = 1e-3 if rule.default_lr is None and not rule.lr_optional else rule.default_lr
     options = {**USUAL.get(rule.__name__, {}), **shared, **own}
     variant = options.pop("variant", None)
-    idle = find_idle(Settings(rule, options, variant).base.rule, rate)
+    idle = find_idle(RuleOptions(rule, options, variant).base.rule, rate)
     options = {name: value for name, value in options.items() if name in own or name not in idle}
     return class_of(rule)(list(module.named_parameters()), lr=rate, variant=variant, **options)

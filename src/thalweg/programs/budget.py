@@ -13,12 +13,12 @@ from thalweg.programs.schedule import Schedule, schedule
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of, list_kind, trace
 from thalweg.rules.entries import PerSlice
 from thalweg.rules.rule import stand_in
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.storage import RECORD, Kept, arithmetic, describe_state
 
 
 @functools.lru_cache(maxsize=4096)
-def state_entries(setting: Setting, shape: Shape, dtype: str, held: Shape | None = None) -> Mapping[str, Kept]:
+def state_entries(setting: ParameterOptions, shape: Shape, dtype: str, held: Shape | None = None) -> Mapping[str, Kept]:
     """Shape and dtype of everything that is kept for a parameter, or for a shard that has the shape ``held``."""
     return describe_state(setting.rule_at(1), setting.handling, shape, dtype, held)
 
@@ -28,7 +28,7 @@ def entry_bytes(entry: Kept) -> int:
     return math.prod(shape) * bytes_of(dtype)
 
 
-def sizes_of(setting: Setting, shape: Shape, dtype: str, held: Shape | None = None) -> dict[str, int]:
+def sizes_of(setting: ParameterOptions, shape: Shape, dtype: str, held: Shape | None = None) -> dict[str, int]:
     """Bytes of a parameter or a shard of it, of its gradient in the same dtype, and of the entries of its state.
 
     Scales are read and written with their entries, and the record of rounding with the parameter.
@@ -39,7 +39,7 @@ def sizes_of(setting: Setting, shape: Shape, dtype: str, held: Shape | None = No
     return {PARAMETER: own + size.get(RECORD, 0), GRADIENT: own, **entries}
 
 
-def passes_of(setting: Setting, shape: Shape, dtype: str) -> Schedule:
+def passes_of(setting: ParameterOptions, shape: Shape, dtype: str) -> Schedule:
     """The passes of a step over parameters of the same kind as one of this shape and dtype."""
     # whether lr is given is not known here: the larger of both
     rates = (True, False) if setting.rule_at(1).lr_optional else (True,)
@@ -48,16 +48,21 @@ def passes_of(setting: Setting, shape: Shape, dtype: str) -> Schedule:
     return max(found, key=lambda each: each.count_bytes(size))
 
 
-def schedule_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool) -> Schedule:
+def schedule_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bool) -> Schedule:
     """The passes of a step over such parameters. has_lr: whether a learning rate is given."""
     rule = stand_in(setting.rule_at(1))
     alike = list_kind(rule, setting.handling, shape)
     return schedule_kind(
-        Setting(rule, setting.handling), alike, len(shape), Example(example_of(rule, shape), shape), dtype, has_lr
+        ParameterOptions(rule, setting.handling),
+        alike,
+        len(shape),
+        Example(example_of(rule, shape), shape),
+        dtype,
+        has_lr,
     )
 
 
-def bytes_moved(setting: Setting, shape: Shape, dtype: str, held: Shape | None = None) -> int:
+def bytes_moved(setting: ParameterOptions, shape: Shape, dtype: str, held: Shape | None = None) -> int:
     """What a step of a parameter, or of a shard, moves to memory and from it, if tensors are larger than caches."""
     size = sizes_of(setting, shape, dtype, held)
     # all gradients are read once more for their joint norm
@@ -70,7 +75,7 @@ def bytes_moved(setting: Setting, shape: Shape, dtype: str, held: Shape | None =
     return clipping + bytes_of_whole(setting, shape, size, is_shard=held not in (None, shape))
 
 
-def bytes_of_whole(setting: Setting, shape: Shape, size: Mapping[str, int], *, is_shard: bool) -> int:
+def bytes_of_whole(setting: ParameterOptions, shape: Shape, size: Mapping[str, int], *, is_shard: bool) -> int:
     """What a step moves at least where there are no passes: it reads everything, and writes all but factors.
 
     size: that of the parameter, its gradient and each entry of its state, in bytes. is_shard: whether another rank may
@@ -96,7 +101,9 @@ class Example:
 
 
 @functools.lru_cache(maxsize=1024)
-def schedule_kind(setting: Setting, kind: Hashable, axes: int, example: Example, dtype: str, has_lr: bool) -> Schedule:
+def schedule_kind(
+    setting: ParameterOptions, kind: Hashable, axes: int, example: Example, dtype: str, has_lr: bool
+) -> Schedule:
     shape, rule = example.shape, setting.rule_at(1)
     declared = rule.entries(shape).items()
     entries = {key: entry.shape(shape, rule.stacked_axes) for key, entry in declared}

@@ -19,7 +19,7 @@ from thalweg.explain import Explanation
 from thalweg.given import Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
-from thalweg.settings import Entry, RuleOptions, Setting, Settings, check_own
+from thalweg.settings import Entry, ParameterOptions, RuleOptions, check_own
 from thalweg.storage import warn_converted
 from thalweg.torch import private
 from thalweg.torch.engines.choice import foresee_engine, reason_missing_for
@@ -196,7 +196,7 @@ class Optimizer(torch.optim.Optimizer):
         self._idleness, self._constancy = Idleness(), Constancy()
         #: What holds for a parameter, as it was found of these settings for this shape and for state that is kept in
         #: this form.
-        self._resolved: dict[Tensor, tuple[Settings, Setting, Any]] = {}
+        self._resolved: dict[Tensor, tuple[RuleOptions, ParameterOptions, Any]] = {}
         self._conversion_told = False
         #: Whether averages are in the place of parameters.
         self._is_evaluated = False
@@ -304,7 +304,7 @@ class Optimizer(torch.optim.Optimizer):
         places = {p: self._groups.places[p] for p in params}
         indices = {index for _, index in places.values()}
 
-        def options() -> tuple[dict[int, Settings], dict[int, tuple[Rate, float]]]:
+        def options() -> tuple[dict[int, RuleOptions], dict[int, tuple[Rate, float]]]:
             settings = {index: self._groups.check_settings(groups, index) for index in indices}
             return settings, {index: self._rate(groups[index]) for index in indices}
 
@@ -336,7 +336,7 @@ class Optimizer(torch.optim.Optimizer):
         """The parameters that may be stepped, in lists as groups have them."""
         return [own if type(own := group["params"]) is list else list(own) for group in self.param_groups]
 
-    def _options(self) -> tuple[list[Settings], list[tuple[Rate, float]]]:
+    def _options(self) -> tuple[list[RuleOptions], list[tuple[Rate, float]]]:
         """The settings and the rates of all groups."""
         return self._groups.current_settings(self.param_groups), list(map(self._rate, self.param_groups))
 
@@ -490,7 +490,7 @@ class Optimizer(torch.optim.Optimizer):
                     settings = self._groups.check_settings(self.param_groups, index)
                     self._state(name, p, self._setting(settings, name, p), self.param_groups[index])
 
-    def _state(self, name: str, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _state(self, name: str, p: Tensor, setting: ParameterOptions, group: Mapping[str, Any]) -> dict[str, Tensor]:
         """The state of a parameter, made if there is none."""
         state: dict[str, Tensor] = self.state[p]
         if not state:
@@ -499,7 +499,7 @@ class Optimizer(torch.optim.Optimizer):
             follow_parameter(name, p, setting.rule, state, self._place_of_counts(p, group))
         return state
 
-    def _setting(self, settings: Settings, name: str, p: Tensor) -> Setting:
+    def _setting(self, settings: RuleOptions, name: str, p: Tensor) -> ParameterOptions:
         """What holds for a parameter. Its state is converted if that asks for it, and refused if it does not fit."""
         found, form = self._resolved.get(p), (p.shape, form_of(self.state.get(p, {})))
         if found is None or found[0] is not settings or found[2] != form:
@@ -511,7 +511,7 @@ class Optimizer(torch.optim.Optimizer):
             self._resolved[p] = found = settings, setting, form
         return found[1]
 
-    def _fit_state(self, name: str, p: Tensor, setting: Setting) -> None:
+    def _fit_state(self, name: str, p: Tensor, setting: ParameterOptions) -> None:
         setting.rule.check_shape(name, tuple(p.shape))
         state = self.state.get(p)
         if state and (changed := fit_around(name, p, setting, state)) and not self._conversion_told:
@@ -527,7 +527,7 @@ class Optimizer(torch.optim.Optimizer):
             state.clear()
             state.update(made)
 
-    def _check_state(self, name: str, p: Tensor, setting: Setting) -> None:
+    def _check_state(self, name: str, p: Tensor, setting: ParameterOptions) -> None:
         check_state(name, p, setting, self.state.get(p, {}))
 
     def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None:

@@ -77,13 +77,13 @@ def test_what_calls_from_xla_launch() -> None:
         from thalweg.kernels.triton import xla
         from thalweg.rules.rule import stand_in
         from thalweg.rules import RULES
-        from thalweg.settings import Settings
+        from thalweg.settings import RuleOptions
         from thalweg.storage import describe_state
 
         library = SimpleNamespace(thalweg_plan=lambda *plan: None)
 
         def compile_calls(name, dtype, **options):
-            setting, shapes = Settings(RULES[name], options, None, []).base, [(256, 512), (768, 64)]
+            setting, shapes = RuleOptions(RULES[name], options, None, []).base, [(256, 512), (768, 64)]
             states = [describe_state(setting.stored_rule, setting.handling, shape, dtype) for shape in shapes]
             facts = ["a", "b"], shapes, (dtype, "float32"), states, 1.0, True, False
             own = xla.Parameters(stand_in(setting.stored_rule), setting.handling, *facts)

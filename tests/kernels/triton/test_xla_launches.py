@@ -20,7 +20,7 @@ from thalweg.kernels.triton import xla  # noqa: E402
 from thalweg.kernels.triton.numbers import INTERPRETED  # noqa: E402
 from thalweg.programs.host import function_of, options_of  # noqa: E402
 from thalweg.rules.rule import stand_in  # noqa: E402
-from thalweg.settings import Settings  # noqa: E402
+from thalweg.settings import RuleOptions  # noqa: E402
 from thalweg.spaces import torch as space  # noqa: E402
 from thalweg.storage import first_state  # noqa: E402
 
@@ -38,7 +38,7 @@ class Recorded:
     def __init__(
         self, name: str, params: list[Any], options: dict[str, Any], *, observed: bool = False, wholes: Any = None
     ) -> None:
-        setting = Settings(rules.RULES[name], options, None, []).base
+        setting = RuleOptions(rules.RULES[name], options, None, []).base
         self.rule, self.handling = setting.stored_rule, setting.handling
         dtype = str(params[0].dtype).removeprefix("torch.")
         first = [first_state(space, self.rule, self.handling, p) for p in params]

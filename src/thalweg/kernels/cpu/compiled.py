@@ -27,7 +27,7 @@ from thalweg.programs.trace import Program, example_of, trace
 from thalweg.rules import Rule
 from thalweg.rules.entries import Entry
 from thalweg.rules.rule import stand_in
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.storage import arithmetic, describe_state
 
 #: Operations of registers by their numbers in native/scalars.h.
@@ -119,7 +119,7 @@ def reason_against_kind(kind: Kind) -> str:
     return ""
 
 
-def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:
+def source_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:
     """The C++ that steps parameters of this kind, or why there is none."""
     rule, handling = setting.rule_at(1), setting.handling
     if rule.needs_whole:

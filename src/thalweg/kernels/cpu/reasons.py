@@ -9,7 +9,7 @@ from thalweg.arrays import Shape
 from thalweg.kernels.cpu.compiled import emit_kind, kind_of, reason_uncompiled
 from thalweg.kernels.cpu.structs import MOST_AFTER
 from thalweg.rules import Rule, WholeRule
-from thalweg.settings import Handling, Setting
+from thalweg.settings import Handling, ParameterOptions
 from thalweg.storage import coded_groups
 
 
@@ -43,7 +43,7 @@ def piece_of(behind: int) -> int:
     return unit * max(1, 1024 // unit)
 
 
-def reason_against_shard(setting: Setting, shape: Shape, sharded: Collection[int]) -> str:
+def reason_against_shard(setting: ParameterOptions, shape: Shape, sharded: Collection[int]) -> str:
     """Why native code cannot step a shard of a parameter of this shape, "" if it can. sharded: along which axes."""
     rule, handling = setting.rule, setting.handling
     if rule.needs_whole:

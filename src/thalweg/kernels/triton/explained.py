@@ -16,11 +16,11 @@ from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule, WholeRule
 from thalweg.rules.around import keys_around
 from thalweg.rules.rule import stand_in
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.storage import RECORD, describe_state
 
 
-def source_of(setting: Setting, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:
+def source_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:
     """The Triton that steps parameters of this kind, or why there is none that was made from the rule."""
     rule, handling = setting.rule_at(1), setting.handling
     kept = describe_state(rule, handling, shape, dtype)

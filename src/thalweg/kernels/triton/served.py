@@ -16,14 +16,14 @@ from thalweg.programs.trace import Program, example_of, trace
 from thalweg.rules import Rule, WholeRule
 from thalweg.rules.entries import Count, PerSlice
 from thalweg.rules.rule import stand_in
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.storage import Kept, coded_groups
 
 #: The dtypes of parameters and state that kernels read and write.
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def reason_against(setting: Setting, shape: Shape, dtype: str, state: Mapping[str, Kept]) -> str:
+def reason_against(setting: ParameterOptions, shape: Shape, dtype: str, state: Mapping[str, Kept]) -> str:
     """Why fused kernels cannot step a parameter whose state has these shapes and dtypes, "" if they can."""
     rule = setting.rule_at(1)
     if isinstance(rule, WholeRule):
@@ -53,7 +53,7 @@ def scalars_of(rule: Rule, shape: Shape) -> list[str]:
     return program_of(rule, shape).scalars
 
 
-def reason_against_whole(setting: Setting, rule: WholeRule, shape: Shape, state: Mapping[str, Kept]) -> str:
+def reason_against_whole(setting: ParameterOptions, rule: WholeRule, shape: Shape, state: Mapping[str, Kept]) -> str:
     """Why kernels cannot step a parameter before and after products of whole tensors, "" if they can."""
     name = type(rule).__name__
     if unserved := reason_unparted(rule, shape) or reason_against_guards(setting):
@@ -66,7 +66,7 @@ def reason_against_whole(setting: Setting, rule: WholeRule, shape: Shape, state:
     return "" if math.prod(shape) else "it has no elements"
 
 
-def reason_against_storage(setting: Setting, rule: Rule, shape: Shape, *, is_coded: bool) -> str:
+def reason_against_storage(setting: ParameterOptions, rule: Rule, shape: Shape, *, is_coded: bool) -> str:
     """Why fused kernels cannot read and write state as it is kept, "" if they can. is_coded: whether some is codes."""
     name, handling = type(rule).__name__, setting.handling
     if isinstance(rule, WholeRule) and handling.state_rounding == "stochastic":
@@ -91,7 +91,7 @@ def program_of(rule: Rule, shape: Shape) -> Program:
     return trace(rule, example, spread_shapes(rule.entries(example), example))
 
 
-def reason_against_guards(setting: Setting) -> str:
+def reason_against_guards(setting: ParameterOptions) -> str:
     """Why fused kernels of the parts of a rule cannot step a parameter, "" if they can."""
     policy = setting.handling.on_nonfinite
     if policy != "propagate":
@@ -99,7 +99,7 @@ def reason_against_guards(setting: Setting) -> str:
     return ""
 
 
-def is_parted(setting: Setting, shape: Shape) -> bool:
+def is_parted(setting: ParameterOptions, shape: Shape) -> bool:
     """Whether kernels step shards or replicas of a parameter before and after its owner has transformed the whole."""
     rule, handling = setting.rule, setting.handling
     if not isinstance(rule, WholeRule) or rule.stacked_axes or handling.is_random:
@@ -109,14 +109,14 @@ def is_parted(setting: Setting, shape: Shape) -> bool:
     return rule.IN_PARTS and rule.is_stackable(shape)
 
 
-def would_lose_kernels(setting: Setting, shape: Shape, dtype: str, *, capturable: bool = False) -> bool:
+def would_lose_kernels(setting: ParameterOptions, shape: Shape, dtype: str, *, capturable: bool = False) -> bool:
     """Whether fused kernels step a parameter that is whole, and not if its replicas divided the work on it."""
     kind, rule = (setting, shape, dtype, state_entries(setting, shape, dtype)), setting.rule
     is_counted = not capturable or (isinstance(rule, WholeRule) and rule.IN_PARTS)
     return is_counted and not is_parted(setting, shape) and not reason_against(*kind)
 
 
-def reason_against_shard(setting: Setting, shape: Shape, sharded: Collection[int]) -> str:
+def reason_against_shard(setting: ParameterOptions, shape: Shape, sharded: Collection[int]) -> str:
     """Why fused kernels cannot step a shard of a parameter of this shape, or the whole for its owner; "" if they can.
 
     sharded: along which axes.

@@ -17,7 +17,7 @@ from thalweg.kernels.cpu import reasons as by_native
 from thalweg.kernels.triton import served as by_kernels
 from thalweg.rules import Annealed, Rule, WholeRule
 from thalweg.rules.entries import Count
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Part
 from thalweg.storage import Kept
 from thalweg.torch.engines.protocol import EngineKind, Foreseen
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 
 def chosen(
     wanted: EngineName,
-    setting: Setting,
+    setting: ParameterOptions,
     p: Tensor,
     name: str,
     part: Part | None,
@@ -84,7 +84,7 @@ def foresee_engine(wanted: EngineName, p: Foreseen) -> EngineKind:
     return fused_engine(p.setting, None, on_gpu=on_gpu, counted=True) if served and missing is None else "lists"
 
 
-def fused_engine(setting: Setting, part: Part | None, *, on_gpu: bool, counted: bool) -> EngineKind:
+def fused_engine(setting: ParameterOptions, part: Part | None, *, on_gpu: bool, counted: bool) -> EngineKind:
     """Which engine has fused code. Products are for lists on CPUs, and for owners unless kernels step their shards."""
     rule = setting.rule
     if not rule.needs_whole:
@@ -142,7 +142,7 @@ def are_for_kernels(tensors: Sequence[Tensor]) -> bool:
 # ---- parameters
 
 
-def reason_against(setting: Setting, p: Tensor, state: Mapping[str, Tensor], part: Part | None = None) -> str:
+def reason_against(setting: ParameterOptions, p: Tensor, state: Mapping[str, Tensor], part: Part | None = None) -> str:
     """Why fused code cannot step a parameter, "" if it can. The answer holds as long as its memory does.
 
     part: which shard p is, if the parameter is sharded. All ranks must find the same answer, whatever the memory layout
@@ -172,7 +172,7 @@ def kept_in(state: Mapping[str, Tensor]) -> dict[str, Kept]:
     return {key: (tuple(entry.shape), name_of(entry)) for key, entry in state.items()}
 
 
-def reason_uncounted(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -> str:
+def reason_uncounted(setting: ParameterOptions, p: Tensor, state: Mapping[str, Tensor]) -> str:
     """Why the host cannot launch products by the counts of a rule, "" if it can."""
     rule = setting.rule
     if not isinstance(rule, WholeRule):
@@ -183,14 +183,14 @@ def reason_uncounted(setting: Setting, p: Tensor, state: Mapping[str, Tensor]) -
     return f"the device counts its steps (capturable=True), and the host launches the products of {type(rule).__name__}"
 
 
-def would_lose_kernels(setting: Setting, p: Tensor, *, capturable: bool) -> bool:
+def would_lose_kernels(setting: ParameterOptions, p: Tensor, *, capturable: bool) -> bool:
     """Whether kernels for GPUs step a parameter that is whole, and not if its replicas divided the work on it."""
     if not is_on_gpu(p) or reason_missing_for(p) is not None or not is_whole(p):
         return False
     return by_kernels.would_lose_kernels(setting, tuple(p.shape), name_of(p), capturable=capturable)
 
 
-def reason_against_shard(setting: Setting, p: Tensor, part: Part, reason: str) -> str:
+def reason_against_shard(setting: ParameterOptions, p: Tensor, part: Part, reason: str) -> str:
     """Why fused code cannot step this rank's shard of a parameter. reason: why not the whole parameter."""
     sharded = [axis for axis, groups in enumerate(part.groups) if groups]
     served = by_kernels if is_on_gpu(p) else by_native
@@ -206,7 +206,7 @@ def reason_against_kind(rule: Rule, p: Tensor) -> str:
     return "its lazy negation bit is set (p.resolve_neg() makes a tensor without it)" if p.is_neg() else ""
 
 
-def reason_against_layout(setting: Setting, p: Tensor, entries: Sequence[Tensor]) -> str:
+def reason_against_layout(setting: ParameterOptions, p: Tensor, entries: Sequence[Tensor]) -> str:
     """Why a parameter and its state cannot be stepped as they lie in memory; "" if they can.
 
     In any order, as long as all that is as large as the parameter has the same.

@@ -15,7 +15,7 @@ from thalweg.arrays import Shape
 from thalweg.kernels.chunks import CHUNK, extent, pieces
 from thalweg.programs.budget import entry_bytes, state_entries
 from thalweg.rules.entries import Count, Spread
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Part
 from thalweg.storage import Kept
 from thalweg.torch.sharding.collectives import Computation
@@ -49,7 +49,7 @@ class Bucket:
     params: Sequence[Tensor]
     grads: Sequence[Tensor]
     states: Sequence[Mapping[str, Tensor]]
-    setting: Setting
+    setting: ParameterOptions
     lr: float | Tensor | None
     #: The number of this step where the host knows it; None: it is in the states, on the device.
     t: int | None
@@ -133,7 +133,7 @@ class Foreseen(NamedTuple):
 
     shape: Shape
     dtype: str
-    setting: Setting
+    setting: ParameterOptions
     #: ``meta`` stands for a GPU that has kernels.
     device: torch.device
 
@@ -171,7 +171,7 @@ def count_largest(needed: Sequence[tuple[Foreseen, int]], chunk: int) -> int:
 
 
 #: Refuses a parameter whose state does not fit its setting.
-CheckState: TypeAlias = Callable[[str, Tensor, Setting], None]
+CheckState: TypeAlias = Callable[[str, Tensor, ParameterOptions], None]
 #: By name, what gives the statistics of a parameter's last step.
 Statistics: TypeAlias = dict[str, Callable[[], dict[str, Any]]]
 

@@ -19,7 +19,7 @@ from thalweg.codecs import scale_key
 from thalweg.kernels.products.stacks import allows_tf32
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import WholeRule
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
@@ -362,7 +362,7 @@ class Launch:
 
     def follow(
         self,
-        setting: Setting,
+        setting: ParameterOptions,
         grads: Sequence[Tensor] | None,
         places: array[int] | None = None,
         *,

@@ -26,7 +26,7 @@ from thalweg.rules import Direction, WholeRule
 from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count, PerSlice
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import Handling, Setting
+from thalweg.settings import Handling, ParameterOptions
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD, arithmetic
@@ -120,7 +120,7 @@ class Stack:
         self.first, self.last = by_elements(self.for_first(bucket)), by_elements(self.for_last(bucket))
         self.last.moves = False  # it reads what the middle part has left
 
-    def settle(self, setting: Setting) -> None:
+    def settle(self, setting: ParameterOptions) -> None:
         """Take the options of a step."""
         rule = cast(WholeRule, setting.stored_rule)
         self.setting, self.rule = setting, rule

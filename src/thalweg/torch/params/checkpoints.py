@@ -13,7 +13,7 @@ from thalweg.given import GONE
 from thalweg.rules import Rule
 from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count
-from thalweg.settings import Setting, around_options
+from thalweg.settings import ParameterOptions, around_options
 from thalweg.settings import in_words as rules_in_words
 from thalweg.spaces import torch as xp
 from thalweg.storage import SPIKES, WEIGHTS, check_layout, check_saved, check_version, read_count
@@ -86,7 +86,7 @@ def read_state(
     return loaded, {each.p: restore(each, s) for each, s in zip(expected, found, strict=True) if s}
 
 
-def read_settings(groups: Groups, saved: Sequence[Group], own: Sequence[Group]) -> list[Setting]:
+def read_settings(groups: Groups, saved: Sequence[Group], own: Sequence[Group]) -> list[ParameterOptions]:
     """What saved groups ask for every parameter of an optimizer's own groups, in their order."""
     try:
         settings = list(map(groups.make_settings, saved))

@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.explain import Explanation, GroupRow, explain_parameter
 from thalweg.kernels import triton
 from thalweg.kernels.cpu.compiled import source_of as native_source
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.spaces import torch as xp
 from thalweg.torch.sharding.shards import local
 
@@ -27,7 +27,7 @@ class Treatment(NamedTuple):
     p: Tensor
     #: The index of its group.
     group: int
-    setting: Setting
+    setting: ParameterOptions
     #: Its learning rate, and what multiplies the step size that the rule makes of it.
     lr: Any
     factor: float
@@ -99,7 +99,7 @@ def notes_on(group: Mapping[str, Any], shown_only: bool, undivided: Mapping[str 
         yield f"lr_scale {group['lr_scale']} is for a scheduler to multiply lr by"
 
 
-def source_of(setting: Setting, p: Tensor, *, has_lr: bool) -> str:
+def source_of(setting: ParameterOptions, p: Tensor, *, has_lr: bool) -> str:
     """The source of the fused code that steps such a parameter, or why there is none."""
     shape, dtype = tuple(p.shape), xp.dtype(p)
     if p.device.type in triton.DEVICES and triton.reason_missing() is None:

@@ -33,7 +33,7 @@ from thalweg.given import (
 from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
 from thalweg.rules.spikes import Spikes
-from thalweg.settings import Entry, RuleOptions, Settings, around_options, option_names
+from thalweg.settings import Entry, RuleOptions, around_options, option_names
 from thalweg.torch.params.checks import check_exchanged, check_parameter, reason_against_flat
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
 
@@ -78,9 +78,9 @@ class Groups:
         #: step, since trainers want to free them.
         self.shapes: dict[int, list[Shape]] = {}
         #: The settings of all groups, the values that they were made of, and the same for each group by itself.
-        self.settings: list[Settings] = []
+        self.settings: list[RuleOptions] = []
         self.values: list[Any] = []
-        self.known: dict[int, tuple[RuleOptions, list[Any], Settings]] = {}
+        self.known: dict[int, tuple[RuleOptions, list[Any], RuleOptions]] = {}
         self.are_reported = self.rates_differ = False
 
     # ---- which parameters there are
@@ -188,7 +188,7 @@ class Groups:
     @property
     def overrides(self) -> OverrideList:
         """Those of all rules."""
-        return tuple(each for _, entry in self.entries for each in entry.settings.overrides)
+        return tuple(each for _, entry in self.entries for each in entry.overrides)
 
     def entry_of(self, group: Group) -> RuleOptions:
         place: int = group.get("entry", 0)
@@ -199,12 +199,12 @@ class Groups:
             )
         return self.entries[place][1]
 
-    def make_settings(self, group: Group) -> Settings:
+    def make_settings(self, group: Group) -> RuleOptions:
         entry = self.entry_of(group)
         given = from_plain({name: group[name] for name in option_names(entry.rule) if name in group})
-        return Settings(entry.rule, given, None, entry.settings.overrides)
+        return RuleOptions(entry.rule, given, None, entry.overrides)
 
-    def current_settings(self, groups: Sequence[dict[str, Any]]) -> list[Settings]:
+    def current_settings(self, groups: Sequence[dict[str, Any]]) -> list[RuleOptions]:
         """The settings of all groups; looked at anew only if a value in one of them was replaced."""
         values = list(chain.from_iterable(map(dict.values, groups)))
         if len(values) != len(self.values) or not all(map(operator.is_, values, self.values)):
@@ -215,7 +215,7 @@ class Groups:
             self.values = [] if edited else values
         return self.settings
 
-    def check_settings(self, groups: Sequence[Group], index: int) -> Settings:
+    def check_settings(self, groups: Sequence[Group], index: int) -> RuleOptions:
         """The settings of a group, checked; made anew only if one of its options has changed."""
         group = groups[index]
         try:
@@ -241,7 +241,7 @@ class Groups:
             pairs = [(name, p) for name, p, home in homes if home == place]
             if pattern is not None and not pairs:
                 idle.append(pattern)
-            for own, _ in entry.settings.overrides:  # those of all entries are one object in each
+            for own, _ in entry.overrides:  # those of all entries are one object in each
                 if isinstance(own, Standard) or any(matches(own, *pair) for pair in pairs):
                     used.add(id(own))
                 else:
@@ -366,10 +366,10 @@ def check_options(
     """Options and a learning rate as torch has them, checked. Functions are refused, which no checkpoint could hold."""
     check_known(rule, options, option_names(rule))
     check_no_functions(options)
-    settings = Settings(rule, options, variant, check_overrides(overrides))
-    check_rate(settings.base.rule, lr)
-    settings.validate_lr(lr)
-    return RuleOptions(settings, lr)
+    made = RuleOptions(rule, options, variant, check_overrides(overrides), lr)
+    check_rate(made.base.rule, lr)
+    made.validate_lr(lr)
+    return made
 
 
 def check_no_functions(options: Mapping[str, Any]) -> None:
@@ -438,10 +438,10 @@ def read_rate(group: Group, *, shown_only: bool) -> tuple[Rate, float]:
 
 def defaults_of(entry: RuleOptions) -> dict[str, Any]:
     """What a group of an entry holds, unless it says otherwise."""
-    rate = show_rate(entry.settings.base.rule, entry.lr)
+    rate = show_rate(entry.base.rule, entry.lr)
     return {
         **rate,
-        **to_plain(entry.settings.options),
+        **to_plain(entry.options),
         "rule": entry.rule.__name__,
         "rule_version": entry.rule.version,
     }

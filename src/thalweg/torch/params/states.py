@@ -18,7 +18,7 @@ from thalweg.given import plain
 from thalweg.rules import Rule
 from thalweg.rules.around import is_kept_around, keys_around
 from thalweg.rules.entries import Count, Moment, Square
-from thalweg.settings import EIGHT_BITS, Handling, Setting, Settings
+from thalweg.settings import EIGHT_BITS, Handling, ParameterOptions, RuleOptions
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
@@ -49,9 +49,11 @@ class StatefulOptimizer(Protocol):
 
     def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]: ...
 
-    def _setting(self, settings: Settings, name: str, p: Tensor) -> Setting: ...
+    def _setting(self, settings: RuleOptions, name: str, p: Tensor) -> ParameterOptions: ...
 
-    def _state(self, name: str, p: Tensor, setting: Setting, group: Mapping[str, Any]) -> dict[str, Tensor]: ...
+    def _state(
+        self, name: str, p: Tensor, setting: ParameterOptions, group: Mapping[str, Any]
+    ) -> dict[str, Tensor]: ...
 
     def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None: ...
 
@@ -59,7 +61,7 @@ class StatefulOptimizer(Protocol):
 # ---- before the first step
 
 
-def make_state(name: str, p: Tensor, setting: Setting, place_of_counts: torch.device) -> dict[str, Tensor]:
+def make_state(name: str, p: Tensor, setting: ParameterOptions, place_of_counts: torch.device) -> dict[str, Tensor]:
     """All that is kept for a parameter. place_of_counts: where counts are, that of steps among them."""
     state = {"step": torch.zeros((), dtype=torch.float32, device=place_of_counts), **first_entries(p, setting, name)}
     if p.device.type != "meta":  # counts are beside the step, so that the host can tell without a wait
@@ -67,7 +69,7 @@ def make_state(name: str, p: Tensor, setting: Setting, place_of_counts: torch.de
     return state
 
 
-def first_entries(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
+def first_entries(p: Tensor, setting: ParameterOptions, name: str) -> dict[str, Tensor]:
     """What is kept for a parameter beside the count of its steps."""
     return {**entries_of_rule(p, setting, name), **entries_beside(p, setting.handling)}
 
@@ -79,7 +81,7 @@ def entries_beside(p: Tensor, handling: Handling) -> dict[str, Tensor]:
     return {SPIKES: torch.zeros(handling.guard.kept_shape, dtype=torch.float64, device=p.device)}
 
 
-def entries_of_rule(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]:
+def entries_of_rule(p: Tensor, setting: ParameterOptions, name: str) -> dict[str, Tensor]:
     rule, handling = setting.rule_at(1), setting.handling
     check_update(rule, tuple(p.shape))
     if not is_distributed(p):
@@ -92,7 +94,7 @@ def entries_of_rule(p: Tensor, setting: Setting, name: str) -> dict[str, Tensor]
     return place_state(made, p, rule)
 
 
-def expected_entries(setting: Setting, p: Tensor, name: str) -> dict[str, Tensor]:
+def expected_entries(setting: ParameterOptions, p: Tensor, name: str) -> dict[str, Tensor]:
     """A parameter's state as it would be, without its memory."""
     return first_entries(ghost_of(p), setting, name)
 
@@ -100,7 +102,7 @@ def expected_entries(setting: Setting, p: Tensor, name: str) -> dict[str, Tensor
 # ---- does it fit its options?
 
 
-def check_state(name: str, p: Tensor, setting: Setting, state: Mapping[str, Tensor]) -> None:
+def check_state(name: str, p: Tensor, setting: ParameterOptions, state: Mapping[str, Tensor]) -> None:
     """Refuse options that need other state than the parameter has."""
     if state:
         found = shapes_of({key: entry for key, entry in state.items() if key != "step"})
@@ -144,7 +146,7 @@ def follow_parameter(name: str, p: Tensor, rule: Rule, state: dict[str, Tensor],
     state.update(moved)
 
 
-def as_found(setting: Setting, p: Tensor, s: Mapping[str, Tensor]) -> Setting:
+def as_found(setting: ParameterOptions, p: Tensor, s: Mapping[str, Tensor]) -> ParameterOptions:
     """The setting under which state is kept as this one is: in codes or not, with a record or not."""
     rule, handling, shape = setting.rule_at(1), setting.handling, tuple(p.shape)
     wanted = describe_state(rule, handling, shape, xp.dtype(p))
@@ -161,7 +163,7 @@ def as_found(setting: Setting, p: Tensor, s: Mapping[str, Tensor]) -> Setting:
     return replace(setting, handling=replace(handling, **kept_as))
 
 
-def fit_around(name: str, p: Tensor, setting: Setting, state: dict[str, Tensor]) -> str:
+def fit_around(name: str, p: Tensor, setting: ParameterOptions, state: dict[str, Tensor]) -> str:
     """Make what is new around a rule, and drop what is no longer; what was done, in words."""
     rule, shape, said = setting.rule_at(1), tuple(p.shape), []
     beside = entries_beside(ghost_of(p), setting.handling)
@@ -181,7 +183,7 @@ def fit_around(name: str, p: Tensor, setting: Setting, state: dict[str, Tensor])
 # ---- converted
 
 
-def convert_entries(setting: Setting, p: Tensor, name: str, s: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def convert_entries(setting: ParameterOptions, p: Tensor, name: str, s: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """State as its options keep it now: in eight bits or not, with a record or not. It fits its parameter."""
     rule, space = setting.rule_at(1), Sharded([part_of(name, p)])
     concerned = keys_like_parameter(rule, tuple(p.shape), s)

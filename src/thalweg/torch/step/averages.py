@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from thalweg.boundary import seen
 from thalweg.errors import OptionError, StateError, warn
 from thalweg.rules.around import NO_AVERAGE, Wrapped, keeps_average, keys_around
-from thalweg.settings import Setting
+from thalweg.settings import ParameterOptions
 from thalweg.spaces import torch as xp
 from thalweg.storage import WEIGHTS
 from thalweg.torch.engines.protocol import Bucket
@@ -132,7 +132,7 @@ def find_sharded_modules(optimizer: Any, model: nn.Module | None) -> Iterator[An
     yield from (module for module in modules if isinstance(module, FSDPModule))
 
 
-def find_averaging(optimizer: Any) -> list[tuple[Tensor, Setting]]:
+def find_averaging(optimizer: Any) -> list[tuple[Tensor, ParameterOptions]]:
     """The parameters that are to have an average, with what holds for them."""
     groups = optimizer.param_groups
     settings = [optimizer._groups.check_settings(groups, index) for index in range(len(groups))]
@@ -140,7 +140,7 @@ def find_averaging(optimizer: Any) -> list[tuple[Tensor, Setting]]:
     return [(p, setting) for p, setting in every if keeps_average(setting.rule)]
 
 
-def evaluate(p: Tensor, setting: Setting, state: Mapping[str, Any]) -> Tensor | None:
+def evaluate(p: Tensor, setting: ParameterOptions, state: Mapping[str, Any]) -> Tensor | None:
     """What a parameter, or this rank's shard, is to be evaluated at; None: as it is, before its first step."""
     step = int(state.get("step", 0))
     rule = cast(Wrapped, setting.rule_at(step + 1))

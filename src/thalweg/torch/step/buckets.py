@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thalweg.programs.trace import list_kind
 from thalweg.rules import Rule, WholeRule
-from thalweg.settings import Setting, Settings
+from thalweg.settings import ParameterOptions, RuleOptions
 from thalweg.spaces.sharded import Part
 from thalweg.torch.engines.choice import (
     chosen,
@@ -53,7 +53,7 @@ class Sorter:
         self,
         optimizer: StatefulOptimizer,
         places: Mapping[Tensor, tuple[str, int]],
-        settings: OfGroups[Settings],
+        settings: OfGroups[RuleOptions],
     ) -> list[Bucket]:
         """Parameters that can be stepped together, checked, with their state made where there is none.
 
@@ -64,7 +64,7 @@ class Sorter:
         gradients = {p: gradient_of(name, p, p.grad) for name, p, _ in named if p.grad is not None}
         members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
         parts: dict[str, Part] = {}
-        shared: dict[Any, tuple[int, Setting, int | None, str, bool]] = {}
+        shared: dict[Any, tuple[int, ParameterOptions, int | None, str, bool]] = {}
         for name, p, index in named:
             setting = optimizer._setting(settings[index], name, p)
             state = optimizer._state(name, p, setting, optimizer.param_groups[index])
@@ -121,7 +121,7 @@ class Sorter:
             )
         return buckets
 
-    def reason_undivided(self, p: Tensor, setting: Setting, *, capturable: bool) -> str | None:
+    def reason_undivided(self, p: Tensor, setting: ParameterOptions, *, capturable: bool) -> str | None:
         """Why replicas do not divide the work on a parameter, "" if they do, None if there is nothing to divide."""
         rule = setting.rule_at(1)
         if not rule.needs_whole or not self.sharing.groups_of(p):
@@ -142,7 +142,9 @@ class Sorter:
             and reason_missing(p.device) is None
         )
 
-    def treatment(self, p: Tensor, setting: Setting, state: Mapping[str, Tensor], part: Part) -> tuple[Hashable, str]:
+    def treatment(
+        self, p: Tensor, setting: ParameterOptions, state: Mapping[str, Tensor], part: Part
+    ) -> tuple[Hashable, str]:
         """The kind of a parameter, and why fused code cannot step it ("" if it can)."""
         held = local(p)
         memory = held.data_ptr(), held.shape, held.stride(), form_of(state)

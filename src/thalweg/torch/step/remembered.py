@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from thalweg.kernels.cpu.tables import Counts
-from thalweg.settings import Settings
+from thalweg.settings import RuleOptions
 from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.step.buckets import OfGroups
@@ -41,7 +41,7 @@ class RememberedStep:
         given: Given,
         places: Mapping[Tensor, tuple[str, int]],
         states: Mapping[Tensor, Any],
-        settings: OfGroups[Settings],
+        settings: OfGroups[RuleOptions],
     ) -> None:
         """given: parameters, in lists as groups have them. places: the name and group of those to be stepped.
 
@@ -73,7 +73,7 @@ class RememberedStep:
         self,
         given: Given,
         states: Mapping[Tensor, Any],
-        options: Callable[[], tuple[OfGroups[Settings], OfGroups[tuple[Any, float]]]],
+        options: Callable[[], tuple[OfGroups[RuleOptions], OfGroups[tuple[Any, float]]]],
     ) -> list[Bucket] | None:
         """The buckets of this step with the gradients, rates and numbers of now; None if the step no longer holds.
 
@@ -117,7 +117,7 @@ class RememberedStep:
             buckets.append(bucket.renewed(grads=grads[own], addresses=place, lr=lr, lr_scale=scale, t=t))
         return buckets
 
-    def follow(self, settings: OfGroups[Settings]) -> bool:
+    def follow(self, settings: OfGroups[RuleOptions]) -> bool:
         """Take over options that differ in numbers alone; False if they differ in more."""
         if all(settings[bucket.group] is self.settings[bucket.group] for bucket in self.buckets):
             self.settings = settings
