@@ -39,8 +39,8 @@ DECORATED = "write @dataclass(frozen=True, kw_only=True) above its class"
 
 @functools.cache
 def is_shipped(rule: type[Rule]) -> bool:
-    """Whether a rule comes with the package, as does all that is around it."""
-    own, wrappers = parts_of(rule)
+    """Whether a rule comes with the package, as does all that is around it; or that of which it is a part."""
+    own, wrappers = parts_of(getattr(rule, "PART_OF", rule))
     return RULES.get(own.__name__) is own and set(wrappers) <= set(AROUND)
 
 

@@ -103,7 +103,7 @@ def replayed(run: Run, layout: str) -> tuple[int, list[str]]:
     pairs = {name: (local(p), local(got.params[name])) for name, p in launched.params.items()}
     for name, state in launched.states.items():
         pairs |= {f"{name}.{key}": (local(x), local(got.states[name][key])) for key, x in state.items()}
-    runs = [own for step in got.optimizer._steps.values() for own, _ in step.runs.runs]
+    runs = [own for step in got.optimizer._plans.values() for own, _ in step.runs]
     graphs = [len(each.graphs) for own in runs for each in own.replay.known.values() if not isinstance(each, int)]
     told, others = (outcome.optimizer.stats() for outcome in outcomes)
     differing = [name for name, (one, other) in pairs.items() if not torch.equal(one, other)]

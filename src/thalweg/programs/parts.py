@@ -120,7 +120,7 @@ def last_kind(cls: type[WholeRule]) -> type[Rule]:
 
 
 def make_kind(cls: type[WholeRule], part: str, entries: Any, update: Any) -> type[Rule]:
-    own = {"entries": entries, "update": update, "needs_whole": False, "__module__": cls.__module__}
+    own = {"entries": entries, "update": update, "needs_whole": False, "PART_OF": cls, "__module__": cls.__module__}
     kind: type[Rule] = dataclass(frozen=True, kw_only=True)(type(f"{cls.__name__}{part}", (cls,), own))
     return kind
 

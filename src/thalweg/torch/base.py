@@ -66,9 +66,7 @@ from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.averages import Constancy, averages_in_place, check_loaded, have_weights, put_in_place, take_out
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.joint import JointGradient, nonfinite_error
-from thalweg.torch.step.look import GRAD
-from thalweg.torch.step.remembered import MOST_REMEMBERED, RememberedStep, presence_of
-from thalweg.torch.step.runs import Runs
+from thalweg.torch.step.plan import MOST_REMEMBERED, StepPlan, presence_of
 
 
 def refuse_capture(buckets: Sequence[Bucket]) -> None:
@@ -184,12 +182,12 @@ class Optimizer(torch.optim.Optimizer):
         self._told: list[Statistics] = []
         self._sorter = Sorter(engine, sharing)
         self._agreement = Agreement(sharing)
-        self._steps: dict[bytes, RememberedStep] = {}
+        self._plans: dict[bytes, StepPlan] = {}
         #: Those of single parameters, and which of these were stepped since groups were looked at.
-        self._steps_of_some: dict[tuple[Tensor, ...], RememberedStep] = {}
+        self._plans_of_some: dict[tuple[Tensor, ...], StepPlan] = {}
         self._stepped: set[Tensor] = set()
         #: The one that was taken last, if the next may be the same.
-        self._latest: RememberedStep | None = None
+        self._latest: StepPlan | None = None
         self._joint = JointGradient()
         lists = Lists()
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
@@ -240,16 +238,16 @@ class Optimizer(torch.optim.Optimizer):
         with self._guard():
             known, self._written = len(self.state), False
             try:
-                buckets, runs = self._recall() if only is None else self._recall_some(only)
+                buckets, plan = self._plan() if only is None else self._plan_some(only)
                 self._constancy.look(buckets)
-                buckets = self._join_gradients(buckets, runs)
+                buckets = self._join_gradients(buckets, plan)
                 refuse_capture(buckets)
                 self._engines_used = {bucket.way for bucket in buckets}
                 if buckets:
                     self._idleness.stop()
                 else:
                     self._idleness.note_step(self.parameters())
-                self._take(runs, buckets)
+                self._take(plan, buckets)
             finally:
                 if not self._written:
                     for p in list(self.state)[known:]:  # what was made for a step that is not taken
@@ -266,32 +264,32 @@ class Optimizer(torch.optim.Optimizer):
             stack.enter_context(torch.autocast(device, enabled=False))
         return stack
 
-    def _recall(self) -> tuple[list[Bucket], Runs]:
-        """The buckets of this step and how they are laid out: as remembered if that still holds, or else anew."""
-        groups, repeated = self.param_groups, self._latest
-        if repeated is not None and self._groups.have_same_names(groups):
+    def _plan(self) -> tuple[list[Bucket], StepPlan]:
+        """The buckets of this step, and its plan: one that is remembered if it still holds, or else a new one."""
+        groups, latest = self.param_groups, self._latest
+        if latest is not None and self._groups.have_same_names(groups):
             # the same parameters have gradients then: ranks have agreed on all but options
-            buckets = self._repeat(repeated) if self._agreement.holds(groups) else None
-            if buckets is not None:
-                return buckets, repeated.runs
+            known = latest.bind(self._given(), self.state, self._options) if self._agreement.holds(groups) else None
+            if known is not None:
+                return known, latest
         places = self._look(one_by_one=False)
         settings = self._groups.current_settings(groups)
-        present = presence_of(list(map(GRAD, self._groups.params)))
-        step = self._steps.get(present)
-        if step is not None and (buckets := self._repeat(step)) is not None:
-            self._latest = step
-            return buckets, step.runs
-        buckets = self._sorter.sort(self, places, settings)
-        self._joint.share_norms(self.state.values())
-        runs = Runs(self._engines, buckets, self._check_state)
-        self._steps.pop(present, None)
-        step = RememberedStep(buckets, runs, self._given(), places, self.state, settings)
-        self._latest = self._steps[present] = step
-        if len(self._steps) > MOST_REMEMBERED:
-            del self._steps[next(iter(self._steps))]
-        return buckets, runs
+        present = presence_of(self._groups.params)
+        plan = self._plans.get(present)
+        buckets = None if plan is None else plan.bind(self._given(), self.state, self._options)
+        if plan is None or buckets is None:
+            buckets = self._sorter.sort(self, places, settings)
+            self._joint.share_norms(self.state.values())
+            self._plans.pop(present, None)
+            engines = self._engines, self._check_state
+            plan = StepPlan(buckets, *engines, self._given(), places, self.state, settings)
+            self._plans[present] = plan
+            if len(self._plans) > MOST_REMEMBERED:
+                del self._plans[next(iter(self._plans))]
+        self._latest = plan
+        return buckets, plan
 
-    def _recall_some(self, params: tuple[Tensor, ...]) -> tuple[list[Bucket], Runs]:
+    def _plan_some(self, params: tuple[Tensor, ...]) -> tuple[list[Bucket], StepPlan]:
         """The same for a step of these alone. Others are looked at when one is stepped again, and not each time."""
         groups, look_again = self.param_groups, not self._stepped.isdisjoint(params)
         have_kept_places = all(self._groups.has_kept_place(groups, p) for p in params)
@@ -308,17 +306,19 @@ class Optimizer(torch.optim.Optimizer):
             settings = {index: self._groups.check_settings(groups, index) for index in indices}
             return settings, {index: self._rate(groups[index]) for index in indices}
 
-        step, states = self._steps_of_some.get(params), {p: self.state.get(p, {}) for p in params}
-        if step is not None and (buckets := step.recall([list(params)], states, options)) is not None:
-            return buckets, step.runs
+        def states() -> dict[Tensor, Any]:
+            return {p: self.state.get(p, {}) for p in params}
+
+        plan = self._plans_of_some.get(params)
+        if plan is not None and (buckets := plan.bind([list(params)], states(), options)) is not None:
+            return buckets, plan
         settings, _ = options()
         buckets = self._sorter.sort(self, places, settings)
-        runs = Runs(self._engines, buckets, self._check_state)
-        states = {p: self.state.get(p, {}) for p in params}
-        self._steps_of_some[params] = RememberedStep(buckets, runs, [list(params)], places, states, settings)
-        if len(self._steps_of_some) > len(self._groups.params):
-            del self._steps_of_some[next(iter(self._steps_of_some))]
-        return buckets, runs
+        plan = StepPlan(buckets, self._engines, self._check_state, [list(params)], places, states(), settings)
+        self._plans_of_some[params] = plan
+        if len(self._plans_of_some) > len(self._groups.params):
+            del self._plans_of_some[next(iter(self._plans_of_some))]
+        return buckets, plan
 
     def _look(self, *, one_by_one: bool) -> dict[Tensor, tuple[str, int]]:
         """Look at all groups, agree with other ranks on what is new, and return the places of parameters."""
@@ -328,10 +328,6 @@ class Optimizer(torch.optim.Optimizer):
         self._agreement.reach(rules, places, groups, self._groups.overrides, one_by_one=one_by_one)
         return places
 
-    def _repeat(self, step: RememberedStep) -> list[Bucket] | None:
-        """The buckets of a remembered step, if it still holds."""
-        return step.recall(self._given(), self.state, self._options)
-
     def _given(self) -> list[list[Tensor]]:
         """The parameters that may be stepped, in lists as groups have them."""
         return [own if type(own := group["params"]) is list else list(own) for group in self.param_groups]
@@ -340,12 +336,12 @@ class Optimizer(torch.optim.Optimizer):
         """The settings and the rates of all groups."""
         return self._groups.current_settings(self.param_groups), list(map(self._rate, self.param_groups))
 
-    def _take(self, runs: Runs, buckets: Sequence[Bucket]) -> None:
+    def _take(self, plan: StepPlan, buckets: Sequence[Bucket]) -> None:
         """Step buckets as one."""
         on_nonfinite = self.param_groups[0]["on_nonfinite"]
         looks = on_nonfinite == "raise" and not self._joint.skips_a_spike()
         total = sum(len(bucket.names) for bucket in buckets)
-        found = runs.take(buckets, on_nonfinite, looks=looks, commit=functools.partial(self._commit, total))
+        found = plan.run(buckets, on_nonfinite, looks=looks, commit=functools.partial(self._commit, total))
         if not are_the_same(found, self._told):  # a run that is taken again goes on telling the same
             self._told = found
             for each in found:
@@ -359,11 +355,11 @@ class Optimizer(torch.optim.Optimizer):
         self._joint.commit()
         self._written = True
 
-    def _join_gradients(self, buckets: list[Bucket], runs: Runs) -> list[Bucket]:
+    def _join_gradients(self, buckets: list[Bucket], plan: StepPlan) -> list[Bucket]:
         """Buckets with what depends on all gradients together."""
         return self._joint.join(
             buckets,
-            runs,
+            plan,
             # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
@@ -549,8 +545,8 @@ class Optimizer(torch.optim.Optimizer):
         """Drop what is known of parameters and their state, and all that keeps either alive."""
         self._resolved.clear()
         self._sorter.forget()
-        self._steps.clear()
-        self._steps_of_some.clear()
+        self._plans.clear()
+        self._plans_of_some.clear()
         self._stepped.clear()
         self._latest = None
         self._last, self._told = {}, []

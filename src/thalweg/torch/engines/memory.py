@@ -1,8 +1,9 @@
-"""Tensors that do not lie as fused code needs them: copies to read, and copies to step in their place."""
+"""How tensors lie in memory: whether they still do, and copies where they do not lie as fused code needs them."""
 
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thalweg.kernels.cpu.described import DescribedForm, find_describe
+from thalweg.kernels.cpu.library import reason_missing
 from thalweg.torch.engines.protocol import Bucket
+
+DEVICE, DTYPE, SHAPE = map(operator.attrgetter, ("device", "dtype", "shape"))
 
 
 def gradients_like(params: Sequence[Tensor], grads: Sequence[Tensor], contiguous: bool) -> Sequence[Tensor]:
@@ -56,3 +61,45 @@ def held_in(place: Tensor | None, value: Tensor | None) -> Tensor | None:
     if place is None or place.dtype != value.dtype:
         return value.clone()
     return place.copy_(value)
+
+
+# ---- whether they lie as they did
+
+
+class ListedForm:
+    """How some tensors were stored when this was made, as torch tells it of each."""
+
+    addresses: array[int]
+
+    def __init__(self, tensors: Sequence[Tensor], *, may_move: bool) -> None:
+        """may_move: whether they may be others, at other addresses."""
+        self.may_move = may_move
+        self.known = self.describe(tensors)
+
+    def describe(self, tensors: Sequence[Tensor]) -> list[Any]:
+        self.addresses = array("Q", map(Tensor.data_ptr, tensors))
+        stored = [list(map(DTYPE, tensors)), list(map(SHAPE, tensors)), list(map(Tensor.stride, tensors))]
+        # an address tells the device
+        return [*stored, list(map(DEVICE, tensors)) if self.may_move else self.addresses]
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether as many tensors are stored alike; then ``addresses`` tells where."""
+        return self.describe(tensors) == self.known
+
+
+def form_of(tensors: list[Tensor], *, may_move: bool) -> DescribedForm | ListedForm:
+    """How these are stored: told by DLPack's interface, which torch has from 2.13 on, or by torch tensor by tensor."""
+    table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if table is not None and reason_missing() is None and all(map(has_memory, tensors)):
+        describe = find_describe(table)
+        if describe is not None:
+            try:
+                return DescribedForm(describe, tensors, may_move=may_move)
+            except (BufferError, RuntimeError):  # of a dtype that DLPack does not have
+                pass
+    return ListedForm(tensors, may_move=may_move)
+
+
+def has_memory(x: Tensor) -> bool:
+    """Whether a tensor has strides and memory of its own: a subclass that answers for itself may have none."""
+    return type(x).__torch_dispatch__ is Tensor.__torch_dispatch__ and x.layout == torch.strided

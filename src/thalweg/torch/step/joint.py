@@ -20,8 +20,7 @@ from thalweg.torch.engines.native import sums_of_squares
 from thalweg.torch.engines.protocol import Bucket, Decision
 from thalweg.torch.engines.squares import Squares, squares_by_kernels
 from thalweg.torch.sharding.collectives import summed
-from thalweg.torch.step.remembered import MOST_REMEMBERED
-from thalweg.torch.step.runs import Runs
+from thalweg.torch.step.plan import MOST_REMEMBERED, StepPlan
 
 
 class Outcome(NamedTuple):
@@ -157,7 +156,7 @@ class JointGradient:
     def join(
         self,
         buckets: list[Bucket],
-        runs: Runs,
+        plan: StepPlan,
         *,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
@@ -175,13 +174,13 @@ class JointGradient:
         allowed = None if found_inf is None else (found_inf == 0).reshape(())
         if handling.needs_norm or handling.may_skip:
             device = buckets[0].params[0].device
-            decision = runs.decision
+            decision = plan.decision
             if decision is None:
-                decision = runs.decision = JointDecision(self, names_in(buckets))
+                decision = plan.decision = JointDecision(self, names_in(buckets))
             self.decisions = [*(former for former in self.decisions if former is not decision), decision]
             del self.decisions[:-MOST_REMEMBERED]
             decision.ask(handling, scale, allowed, device)
-            if runs.measures_gradients and handling.on_nonfinite != "raise":
+            if plan.measures_gradients and handling.on_nonfinite != "raise":
                 news = dict(grad_scale=decision.scale, allowed=decision.allowed, decision=decision)
                 return [bucket.renewed(**news) for bucket in buckets]
             squares = squares_of(buckets, self.measured if native else None)
