@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -142,42 +142,30 @@ class TestNoLibrary:
         assert "thalweg_sizeof" in told
 
 
-@pytest.fixture
-def _afresh() -> Any:
-    """Look for the library again, and after the test once more."""
-    library._attempt.cache_clear()
-    yield
-    library._attempt.cache_clear()
-    if library.reason_missing() is None:
-        library.load().thalweg_choose_level(-1)
+#: A structure of Python's that has become longer than the library's.
+ANOTHER_VERSION = """
+from thalweg.kernels.cpu import structs
+index = {index}
+class Longer(structs.ALL[index]):
+    _fields_ = (("more", structs.c_int64),)
+structs.ALL = (*structs.ALL[:index], Longer, *structs.ALL[index + 1:])
+from thalweg.numpy import LAMB
+refused(lambda: LAMB(0.1, engine="fused"))
+"""
 
 
 @needs_core
-@pytest.mark.usefixtures("_afresh")
 class TestAnotherLibrary:
-    @pytest.mark.parametrize("which", range(len(structs.ALL)))
-    def test_of_another_version_is_refused(self, which: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Longer(structs.ALL[which]):  # type: ignore[misc]
-            _fields_ = (("more", structs.c_int64),)
+    @pytest.mark.parametrize("index", range(len(structs.ALL)))
+    def test_of_another_version_is_refused(self, index: int) -> None:
+        told = run(COMMON + ANOTHER_VERSION.format(index=index))
+        assert re.search("engine='fused' cannot run: .* belongs to another version", told)
 
-        monkeypatch.setattr(structs, "ALL", (*structs.ALL[:which], Longer, *structs.ALL[which + 1 :]))
-        assert "belongs to another version" in (library.reason_missing() or "")
-        with pytest.raises(library.Unavailable, match="belongs to another version"):
-            library.load()
-        with pytest.raises(OptionError, match=r"engine='fused' cannot run: .* belongs to another version"):
-            made("LAMB", "fused")
-
-    def test_a_width_may_be_chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for level in library.levels(library.load()):
-            library._attempt.cache_clear()
-            monkeypatch.setenv("THALWEG_CPU_LEVEL", level)
-            assert library.reason_missing() is None
-
-    def test_a_width_that_the_machine_does_not_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        plainest = library.levels(library.load())[0]
-        library._attempt.cache_clear()
-        monkeypatch.setenv("THALWEG_CPU_LEVEL", "avx1024")
-        assert f"THALWEG_CPU_LEVEL must be one of {plainest}" in (library.reason_missing() or "")
+    def test_a_width_may_be_chosen_that_the_machine_has(self) -> None:
+        every = library.levels(library.load())
+        assert {run(REASON, THALWEG_CPU_LEVEL=level) for level in every} == {"None\n"}
+        told = run(REASON, THALWEG_CPU_LEVEL="avx1024")
+        assert f"THALWEG_CPU_LEVEL must be one of {every[0]}" in told
 
 
 @needs_core

@@ -7,19 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from own_rules import Signed
 
 from thalweg import rules
-from thalweg.errors import FallbackWarning
-from thalweg.kernels.cpu import compiled as compilation
-from thalweg.kernels.cpu import compiler, shipped
-from thalweg.kernels.cpu.compiled import emit_kind, kind_of, reason_uncompiled, warn_slow
+from thalweg.kernels.cpu import shipped
+from thalweg.kernels.cpu.compiled import emit_kind, kind_of
 from thalweg.kernels.cpu.library import load, reason_missing
 from thalweg.rules import Rule
 
@@ -55,90 +51,77 @@ def test_the_package_has_the_code_of_every_option_of_its_rules(rule: type[Rule])
     assert tried > 2
 
 
-@pytest.fixture
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Nothing is compiled yet, what will be is kept in a folder of this test, and no compiler is remembered."""
-    monkeypatch.setenv("THALWEG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiler, "_loaded", {})
-    for forget in (forget_code, compiler.compiler.cache_clear, warn_slow.cache_clear):
-        forget()
-    yield
-    for forget in (forget_code, compiler.compiler.cache_clear, warn_slow.cache_clear):
-        forget()
+# ---- what is compiled is kept, and nothing half-made is used
+
+#: A process that steps a rule of one's own, and prints its engine and what it was warned of.
+SCRIPT = """
+import sys, warnings
+sys.path[:0] = sys.argv[1:]
+import numpy as np
+import thalweg.numpy
+from own_rules import Signed
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    optimizer = thalweg.numpy.optimizer(Signed)(0.1)
+    for shape in ((3,), (3, 4)):
+        optimizer.update(str(shape), np.ones(shape), np.ones(shape))
+print(optimizer.engine, *(warning.message for warning in told), sep="\\n")
+"""
 
 
-def forget_code() -> None:
-    compilation.compile_kind.cache_clear()
-    compilation.reason_against_kind.cache_clear()
+def begin(cache: Path, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parents[1] / "support")]
+    surroundings = {**os.environ, "THALWEG_CACHE": str(cache), **environment}
+    return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.usefixtures("_fresh")
-class TestWhatIsKept:
-    def files(self, tmp_path: Path) -> list[Path]:
-        return sorted((tmp_path / "cache").iterdir())
+def end(process: subprocess.Popen[str]) -> list[str]:
+    """Its engine, and what it was told."""
+    told, failed = process.communicate(timeout=300)
+    assert process.returncode == 0, failed
+    return told.splitlines()
 
-    @needs_compiler
-    def test_a_second_use_finds_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Unless it was changed, or others can write to it."""
-        assert reason_uncompiled(Signed(), (3,)) == ""
-        (path,) = self.files(tmp_path)
-        assert path.stat().st_mode & 0o077 == 0
-        assert path.parent.stat().st_mode & 0o077 == 0
-        forget_code()
-        with monkeypatch.context() as patch:
-            patch.setattr(compiler, "build", None)  # nothing may be built any more
-            assert reason_uncompiled(Signed(), (3,)) == ""
-        key = path.stem.split("-")[0]
-        assert compiler.find_kept(key) == path
-        path.parent.chmod(0o777)
-        assert compiler.find_kept(key) is None
-        forget_code()
-        with pytest.warns(FallbackWarning, match="others may write to: make it your own"):
-            assert "THALWEG_CACHE" in reason_uncompiled(Signed(), (3,))
-        path.parent.chmod(0o700)
-        changed = tmp_path / "changed"
-        shutil.copy2(path, changed)
-        with changed.open("ab") as file:
-            file.write(b"x")
-        changed.replace(path)  # not written over: this process has it in memory
-        assert compiler.find_kept(key) is None
 
-    def test_without_a_compiler_it_says_so_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.delenv("CXX", raising=False)
-        with pytest.warns(FallbackWarning, match="code for Signed must be compiled, and no C"):
-            assert "install g++ or clang" in reason_uncompiled(Signed(), (3,))
-        assert reason_uncompiled(Signed(), (3, 4)) != ""
-        assert not (tmp_path / "cache").exists()
+@needs_compiler
+def test_a_second_process_finds_what_the_first_has_compiled(tmp_path: Path) -> None:
+    """Unless it was changed, or others can write to it."""
+    cache = tmp_path / "cache"
+    assert end(begin(cache)) == ["fused"]
+    (path,) = cache.iterdir()
+    assert [each.stat().st_mode & 0o077 for each in (cache, path)] == [0, 0]
+    made = path.stat()
+    assert end(begin(cache)) == ["fused"]
+    (path,) = cache.iterdir()
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+    with path.open("ab") as file:
+        file.write(b"x")
+    assert end(begin(cache)) == ["fused"]
+    assert made.st_size in [each.stat().st_size for each in cache.iterdir()]
+    cache.chmod(0o777)
+    engine, warned = end(begin(cache))
+    assert engine == "reference"
+    assert "which others may write to: make it your own (chmod go-w), or set THALWEG_CACHE" in warned
 
-    def test_what_does_not_compile_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        broken = tmp_path / "broken"
-        broken.write_text(
-            '#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit 0\necho "no such type" >&2; exit 1\n'
-        )
-        broken.chmod(0o700)
-        monkeypatch.setenv("CXX", str(broken))
-        with pytest.warns(FallbackWarning, match="code for Signed does not compile: no such type"):
-            assert reason_uncompiled(Signed(), (3,)) != ""
-        assert self.files(tmp_path) == []
 
-    @needs_compiler
-    def test_many_processes_may_begin_at_once(self, tmp_path: Path) -> None:
-        script = (
-            "import sys; sys.path[:0] = sys.argv[1:]\n"
-            "from own_rules import Signed\n"
-            "from thalweg.kernels.cpu.compiled import reason_uncompiled\n"
-            "assert reason_uncompiled(Signed(), (3,)) == '', reason_uncompiled(Signed(), (3,))\n"
-        )
-        here = Path(__file__).parent
-        paths = [str(here), str(here.parent / "support")]
-        begun = [
-            subprocess.Popen(
-                [sys.executable, "-c", script, *paths], env={**os.environ}, stderr=subprocess.PIPE, text=True
-            )
-            for _ in range(2)
-        ]
-        for each in begun:
-            _, said = each.communicate(timeout=300)
-            assert each.returncode == 0, said
-        assert all("building" not in path.name for path in self.files(tmp_path))
+def test_without_a_compiler_it_says_so_once(tmp_path: Path) -> None:
+    engine, warned = end(begin(tmp_path / "cache", PATH=str(tmp_path), CXX=""))
+    assert engine == "reference"
+    assert "code for Signed must be compiled, and no C++ compiler was found: install g++ or clang" in warned
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_does_not_compile_leaves_nothing(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit 0\necho "no such type" >&2; exit 1\n')
+    broken.chmod(0o700)
+    engine, warned = end(begin(tmp_path / "cache", CXX=str(broken)))
+    assert engine == "reference"
+    assert "code for Signed does not compile: no such type" in warned
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@needs_compiler
+def test_many_processes_may_begin_at_once(tmp_path: Path) -> None:
+    begun = [begin(tmp_path / "cache") for _ in range(2)]
+    assert [end(each) for each in begun] == [["fused"]] * 2
+    assert all("building" not in path.name for path in (tmp_path / "cache").iterdir())

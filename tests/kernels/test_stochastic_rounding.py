@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_arrays import bits
 from side_by_side import NARROW, alike, kind, made, needs_core, widened
 
 from thalweg.boundary import ROUNDING_STREAM, rounded_stochastically
@@ -78,17 +77,6 @@ def test_chances_differ_by_seed_name_and_step_as_the_boundary_has_them(dtype: st
     found, expected = both(x, dtype, steps=3)
     alike(found, expected)
     assert len(seen | {found.tobytes()}) == 7
-
-
-@sixteen_bits
-@pytest.mark.parametrize(("axes", "shape"), [(1, (5, 333)), (2, (3, 2, 100)), (1, (3, 70_000)), (1, (6,))])
-def test_slices_of_a_stack_go_on_with_the_positions_of_the_whole(dtype: str, axes: int, shape: Any) -> None:
-    x = np.full(shape, 1.0044, "float32")
-    found, expected = both(x, dtype, stacked_axes=axes)
-    alike(found, expected)
-    assert len({part.tobytes() for part in found}) > 1
-    unstacked, _ = both(x, dtype)
-    assert bits(found) == bits(unstacked)
 
 
 @sixteen_bits

@@ -292,6 +292,7 @@ def falling(t: int) -> float:
 
 
 def check_going_on(found: Optimizer, shapes: Any, dtype: str) -> None:
+    """All step the same arrays: native code must not take one for another because addresses are the same."""
     dtype_of(dtype)  # skips where it is not known
     params, grads = draw(shapes, dtype), draw_gradients(shapes, dtype, 4)
     for g in grads[:2]:
@@ -304,9 +305,10 @@ def check_going_on(found: Optimizer, shapes: Any, dtype: str) -> None:
     end = fingerprint(found), bits(params)
     for way, other in others.items():
         assert fingerprint(other) == before, way
-        weights = copies(middle)
+        for name, p in params.items():
+            p[...] = middle[name]
         for g in grads[2:]:
-            other.step(weights, g)
-        assert (fingerprint(other), bits(weights)) == end, way
+            other.step(params, g)
+        assert (fingerprint(other), bits(params)) == end, way
         other.clear_state()
-    assert (fingerprint(found), bits(params)) == end
+    assert fingerprint(found) == end[0]

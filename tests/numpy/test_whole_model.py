@@ -88,13 +88,6 @@ class TestMemory:
         with refused(ParameterError, "'a' and 'b' share memory|'b' and 'a' share memory", optimizer, params):
             optimizer.step(params, {name: np.ones(p.shape) for name, p in params.items()})
 
-    def test_neighbours_in_one_buffer_are_two_parameters(self) -> None:
-        buffer = np.ones(10)
-        LARS(0.1).step({"a": buffer[:4], "b": buffer[4:]}, {"a": np.ones(4), "b": np.ones(6)})
-        apart = [np.ones(4), np.ones(6)]
-        LARS(0.1).step(apart, [np.ones(4), np.ones(6)])
-        assert bits(buffer) == bits(np.concatenate(apart))
-
     def test_empty_arrays_share_nothing(self) -> None:
         x = np.ones(4)
         optimizer = LARS(0.1)

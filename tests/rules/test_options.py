@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 from own_rules import Signed
 
@@ -111,12 +110,3 @@ def test_a_rule_whose_types_are_known_only_where_it_was_written_is_checked_all_t
         Local(power=-1.0).validate()
     with pytest.raises(OptionError, match="is_on must be True or False"):
         Local(is_on=1).validate()
-
-
-def test_options_of_the_front_ends_are_checked_when_a_schedule_gives_them() -> None:
-    optimizer = thalweg.numpy.optimizer(Every)(0.1, beta=lambda t: t / 3, engine="reference")
-    params = {"w": np.ones(2)}
-    for _ in range(2):
-        optimizer.step(params, {"w": np.ones(2)})
-    with pytest.raises(OptionError, match="beta must be a finite number"):
-        optimizer.step(params, {"w": np.ones(2)})
