@@ -17,7 +17,7 @@ import thalweg.torch  # noqa: E402
 from thalweg.check.expect import same  # noqa: E402
 from thalweg.check.problem import copy_state, train, weights  # noqa: E402
 from thalweg.check.state import through_a_file  # noqa: E402
-from thalweg.errors import NonFiniteError, OptimError, OptionError, ResumeWarning, StateError  # noqa: E402
+from thalweg.errors import NonFiniteError, OptimError, ResumeWarning, StateError  # noqa: E402
 
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
 SHAPES = [(6, 4), (6, 4), (5,), (3, 4, 2), ()]
@@ -39,18 +39,6 @@ def snapshot(params: list[Any], optimizer: Any) -> Any:
     return copy.deepcopy(([p.detach() for p in params], optimizer.state_dict()))
 
 
-def assert_resumes(rule: str, dtype: Any, options: dict[str, Any], restored: dict[str, Any]) -> Any:
-    """Two steps, and two after a file; restored: the options that the resumed run is made with."""
-    params, optimizer = begin(rule, dtype=dtype, **options)
-    others = [torch.nn.Parameter(p.detach().clone()) for p in params]
-    other = make(rule, others, **restored)
-    other.load_state_dict(through_a_file(optimizer.state_dict(), weights_only=True))
-    train(optimizer, params, 3, first=2)
-    train(other, others, 3, first=2)
-    same(snapshot(others, other), snapshot(params, optimizer), "resumed")
-    return other
-
-
 @ENGINES
 @pytest.mark.parametrize(
     ("rule", "options", "dtype", "expected"),
@@ -63,29 +51,26 @@ def assert_resumes(rule: str, dtype: Any, options: dict[str, Any], restored: dic
         ("AdamW", dict(rounding="stochastic", max_grad_norm=3.0), torch.float16, {"exp_avg": torch.float32}),
         ("SOAP", dict(on_nonfinite="skip"), torch.float64, {"exp_avg": torch.float64}),
         ("LAMB", dict(state_dtype="int8", rounding="compensated"), torch.bfloat16, {"rounding_error": torch.int8}),
+        # options that shape the state
+        ("Adafactor", dict(min_dim_size_to_factor=2), None, {}),
+        ("LARS", dict(momentum=0.0), None, {}),
+        ("Kron", dict(max_skew=None), None, {}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_chosen_dtypes_survive(rule: str, options: dict, dtype: Any, expected: dict, engine: str) -> None:
-    options = {**options, "engine": engine}
-    again = assert_resumes(rule, dtype or torch.float32, options, options)
-    for state in again.state.values():
-        assert {key: state[key].dtype for key in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("rule", "options"),
-    [
-        ("Adafactor", dict(momentum=0.9)),
-        ("Adafactor", dict(min_dim_size_to_factor=2)),
-        ("LARS", dict(momentum=0.0)),
-        ("Kron", dict(max_skew=None)),
-    ],
-    ids=str,
-)
-def test_options_that_shape_the_state_come_with_it(rule: str, options: dict) -> None:
+def test_options_and_dtypes_come_with_the_state(
+    rule: str, options: dict, dtype: Any, expected: dict, engine: str
+) -> None:
     """As in torch, where SGD without momentum loads the state of SGD with momentum."""
-    assert_resumes(rule, torch.float32, options, {})
+    params, optimizer = begin(rule, dtype=dtype or torch.float32, engine=engine, **options)
+    others = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    other = make(rule, others, engine=engine)
+    other.load_state_dict(through_a_file(optimizer.state_dict(), weights_only=True))
+    train(optimizer, params, 3, first=2)
+    train(other, others, 3, first=2)
+    same(snapshot(others, other), snapshot(params, optimizer), "resumed")
+    for state in other.state.values():
+        assert {key: state[key].dtype for key in expected} == expected
 
 
 # ---- what does not fit
@@ -267,17 +252,6 @@ def test_what_is_not_finite_leaves_codes_and_record_as_they_were(engine: str, wh
         optimizer.step()
         assert optimizer.skipped == 1
     same(snapshot(params, optimizer), before, "after a step that is not finite")
-
-
-def test_unknown_codes_are_refused_also_in_a_group() -> None:
-    params, optimizer = begin_coded()
-    with pytest.raises(OptionError, match=r"state_dtype must be one of .*'int8', None, got 'int4'"):
-        begin_coded(state_dtype="int4")
-    optimizer.param_groups[0]["state_dtype"] = "uint8"
-    before = params[0].detach().clone()
-    with pytest.raises(OptionError, match=r"state_dtype must be one of .*'int8', None, got 'uint8'"):
-        optimizer.step()
-    assert torch.equal(params[0], before)
 
 
 def test_explain_says_what_cannot_be_grouped() -> None:

@@ -251,10 +251,7 @@ def told_by_steps(optimizer: Any) -> list[str]:
 
 #: Beside the families of the table, of which none has a hint at a hidden matrix.
 ORDINARY: dict[str, Callable[[], Any]] = {
-    "Llama": lambda: gpt([grouped(), grouped()]),
-    "Llama in a row": lambda: Model(wte=nn.Embedding(50, 16), layers=nn.Sequential(grouped()), lm_head=linear(50)),
     "LoRA": lambda: gpt([Model(q_proj=LowRank(), v_proj=LowRank())]),
-    "wide": lambda: gpt([Model(n_head=4, up=linear(48), down=linear(16, 48), o=linear(16))]),
     "MLP": lambda: nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3)),
 }
 
