@@ -147,10 +147,6 @@ def test_a_run_gains_and_drops_what_is_around_a_rule_and_says_so(option: str, va
             assert torch.equal(p, before)
     with pytest.warns(ResumeWarning, match=f"'{entry}' of 'w0' is new") if entry else contextlib.nullcontext():
         train(again, named, range(4, 5))
-    if entry == "average":
-        wanted = 0.7 * before + 0.3 * p.detach()
-        with again.averaged():
-            assert torch.allclose(p, wanted, rtol=1e-12)
     without = thalweg.torch.AdamW(named, lr=0.05)
     without.load_state_dict(again.state_dict())  # what is in the state comes from there, as every option does
     assert without.param_groups[0][option]
