@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import thalweg.numpy  # noqa: E402
 import thalweg.torch  # noqa: E402
-from thalweg import NonFiniteError, Spikes  # noqa: E402
+from thalweg import Spikes  # noqa: E402
 from thalweg.check.problem import give, train, weights  # noqa: E402
 from thalweg.check.state import through_a_file  # noqa: E402
 
@@ -134,24 +134,16 @@ def test_spikes_are_those_of_numpy(rule: str, kind: str, engine: Any, on_nonfini
         assert found[key] == pytest.approx(told[key], rel=FLOAT64)
 
 
-@pytest.mark.parametrize(("action", "kind"), [("raise", "clip"), ("skip", "skip")])
-def test_steps_that_are_not_finite(action: Any, kind: str) -> None:
+def test_a_step_that_is_not_finite_is_no_spike() -> None:
     named = name_params()
-    optimizer = thalweg.torch.AdamW(named, lr=0.1, spikes=KINDS[kind], on_nonfinite=action)
+    optimizer = thalweg.torch.AdamW(named, lr=0.1, spikes=KINDS["skip"], on_nonfinite="skip")
     train_named(optimizer, named, range(1, 10))
-    p = named[0][1]
-    kept = optimizer.state[p]["spikes"].clone()
+    kept = optimizer.state[named[0][1]]["spikes"].clone()
     for _, each in named:
         each.grad = torch.full_like(each, float("nan"))
-    if action == "raise":
-        with pytest.raises(NonFiniteError):
-            optimizer.step()
-        assert torch.equal(optimizer.state[p]["spikes"], kept)
-    else:
-        optimizer.step()
-        assert optimizer.skipped == 2
-        assert optimizer.stats()["a"]["spikes"] == 1
-        assert optimizer.state[p]["step"] == 8
+    optimizer.step()
+    assert torch.equal(optimizer.state[named[0][1]]["spikes"], kept)
+    assert (optimizer.skipped, optimizer.stats()["a"]["spikes"], int(optimizer.state[named[0][1]]["step"])) == (2, 1, 8)
 
 
 # ---- checkpoints and mixtures
