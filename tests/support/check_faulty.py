@@ -81,9 +81,9 @@ def rate(change: Any) -> Any:
     return faulty(write=lambda self, p, lr, u: Adam.write(self, p, change(p, lr), u))
 
 
-def gradient(change: Any, **changed: Any) -> Any:
+def gradient(change: Any) -> Any:
     """Another gradient of a parameter."""
-    return faulty(one=lambda self, group, p, g, s: Adam.one(self, group, p, change(p, g), s), **changed)
+    return faulty(one=lambda self, group, p, g, s: Adam.one(self, group, p, change(p, g), s))
 
 
 def options(change: Any) -> Any:
@@ -202,15 +202,6 @@ class StateByShape(Adam):
         super().one(group, p, g, self.by_shape.setdefault(tuple(p.shape), {}))
 
 
-class RateByPlace(Adam):
-    def before(self, params):
-        self.left = len(params)
-
-    def write(self, p, lr, u):
-        self.left -= 1
-        super().write(p, lr / (1 + self.left), u)
-
-
 class DecaysWithoutRate(Adam):
     def write(self, p, lr, u):
         super().write(p, 1.0, lr * u + 0.01 * p)
@@ -278,24 +269,10 @@ class NeedsItsDtype(Adam):
         super().one(group, p, g, s)
 
 
-class NeedsGradients(Adam):
-    def step(self, closure=None):
-        if any(p.grad is None for group in self.param_groups for p in group["params"]):
-            raise RuntimeError("a gradient is missing")
-        return super().step(closure)
-
-
 class TakesAnything(Adam):
     def __init__(self, params, **options):
         given = [p.detach().requires_grad_() for p in params if isinstance(p, Tensor)]
         super().__init__(given or [Parameter(torch.zeros(1))], **options)
-
-
-class AddsBeforeItLooks(Adam):
-    def add_param_group(self, group):
-        self.param_groups.append({**self.defaults, "params": []})
-        super().add_param_group(group)
-        del self.param_groups[-2]
 
 
 class SwallowsErrors(Adam):
@@ -332,12 +309,6 @@ class SharesTheNormOfParameters(SharesANorm):
         self.share = total / (1 + total)
 
 
-class MultipliesMatrices(Adam):
-    def direction(self, group, p, g, s):
-        u = super().direction(group, p, g, s)
-        return (u.reshape(-1, 1) @ torch.ones(1, 1, dtype=u.dtype)).view_as(u).to(u.dtype)
-
-
 class CountsInPython(Adam):
     """A captured step counts once, when it is captured."""
 
@@ -348,6 +319,12 @@ class CountsInPython(Adam):
 
 ForgetsGroups = options(lambda self, group: self.defaults)
 RateByGroup = options(lambda self, group: {**group, "lr": group["lr"] / len(group["params"])})
+RateFalls = afterwards(lambda group, g, s: group.update(lr=0.9 * group["lr"]))
+AppendsGroups = faulty(
+    add_param_group=lambda self, group: self.param_groups.append(
+        {**self.defaults, **group, "params": list(group["params"])}
+    )
+)
 Normalizes = faulty(direction=lambda self, group, p, g, s: g / g.square().sum().sqrt())
 HalfState = faulty(dtype_of=lambda self, p: p.dtype)
 ByStorage = faulty(write=lambda self, p, lr, u: p.as_strided((p.numel(),), (1,)).sub_(lr * u.flatten()))
@@ -363,18 +340,14 @@ FAULTS: dict[str, Any] = {
     "lr-is-read-in-each-step": remembering("lr"),
     "options-are-read-in-each-step": remembering("weight_decay"),
     "defaults-fill-groups": LosesKeys,
-    "options-stay-as-given": afterwards(lambda group, g, s: group.update(lr=0.9 * group["lr"])),
+    "options-stay-as-given": RateFalls,
     "foreign-keys": faulty(
         add_param_group=lambda self, group: Adam.add_param_group(
             self, {key: group[key] for key in group if key == "params" or key in self.defaults}
         )
     ),
     "added-group-is-stepped": KeepsItsList,
-    "names-are-kept": faulty(
-        __init__=lambda self, params, **options: Adam.__init__(
-            self, [p[1] if isinstance(p, tuple) else p for p in params], **options
-        )
-    ),
+    "names-are-kept": SavesItsOwnKeysOnly,
     "parameters-from-an-iterator": faulty(
         __init__=lambda self, params, **options: Adam.__init__(self, params if list(params) else [], **options)
     ),
@@ -400,7 +373,7 @@ FAULTS: dict[str, Any] = {
     "independent-of-the-global-seed": GlobalRandomness,
     "generators-untouched": GlobalRandomness,
     "independent-of-other-parameters": StateByShape,
-    "order-of-parameters": RateByPlace,
+    "order-of-parameters": RateFalls,
     "one-group-or-many": RateByGroup,
     "lr-zero": DecaysWithoutRate,
     "zero-gradients": Normalizes,
@@ -459,20 +432,12 @@ FAULTS: dict[str, Any] = {
     "empty-parameters": rate(lambda p, lr: lr * (24 / p.numel())),
     "scalars": faulty(write=lambda self, p, lr, u: [row.sub_(lr * step) for row, step in zip(p, u, strict=True)]),
     "thin-shapes": faulty(direction=lambda self, group, p, g, s: g / g.std()),
-    "frozen-parameters": NeedsGradients,
-    "sparse-gradients": gradient(
-        lambda p, g: g.to_dense().abs() if g.is_sparse else g, before=lambda self, params: None
-    ),
-    "twice-in-two-groups": faulty(
-        add_param_group=lambda self, group: self.param_groups.append(
-            {**self.defaults, **group, "params": list(group["params"])}
-        )
-    ),
+    "frozen-parameters": DecaysWithoutGradient,
+    "sparse-gradients": SwallowsErrors,
+    "twice-in-two-groups": AppendsGroups,
     "no-parameters": TakesAnything,
     "no-tensors": TakesAnything,
-    "sets-of-parameters": faulty(
-        add_param_group=lambda self, group: Adam.add_param_group(self, {**group, "params": list(group["params"])})
-    ),
+    "sets-of-parameters": AppendsGroups,
     "no-leaves": TakesAnything,
     "lr-out-of-range": Unchecked,
     "weight-decay-out-of-range": Unchecked,
@@ -482,7 +447,7 @@ FAULTS: dict[str, Any] = {
     "lr-of-a-group-out-of-range": Adam,
     "torch-error-inputs": Unchecked,
     "misspelt-option": faulty(__init__=lambda self, params, lr=0.01, **options: Adam.__init__(self, params, lr)),
-    "bad-group-is-not-added": AddsBeforeItLooks,
+    "bad-group-is-not-added": AppendsGroups,
     "failing-closure": SwallowsErrors,
     "failed-step-changes-nothing": FailsHalfway,
     "nan-stays-local": SharesANorm,
@@ -496,7 +461,7 @@ FAULTS: dict[str, Any] = {
     "schedulers-resume": LosesOptions,
     "one-cycle": LosesKeys,
     "grad-scaler": type("Faulty", (SharesANorm,), {"_step_supports_amp_scaling": True}),
-    "autocast-ignored": MultipliesMatrices,
+    "autocast-ignored": torch.optim.Adafactor,
     "deterministic-algorithms": faulty(
         write=lambda self, p, lr, u: p.put_(torch.arange(p.numel()), (p - lr * u).contiguous())
     ),
