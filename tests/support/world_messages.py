@@ -38,19 +38,6 @@ class Messages(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-#: In a step, for each group of ranks that share a parameter. Kron's are for teams, which may span several groups.
-EACH = {
-    "LARS": {"allreduce": 1},
-    "LAMB": {"allreduce": 1},
-    "MARS": {"allreduce": 2},
-    "Adafactor": {"allreduce": 2},
-    "Muon": {"alltoall_base": 2},
-    "Kron": {"alltoall_base": 2},
-    "SOAP": {"alltoall_base": 2},
-    "kron_and_others": {"alltoall_base": 2, "allreduce": 2},
-}
-
-
 def messages(run: Run, layout: str) -> list[list[Message]]:
     """Those of each step."""
     listeners = [Messages() for _ in run.rates]
