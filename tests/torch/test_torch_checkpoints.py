@@ -76,30 +76,25 @@ def test_options_and_dtypes_come_with_the_state(
 # ---- what does not fit
 
 
+def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[str], Any]:
+    def save(rule: str) -> Any:
+        saved = copy_state(begin(rule)[1])
+        change(saved)
+        return saved
+
+    return save
+
+
 def with_option(**options: Any) -> Callable[[str], Any]:
-    def save(rule: str) -> Any:
-        saved = copy_state(begin(rule)[1])
-        saved["param_groups"][0].update(options)
-        return saved
-
-    return save
-
-
-def with_entries(change: Callable[[dict[str, Any]], Any]) -> Callable[[str], Any]:
-    def save(rule: str) -> Any:
-        saved = copy_state(begin(rule)[1])
-        change(saved["state"][0])
-        return saved
-
-    return save
+    return changed(lambda saved: saved["param_groups"][0].update(options))
 
 
 def with_shapes(*shapes: tuple[int, ...]) -> Callable[[str], Any]:
     return lambda rule: begin(rule, shapes)[1].state_dict()
 
 
-def round_entries(state: dict[str, Any]) -> None:
-    state.update({key: entry.bfloat16() for key, entry in state.items() if key != "step"})
+def round_entries(saved: dict[str, Any]) -> None:
+    saved["state"][0].update({key: x.bfloat16() for key, x in saved["state"][0].items() if key != "step"})
 
 
 def save_adam(_: str) -> Any:
@@ -124,9 +119,9 @@ MISFITS: dict[str, tuple[Callable[[str], Any], str]] = {
     "an impossible rate": (with_option(lr=-1.0), "lr"),
     "an impossible dtype": (with_option(state_dtype="uint8"), "state_dtype"),
     **{f"{no!r}": (lambda _, no=no: no, "this is not a state_dict") for no in (None, 3, [], "state.pt")},  # type: ignore[misc]
-    "no step": (with_entries(lambda state: state.pop("step")), r"state\['step'\] of '0' must be a whole number"),
+    "no step": (changed(lambda saved: saved["state"][0].pop("step")), r"state\['step'\] of '0' must be a whole number"),
     "entries that a loader has rounded": (
-        with_entries(round_entries),
+        changed(round_entries),
         "state of '0' does not fit: .* in torch.float32, and read into torch.bfloat16; .*saved options",
     ),
     "Adam": (save_adam, "not a state of thalweg.torch"),
