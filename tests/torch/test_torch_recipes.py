@@ -150,8 +150,14 @@ def test_output_layers(model: Any, outputs: set[str]) -> None:
     assert {name for name, role in roles_of(model).items() if role.role == OTHER} == outputs
 
 
-def test_grouped_queries_keys_and_values_in_one_matrix() -> None:
-    """Other matrices in one tensor: the families of the table below."""
+def test_matrices_in_one_tensor() -> None:
+    """Of grouped queries, and of experts that are stored the other way round. Others: the table's families, below."""
+    experts = Experts()
+    experts.gate_up_proj, experts.down_proj = (nn.Parameter(p.mT.detach()) for p in experts.parameters())
+    found = {name: role.options for name, role in roles_of(Model(experts=experts)).items()}
+    stacked = dict(stacked_axes=1, transposed=True)
+    assert found["experts.gate_up_proj"] == dict(stacked, split=2, split_axis=1)
+    assert found["experts.down_proj"] == stacked
     layers = dict(qkv_proj=linear(24, 8), o_proj=linear(8, 12))
     model = Model(attention=Model(num_heads=4, num_key_value_heads=2, head_dim=3, **layers), gate=linear(4, 8))
     assert roles_of(model)["attention.qkv_proj.weight"].options == dict(split=(12, 6, 6))
