@@ -351,9 +351,7 @@ FAULTS: dict[str, Any] = {
     "parameters-from-an-iterator": faulty(
         __init__=lambda self, params, **options: Adam.__init__(self, params if list(params) else [], **options)
     ),
-    "groups-from-iterators": faulty(
-        add_param_group=lambda self, group: Adam.add_param_group(self, group if list(group["params"]) else {})
-    ),
+    "groups-from-iterators": AppendsGroups,
     "prints-nothing": faulty(before=lambda self, params: print("step")),  # noqa: T201
     "zero-grad": faulty(zero_grad=lambda self, set_to_none=True: Adam.zero_grad(self, set_to_none=False)),
     "gradients-untouched": WritesGradients,
@@ -394,12 +392,8 @@ FAULTS: dict[str, Any] = {
     "resumes-16-bits": Adam,
     "loading-keeps-dtypes": Adam,
     "loading-twice": Adam,
-    "loading-replaces": faulty(
-        load_state_dict=lambda self, state_dict: Adam.load_state_dict(self, state_dict) if not self.state else None
-    ),
-    "loading-before-the-first-step": faulty(
-        load_state_dict=lambda self, state_dict: state_dict["state"][0] and Adam.load_state_dict(self, state_dict)
-    ),
+    "loading-replaces": LoadsAnything,
+    "loading-before-the-first-step": LoadsAnything,
     "loading-unstepped-parameters": LoadsForAll,
     "options-come-back": LosesOptions,
     "foreign-keys-come-back": SavesItsOwnKeysOnly,
