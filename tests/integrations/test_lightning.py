@@ -13,6 +13,8 @@ import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI, OptimizerCallable
 from lightning.pytorch.loggers import CSVLogger
+from networks import equal as are_equal
+from networks import values as numbers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -130,14 +132,6 @@ class Evaluated(Plain):
 
     def configure_optimizers(self) -> Any:
         return LAMB(self.named_parameters(), lr=0.05, averaged=0.5)
-
-
-def numbers(module: nn.Module) -> list[Any]:
-    return [p.detach().clone() for p in module.parameters()]
-
-
-def are_equal(some: list[Any], others: list[Any]) -> bool:
-    return all(map(torch.equal, some, others))
 
 
 def averaging(folder: Path, resume: str | None = None, **given: Any) -> tuple[Evaluated, Any]:
