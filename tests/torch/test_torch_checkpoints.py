@@ -17,7 +17,7 @@ import thalweg.torch  # noqa: E402
 from thalweg.check.expect import same  # noqa: E402
 from thalweg.check.problem import copy_state, train, weights  # noqa: E402
 from thalweg.check.state import through_a_file  # noqa: E402
-from thalweg.errors import NonFiniteError, OptimError, StateError  # noqa: E402
+from thalweg.errors import NonFiniteError, OptimError, ResumeWarning, StateError  # noqa: E402
 
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
 SHAPES = [(6, 4), (6, 4), (5,), (3, 4, 2), ()]
@@ -196,6 +196,18 @@ def test_a_filter_of_other_strides() -> None:
     train(optimizer, params, 2)
     for key in ("exp_avg", "exp_avg_scale", "exp_avg_sq"):
         assert torch.equal(optimizer.state[params[1]][key], other.state[wanted[1]][key])
+
+
+def test_options_that_change_convert_state_once_and_tell_it_once() -> None:
+    params, optimizer = begin_coded()
+    assert optimizer.state[params[0]]["exp_avg_sq"].dtype == torch.uint8
+    optimizer.param_groups[0].update(state_dtype=None, momentum_dtype="int8")
+    with pytest.warns(ResumeWarning, match="no longer exp_avg_sq_scale") as told:
+        train(optimizer, params, 1, first=2)
+    assert len(told) == 1
+    dtypes = {key: str(entry.dtype)[6:] for key, entry in optimizer.state[params[0]].items() if key != "step"}
+    assert dtypes == {"exp_avg": "int8", "exp_avg_scale": "float32", "exp_avg_sq": "float32"}
+    train(optimizer, params, 1, first=3)
 
 
 def test_damaged_scales_are_refused_and_nothing_is_loaded() -> None:

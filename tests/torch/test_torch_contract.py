@@ -59,7 +59,7 @@ def by_muon(*shape: int, **options: Any) -> Callable[[], Any]:
     return lambda: Muon([("w", matrix), ("b", other)], **options)
 
 
-#: Calls, and what is said of them. That a group which is refused changes nothing: tests/check/test_ours.py.
+#: Calls, and what is said of them.
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (given(lr=-0.1), "lr must be"),
     (given(lr=float("inf")), "lr must be"),
@@ -103,6 +103,17 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 def test_refused(call: Any, told: str) -> None:
     with pytest.raises((OptimError, TypeError), match=told):
         call()
+
+
+def test_a_refused_group_changes_nothing() -> None:
+    net = model()
+    optimizer = make(net[0].parameters())
+    with pytest.raises(OptimError, match="weight_decay must be"):
+        optimizer.add_param_group({"params": net[2].parameters(), "weight_decay": -0.1})
+    assert len(optimizer.param_groups) == 1
+    train(net, optimizer, 1)
+    optimizer.add_param_group({"params": net[2].parameters()})
+    assert all(a is b for a, b in zip(optimizer.parameters(), net.parameters(), strict=True))
 
 
 def test_a_vector_that_muon_was_given_frozen_is_refused_when_it_is_stepped() -> None:
