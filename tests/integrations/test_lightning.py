@@ -13,6 +13,8 @@ import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI, OptimizerCallable
 from lightning.pytorch.loggers import CSVLogger
+from networks import equal as are_equal
+from networks import values as numbers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -107,18 +109,7 @@ def test_a_mixture_of_a_file_has_groups_that_the_monitor_names(tmp_path: Path) -
     }
 
 
-@pytest.mark.parametrize(
-    ("options", "rates"),
-    [
-        (dict(lr=1e-3, muon=dict(scaling="match_rms_adamw")), [1e-3, 1e-3, 1e-3]),
-        (dict(lr=0.1), [0.1, 1.5e-3, 1.5e-3]),
-    ],
-)
-def test_the_rate_of_adamw_follows_from_that_of_the_file(options: dict, rates: list, tmp_path: Path) -> None:
-    given = {"class_path": "thalweg.integrations.lightning.MixtureOf", "init_args": {"recipe": "muon_adamw"}}
-    given["init_args"]["options"] = options
-    optimizer = fitted(ByModule, tmp_path, model={"optimizer": given})
-    assert [group["initial_lr"] for group in optimizer.param_groups] == pytest.approx(rates)
+def test_a_recipe_of_another_name_is_told() -> None:
     with pytest.raises(OptionError, match="recipe must be one of kron_adamw, muon_adamw, got 'kron'"):
         MixtureOf("kron")
 
@@ -141,14 +132,6 @@ class Evaluated(Plain):
 
     def configure_optimizers(self) -> Any:
         return LAMB(self.named_parameters(), lr=0.05, averaged=0.5)
-
-
-def numbers(module: nn.Module) -> list[Any]:
-    return [p.detach().clone() for p in module.parameters()]
-
-
-def are_equal(some: list[Any], others: list[Any]) -> bool:
-    return all(map(torch.equal, some, others))
 
 
 def averaging(folder: Path, resume: str | None = None, **given: Any) -> tuple[Evaluated, Any]:

@@ -54,9 +54,7 @@ def test_a_model_is_stepped_with_layer_decay(name: str) -> None:
     ("given", "rates"),
     [
         (dict(lr=1e-3, scaling="match_rms_adamw"), {"Muon": 1e-3, "AdamW": 1e-3}),
-        (dict(lr=1e-3, variant="moonlight"), {"Muon": 1e-3, "AdamW": 1e-3}),
         (dict(lr=0.1), {"Muon": 0.1, "AdamW": 1.5e-3}),
-        (dict(lr=0.1, adamw_lr=0.5), {"Muon": 0.1, "AdamW": 0.5}),
         (dict(lr=None), {"Muon": 0.02, "AdamW": 3e-4}),
         (dict(lr=None, scaling="match_rms_adamw"), {"Muon": 3e-4, "AdamW": 3e-4}),
     ],

@@ -29,10 +29,8 @@ STACKED = [(3, 7), (2, 130, 140), (4, 5, 6)]
 CASES: list[tuple[str, dict[str, Any], Any]] = [
     *((name, {"vectors": "row"} if name == "Muon" else {}, SHAPES) for name in RULES),
     ("LARS", {"momentum": 0.0}, SHAPES),
-    ("LAMB", {"momentum_dtype": "float16", "on_nonfinite": "skip"}, SHAPES),
-    ("AdamW", {"state_dtype": "int8"}, SHAPES),
+    ("AdamW", {"state_dtype": "int8", "averaged": 0.99, "cautious": True}, SHAPES),
     ("AdamW", {"spikes": True}, SHAPES),
-    ("AdamW", {"averaged": 0.99, "cautious": True}, SHAPES),
     ("SGD", {"rounding": "compensated"}, SHAPES),
     ("Adafactor", {"momentum": 0.9, "min_dim_size_to_factor": 2}, SHAPES),
     ("Kron", {"max_size_dense": 8, "precond_dtype": "bfloat16"}, SHAPES),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -182,22 +184,21 @@ IMPORTED = [
 ]
 
 
-def calls(kind: str) -> list[tuple[Any, dict[str, Any], str]]:
-    """A task, what is asked of the race, and what is said."""
-    if kind == "of torch":
-        pytest.importorskip("torch")
-        rows = [(task, dict(optimizers=[name], options={"": {"lr": 0.05}}), words) for task, name, words in IMPORTED]
-        rows = [(task, asked, re.escape(words)) for task, asked, words in rows]
-        return rows + [(make(**changes), {}, words) for make, changes, words in TASKS if make is linear]
-    own = [(make(**changes), {}, words) for make, changes, words in TASKS if make is parabola]
-    return own + [(parabola(), asked, words) for asked, words in ASKED]
+NEEDS_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+MISTAKES = [
+    *((partial(make, **changes), {}, words) for make, changes, words in TASKS),
+    *((parabola, asked, words) for asked, words in ASKED),
+    *(
+        pytest.param(task, dict(optimizers=[name], options={"": {"lr": 0.05}}), re.escape(words), marks=NEEDS_TORCH)
+        for task, name, words in IMPORTED
+    ),
+]
 
 
-@pytest.mark.parametrize("kind", ["of numpy", "of torch"])
-def test_such_a_mistake(kind: str, tmp_path: Path) -> None:
-    for task, asked, words in calls(kind):
-        given: dict[str, Any] = {"optimizers": ["SGD", "LAMB"], **asked}
-        with pytest.raises(CommandError, match=words) as caught:
-            race(task, folder=tmp_path / "report", **given).run(lambda run: pytest.fail("something was run"))
-        assert "\n" not in str(caught.value)
-        assert not (tmp_path / "report").exists()
+@pytest.mark.parametrize(("task", "asked", "words"), MISTAKES)
+def test_such_a_mistake(task: Any, asked: dict[str, Any], words: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"optimizers": ["SGD", "LAMB"], "folder": tmp_path / "report", **asked}
+    with pytest.raises(CommandError, match=words) as caught:
+        race(task() if callable(task) else task, **given).run(lambda run: pytest.fail("something was run"))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "report").exists()

@@ -54,13 +54,6 @@ def test_every_rank_says_what_differs(odd_rank: int) -> None:
             assert untouched
 
 
-def test_ranks_that_agree_say_nothing() -> None:
-    for found in world(2).run(disagreements, ["none"]):
-        said, untouched = found["none"]
-        assert said == ""
-        assert not untouched
-
-
 def test_ranks_that_share_no_group_with_the_odd_one_hear_of_it() -> None:
     (said,) = set(world(4).run(disagreement_on_a_grid, 3))
     assert "parameter 'both' in group 0, of shape (8, 6)" in said

@@ -25,7 +25,7 @@ def given(fault: str, odd: bool) -> tuple[str, Parameters, dict[str, Any]]:
     params = [("first", parameter(8, 4)), ("second", parameter(6)), ("third", parameter(4, 4))]
     if fault == "rule of a mixture":
         return "Mixture", params, {"entries": [("*", (thalweg.torch.AdamW if odd else thalweg.torch.Kron).options())]}
-    if not odd or fault == "none":
+    if not odd:
         return rule, params, options
     changes: Mapping[str, Callable[[], Any]] = {
         "shape": lambda: params.__setitem__(1, ("second", parameter(8))),
@@ -80,7 +80,7 @@ def disagreement_on_a_grid(odd_rank: int) -> str:
 def later_disagreement(fault: str) -> list[str]:
     """What steps say before and after ranks were changed differently."""
     odd = torch.distributed.get_rank() == 1
-    _, params, _ = given("none", odd)
+    _, params, _ = given("", False)
     optimizer = thalweg.torch.LAMB(params, lr=0.1)
     said = [words(optimizer.step)]
     if fault == "group":

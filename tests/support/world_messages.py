@@ -10,10 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
-from world_layouts import DTensor  # noqa: E402
 from world_steps import Run, local, stepped  # noqa: E402
 
 
@@ -40,19 +38,6 @@ class Messages(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-#: In a step, for each group of ranks that share a parameter. Kron's are for teams, which may span several groups.
-EACH = {
-    "LARS": {"allreduce": 1},
-    "LAMB": {"allreduce": 1},
-    "MARS": {"allreduce": 2},
-    "Adafactor": {"allreduce": 2},
-    "Muon": {"alltoall_base": 2},
-    "Kron": {"alltoall_base": 2},
-    "SOAP": {"alltoall_base": 2},
-    "kron_and_others": {"alltoall_base": 2, "allreduce": 2},
-}
-
-
 def messages(run: Run, layout: str) -> list[list[Message]]:
     """Those of each step."""
     listeners = [Messages() for _ in run.rates]
@@ -68,19 +53,10 @@ def counts(run: Run, layout: str) -> list[dict[str, int]]:
 # ---- replicas
 
 
-def held(run: Run, layout: str) -> dict[tuple[str, str], Any]:
-    """By entry, which block of it this rank has and its numbers."""
+def held(run: Run, layout: str) -> list[Any]:
+    """All numbers that this rank has after a run: of parameters, and of state."""
     got = stepped(run, layout)
-    entries = {(name, "p"): p for name, p in got.params.items()}
-    entries |= {(name, key): entry for name, state in got.states.items() for key, entry in state.items()}
-    return {place: (block_of(entry), local(entry).tolist()) for place, entry in entries.items()}
-
-
-def block_of(x: Any) -> Any:
-    """Which block of a tensor this rank has."""
-    if not isinstance(x, DTensor):
-        return tuple(x.shape)
-    return compute_local_shape_and_global_offset(tuple(x.shape), x.device_mesh, x.placements)
+    return [local(x).tolist() for x in (*got.params.values(), *(x for s in got.states.values() for x in s.values()))]
 
 
 def errors_without_a_gradient(run: Run) -> list[str]:

@@ -34,9 +34,6 @@ from thalweg.errors import OptimError
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.triton import Triton
 
-#: Rules that differ in what ranks have to tell one another, and those of them that need whole tensors.
-RULES = ("LARS", "LAMB", "MARS", "Adafactor", "Muon", "Kron", "SOAP")
-WHOLE = RULES[-3:]
 #: Learning rates of which steps are of moderate size.
 LR = {"LARS": 5.0, "LAMB": 0.05, "Adafactor": 0.05, "MARS": 0.01, "SOAP": 0.01, "Lion": 0.01, "AdEMAMix": 0.01}
 #: Muon's products in full precision: one rounding to bfloat16 more or less is seen in every later one.

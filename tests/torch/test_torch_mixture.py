@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -274,9 +273,7 @@ def test_an_entry_without_parameters_is_reported_once() -> None:
     assert "entries: '*.weight' matches no parameter" in str(optimizer.explain())
     with pytest.warns(UnusedOverrideWarning, match="entries of the mixture that match no parameter: '\\*.weight'"):
         train(net, [optimizer], [0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(net, [optimizer], [1])
+    train(net, [optimizer], [1])  # warnings are errors here
 
 
 def test_overrides_of_one_rule_and_of_all() -> None:
@@ -323,33 +320,22 @@ def test_copies_have_the_overrides_of_all_rules(copied: Any) -> None:
 
 
 def test_a_state_of_other_rules_is_refused_whole() -> None:
-    net = model()
-    optimizer = Mixture(net.named_parameters(), KRON_AND_ADAMW)
-    train(net, [optimizer], [0])
-    saved = optimizer.state_dict()
-    named = list(net.named_parameters())
-    plain = AdamW(named)
-    train(net, [plain], [0])
+    named = list(model().named_parameters())
+    mixed, plain = Mixture(named, KRON_AND_ADAMW), AdamW(named)
+    mixed.make_state()
+    with_lamb = Mixture(named, [("*.weight", Kron.options(lr=0.1)), ("*", LAMB.options())])
+    by_bias = Mixture(named, [("*.bias", Kron.options(lr=0.1)), ("*", AdamW.options())])
     both = "a mixture of Kron and AdamW"
     for target, state, message in (
-        (optimizer, plain.state_dict(), f"this is a state of AdamW and cannot be loaded into {both}"),
-        (plain, saved, f"this is a state of {both} and cannot be loaded into AdamW"),
-        (
-            Mixture(named, [("*.weight", Kron.options(lr=0.1)), ("*", LAMB.options())]),
-            saved,
-            f"this is a state of {both} and cannot be loaded into a mixture of Kron and LAMB",
-        ),
-        (
-            Mixture(named, [("*.bias", Kron.options(lr=0.1)), ("*", AdamW.options())]),
-            saved,
-            "parameter group 0 of this state was stepped by AdamW, and here it is stepped by Kron",
-        ),
+        (mixed, plain, f"this is a state of AdamW and cannot be loaded into {both}"),
+        (plain, mixed, f"this is a state of {both} and cannot be loaded into AdamW"),
+        (with_lamb, mixed, f"this is a state of {both} and cannot be loaded into a mixture of Kron and LAMB"),
+        (by_bias, mixed, "parameter group 0 of this state was stepped by AdamW, and here it is stepped by Kron"),
     ):
-        before = copy.deepcopy(target.state_dict())
+        before = str(target.state_dict())
         with pytest.raises(StateError, match=message):
-            target.load_state_dict(state)
-        after = target.state_dict()
-        assert str(before) == str(after)
+            target.load_state_dict(state.state_dict())
+        assert str(target.state_dict()) == before
 
 
 def test_schedulers_that_divide_by_the_default_rate_find_it_and_groups_keep_their_own() -> None:
