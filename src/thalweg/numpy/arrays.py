@@ -114,6 +114,11 @@ def address(x: Arr) -> int:
     return start
 
 
+def apart(x: Arr, *others: Arr) -> Arr:
+    """An array in memory of its own: a copy, if it may share that of others."""
+    return x.copy() if any(np.may_share_memory(x, other) for other in others) else x
+
+
 def span(x: Arr) -> tuple[int, int]:
     """Where an array lies in memory: its first byte, and the one behind its last."""
     if x.flags.c_contiguous:

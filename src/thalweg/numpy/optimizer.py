@@ -32,6 +32,7 @@ from thalweg.numpy.arrays import (
     Arr,
     Name,
     Rate,
+    apart,
     check_array,
     check_served,
     checked_name,
@@ -305,8 +306,10 @@ class Optimizer:
             for job, result in computed:
                 is_taken = result.finite is None or bool(result.finite)
                 if is_taken:
+                    # before the parameter is written: a rule may keep it, or the gradient, as it is
+                    state = {key: apart(entry, job.gradient, job.weights) for key, entry in result.state.items()}
                     job.weights[...] = result.p
-                    job.tracked.state, job.tracked.operand = result.state, None
+                    job.tracked.state, job.tracked.operand = state, None
                 self._commit(job, partial(dict, result.stats), is_taken)
 
     def _commit(self, job: Job, stats: Figures, is_taken: bool) -> None:

@@ -82,7 +82,16 @@ class InStacks:
         return getattr(self.rule, name)
 
     def update(self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any, noise: Any) -> Update:
-        rule, count, drawn = self.rule, len(p.tensors), functools.cache(noise)
+        rule, count, drawn = self.rule, len(p.tensors), list[Any]()
+
+        def draw(members: Sequence[int]) -> Tensor:
+            """That of a stack, which is let go when the stack has used it."""
+            if not drawn or any(drawn[i] is None for i in members):
+                drawn[:] = noise().tensors
+            own = stack_up(drawn, members)
+            put(drawn, members, [None] * len(members))
+            return own
+
         prepared = rule.prepare(xp, g, s, p, t)
         factors = {key: s[key].tensors for key in rule.keys(tuple(p.tensors[0].shape), PerSlice)}
         made = Parts(count)
@@ -91,7 +100,7 @@ class InStacks:
             [x.tensors for x in prepared.tensors],
             factors,
             due=due_of_each(prepared.due, count),
-            noise=lambda members: stack_up(drawn().tensors, members),
+            noise=draw,
             most=self.most,
         ):
             made.take(members, direction)
@@ -129,7 +138,7 @@ class Parts:
         return Direction(kind(self.tensors), figures, state)
 
 
-def put(entries: list[Any], members: Sequence[int], made: Tensor | Sequence[Tensor]) -> None:
+def put(entries: list[Any], members: Sequence[int], made: Tensor | Sequence[Any]) -> None:
     for i, entry in zip(members, made.unbind() if isinstance(made, Tensor) else made, strict=True):
         entries[i] = entry
 
