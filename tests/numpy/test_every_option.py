@@ -64,36 +64,18 @@ def kind_of(rule: type[Rule], option: str) -> Any:
     return next(kind for kind in (rule, Handling, *AROUND) if option in options_of(kind))
 
 
-#: Values of which a field says too little, and what is beside them.
-MORE: dict[str, tuple[Any, dict[str, Any]]] = {
-    "eps": (100.0, {}),
-    "alpha_warmup": (4, {}),
-    "beta3_warmup": (4, {}),
-    "schedule_free_warmup": (4, dict(schedule_free=True, betas=(0.0, 0.9))),
-    "averaged_warmup": (True, dict(averaged=0.9)),
-    "state_rounding": ("stochastic", dict(state_dtype="float16")),
-    "momentum_mode": ("polyak", dict(whiten="gradient")),
+#: What is beside values that change nothing by themselves.
+BESIDE: dict[str, dict[str, Any]] = {
+    "schedule_free_warmup": dict(schedule_free=True, betas=(0.0, 0.9)),
+    "averaged_warmup": dict(averaged=0.9),
+    "state_rounding": dict(state_dtype="float16"),
+    "momentum_mode": dict(whiten="gradient"),
 }
 
 
 def candidates(rule: type[Rule], option: str) -> list[Any]:
     """Some values that an option may have beside its default."""
-    kind = kind_of(rule, option)
-    known, default = options_of(kind)[option], default_of(rule, option)
-    found = list(strategies.OBJECTS.get(option, ()))
-    found += [MORE[option][0]] if option in MORE and not isinstance(default, tuple) else []
-    for each in alternatives(hints_of(kind)[option]):
-        if known.is_range:
-            found += [(0.0, 0.5), (1.5, 3.0)]
-        elif isinstance(default, tuple):
-            found += [
-                tuple(values) for values in zip(*(strategies.numbers(known, part) for part in default), strict=False)
-            ]
-        elif each in (int, float) or not choices_of(each):
-            found += [1, 3] if each is int else strategies.numbers(known, default)
-        else:
-            found += choices_of(each)
-    return [value for value in found if value != default]
+    return strategies.candidates(kind_of(rule, option), option, default_of(rule, option))
 
 
 #: Options that change nothing on a CPU.
@@ -136,7 +118,7 @@ def test_it_has_an_effect(rule: type[Rule], option: str) -> None:
     need = options_of(kind_of(rule, option))[option].need
     first = {need.option if need else "", "weight_decay", "momentum"}
     others = sorted(made(rule, {}).options.keys() - {option}, key=lambda name: (name not in first, name))
-    beside = [{}, MORE.get(option, (None, {}))[1], dict(lr=None), dict(lr=2.0)]
+    beside = [{}, BESIDE.get(option, {}), dict(lr=None), dict(lr=2.0)]
     beside += [dict(variant=variant) for variant in rule.VARIANTS]
     beside += [{other: value} for other in others for value in candidates(rule, other)]
     poisoned = option == "on_nonfinite"

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import added_early
-from published_runs import STEPS, error, ours, peer, problem, torch_peer
+from published_runs import STEPS, added_early, error, ours, peer, problem, torch_peer
 from tolerances import FLOAT64
 
 import thalweg.numpy

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cases import CASES
-from published_runs import SHAPES, error, optax_peer, ours, peer, problem, torch_peer
+from published_runs import PUBLISHED, SHAPES, error, optax_peer, ours, peer, problem, torch_peer
 from tolerances import BFLOAT16_PRODUCTS, FLOAT64, OPTAX_ADAFACTOR
 
 import thalweg.numpy
@@ -201,9 +200,9 @@ def every_row() -> Iterator[Any]:
     for who, rows in ROWS.items():
         for words, row in rows.items():
             yield pytest.param(who, PEERS[who], *(row if isinstance(row, tuple) else (row, row)), id=f"{who}, {words}")
-    for case in CASES:
-        for words, (name, options, theirs) in case.published.items():
-            who = f"{case.name} = {name}"
+    for rule, rows in PUBLISHED.items():
+        for words, (name, options, theirs) in rows.items():
+            who = f"{rule} = {name}"
             made = Peer(dict(lr=0.01), {}, in_jax=name.startswith("optax"))
             yield pytest.param(who, made, options, theirs, id=f"{who}, {words}")
 

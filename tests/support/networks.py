@@ -1,22 +1,24 @@
-"""A small network and its training, by an optimizer of torch for a row of the table of rules."""
+"""A small network and its training, by an optimizer of torch for a rule."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from cases import CASES, Case
 
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
 from thalweg.check.problem import values as values_of  # noqa: E402
+from thalweg.rules import RULES  # noqa: E402
 
-EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+#: Rules that step parameters of any shape as they come.
+EVERY = pytest.mark.parametrize("rule", [name for name in RULES if name != "Muon"])
 
 
-def make(case: Case, params: Any, engine: str = "reference", **options: Any) -> Any:
-    return getattr(thalweg.torch, case.name)(params, **{"lr": case.lr, "engine": engine, **options})
+def make(rule: str, params: Any, engine: str = "reference", **options: Any) -> Any:
+    rate = RULES[rule].typical_lr or RULES[rule].default_lr
+    return getattr(thalweg.torch, rule)(params, **{"lr": rate, "engine": engine, **options})
 
 
 def model(dtype: Any = torch.float64) -> Any:

@@ -114,3 +114,50 @@ def error(first: Sequence[Any], second: Sequence[Any], start: Sequence[Any]) -> 
     displacement = max(np.abs(b - p).max() for b, p in zip(second, start, strict=True))
     assert displacement > 0, "nothing moved: this comparison would prove nothing"
     return float(difference / displacement)
+
+
+def added_early(b2: float) -> dict[str, Any]:
+    """pytorch_optimizer adds eps, and 1e-15 under the root, before it corrects the bias of the second moment."""
+    return dict(eps=lambda t: 1e-8 / (1 - b2**t) ** 0.5, eps_root=lambda t: 1e-15 / (1 - b2**t))
+
+
+#: Rows of rules that equal a published optimizer as it comes: its import name, our options, and its own.
+PUBLISHED: dict[str, dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
+    "Lion": {
+        "optax": ("optax.lion", dict(variant="optax"), {}),
+        "optax numbers": (
+            "optax.lion",
+            dict(betas=(0.8, 0.95), weight_decay=0.1),
+            dict(b1=0.8, b2=0.95, weight_decay=0.1),
+        ),
+        "timm": ("timm.optim.lion.Lion", dict(variant="timm"), {}),
+        "timm decay": ("timm.optim.lion.Lion", dict(weight_decay=0.1), dict(weight_decay=0.1)),
+    },
+    "AdEMAMix": {
+        "optax": ("optax.contrib.ademamix", dict(variant="optax"), {}),
+        "optax numbers": (
+            "optax.contrib.ademamix",
+            dict(betas=(0.8, 0.95, 0.99), alpha=3.0, eps=1e-3, eps_root=1e-4, weight_decay=0.1),
+            dict(b1=0.8, b2=0.95, b3=0.99, alpha=3.0, eps=1e-3, eps_root=1e-4, weight_decay=0.1),
+        ),
+        "pytorch_optimizer": ("pytorch_optimizer.AdEMAMix", {}, {}),
+        "pytorch_optimizer warm-ups": (
+            "pytorch_optimizer.AdEMAMix",
+            dict(alpha_warmup=20, beta3_warmup=20, weight_decay=0.1),
+            dict(t_alpha_beta3=20, weight_decay=0.1, weight_decouple=True),
+        ),
+    },
+    "MARS": {
+        "pytorch_optimizer": ("pytorch_optimizer.MARS", added_early(0.99), dict(optimize_1d=True)),
+        "pytorch_optimizer numbers": (
+            "pytorch_optimizer.MARS",
+            dict(added_early(0.95), betas=(0.9, 0.95), gamma=0.5, weight_decay=0.1),
+            dict(betas=(0.9, 0.95), gamma=0.5, weight_decay=0.1, optimize_1d=True),
+        ),
+        "pytorch_optimizer amsgrad": (
+            "pytorch_optimizer.MARS",
+            dict(added_early(0.99), amsgrad=True),
+            dict(ams_bound=True, optimize_1d=True),
+        ),
+    },
+}

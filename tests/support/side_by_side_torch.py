@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agree import assert_alike, draw, draw_gradients
-from cases import FUSED_CASES
-from side_by_side import UNITS_OF_STEPS
+from side_by_side import RATES, UNITS_OF_STEPS
 
 torch = pytest.importorskip("torch")
 
@@ -21,7 +20,7 @@ FULL: dict[str, dict[str, Any]] = {"LARS": {}, "LAMB": {}, "Adafactor": dict(min
 
 
 def make(rule: str, params: Any, engine: str = "fused", **options: Any) -> Any:
-    return getattr(thalweg.torch, rule)(params, **{"lr": FUSED_CASES[rule].lr, **options}, engine=engine)
+    return getattr(thalweg.torch, rule)(params, **{"lr": RATES.get(rule, 0.01), **options}, engine=engine)
 
 
 def parameters(dtype: str = "float32", shapes: Any = SHAPES, seed: int = 0) -> list[tuple[str, Any]]:

@@ -74,6 +74,55 @@ def values_of(name: str, hint: Any, known: Option, default: Any) -> st.SearchStr
     return st.one_of(found) if found else st.just(default)
 
 
+#: Values of which a field says too little.
+MORE: dict[str, Any] = {
+    "eps": 100.0,
+    "alpha_warmup": 4,
+    "beta3_warmup": 4,
+    "schedule_free_warmup": 4,
+    "averaged_warmup": True,
+    "state_rounding": "stochastic",
+    "momentum_mode": "polyak",
+}
+
+
+def candidates(kind: Any, option: str, default: Any) -> list[Any]:
+    """Some values that an option of a class may have beside its default."""
+    known = options_of(kind)[option]
+    if OBJECTS.get(option):
+        return [value for value in OBJECTS[option] if value != default]
+    found: list[Any] = []
+    found += [MORE[option]] if option in MORE and not isinstance(default, tuple) else []
+    for each in alternatives(hints_of(kind)[option]):
+        if known.is_range:
+            found += [(0.0, 0.5), (1.5, 3.0)]
+        elif isinstance(default, tuple):
+            found += [tuple(values) for values in zip(*(numbers(known, part) for part in default), strict=False)]
+        elif each in (int, float) or not choices_of(each):
+            found += [1, 3] if each is int else numbers(known, default)
+        else:
+            found += choices_of(each)
+    return [value for value in found if value != default]
+
+
+def one_by_one(rule: type[Rule], **beside: Any) -> list[dict[str, Any]]:
+    """What is beside; and each option of a rule with each of some values, with that and what it needs."""
+    found = [beside]
+    for f in fields(rule):
+        if f.name not in options_of(rule) or f.name in (*beside, "stacked_axes"):
+            continue
+        need = options_of(rule)[f.name].need
+        needed = {need.option: need.value} if need is not None and need.relation == "=" else {}
+        for value in candidates(rule, f.name, f.default):
+            given = {**beside, **needed, f.name: value}
+            try:
+                rule(**given).validate()
+            except OptimError:
+                continue
+            found.append(given)
+    return found
+
+
 def values_by_name(*kinds: Any) -> dict[str, st.SearchStrategy[Any]]:
     """A strategy for each option of a rule, of what is around rules, or of all optimizers."""
     return {

@@ -12,6 +12,7 @@ from tolerances import BFLOAT16_PRODUCTS, FLOAT64
 torch = pytest.importorskip("torch")
 
 from networks import EVERY, backward, equal, model, train, values  # noqa: E402
+from networks import make as make_any  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
 import thalweg.numpy  # noqa: E402
@@ -179,9 +180,9 @@ def test_what_is_given_by_position_is_remembered() -> None:
 
 @pytest.mark.parametrize("engine", ["reference", "foreach"])
 @EVERY
-def test_parameters_on_meta(case: Any, engine: str) -> None:
+def test_parameters_on_meta(rule: str, engine: str) -> None:
     params = [torch.nn.Parameter(torch.empty(6, 4, device="meta")) for _ in range(2)]
-    optimizer = getattr(thalweg.torch, case.name)(params, lr=case.lr, engine=engine)
+    optimizer = make_any(rule, params, engine)
     for p in params:
         p.grad = torch.empty_like(p)
     optimizer.step()
@@ -192,12 +193,12 @@ def test_parameters_on_meta(case: Any, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["reference", "foreach"])
 @EVERY
-def test_capturable_gives_the_same_numbers(case: Any, engine: str) -> None:
+def test_capturable_gives_the_same_numbers(rule: str, engine: str) -> None:
     found = []
     for capturable in (False, True):
         net = model()
         named = net.named_parameters()
-        train(net, getattr(thalweg.torch, case.name)(named, lr=case.lr, engine=engine, capturable=capturable), 3)
+        train(net, make_any(rule, named, engine, capturable=capturable), 3)
         found.append(values(net))
     torch.testing.assert_close(*found, rtol=FLOAT64, atol=FLOAT64)
 

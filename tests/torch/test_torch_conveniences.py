@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cases import Case
 from tolerances import ROUNDED_STEP
 
 torch = pytest.importorskip("torch")
@@ -71,10 +70,10 @@ def state_of(optimizer: Any) -> list[Any]:
 @ENGINES
 @EVERY
 @pytest.mark.parametrize("guarded", [dict(on_nonfinite="skip", max_grad_norm=1.0), dict(on_nonfinite="raise")], ids=str)
-def test_a_step_that_is_not_finite_leaves_everything(case: Case, engine: str, guarded: dict[str, Any]) -> None:
+def test_a_step_that_is_not_finite_leaves_everything(rule: str, engine: str, guarded: dict[str, Any]) -> None:
     """At the very first step too."""
     net, other, skips = model(), model(), guarded["on_nonfinite"] == "skip"
-    optimizer, plain = (make(case, each.named_parameters(), engine, **guarded) for each in (net, other))
+    optimizer, plain = (make(rule, each.named_parameters(), engine, **guarded) for each in (net, other))
     for step in (0, 2):
         before, state = values(net), state_of(optimizer)
         optimizer.zero_grad()
@@ -148,10 +147,10 @@ def test_gradients_that_clipping_has_made_nan_are_told(norm: float | None) -> No
 @pytest.mark.slow
 @ENGINES
 @EVERY
-def test_step_in_backward_equals_step(case: Case, engine: str) -> None:
+def test_step_in_backward_equals_step(rule: str, engine: str) -> None:
     """In the order of the backward pass, each parameter by `step_parameter`; a scheduler goes on."""
     net, other = model(), model()
-    optimizer, whole = (make(case, each.named_parameters(), engine) for each in (net, other))
+    optimizer, whole = (make(rule, each.named_parameters(), engine) for each in (net, other))
     schedule, beside = (torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (optimizer, whole))
     with step_in_backward(net, optimizer):
         for step in range(3):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from cases import FUSED_RULES
 from on_device import DEVICE
+from side_by_side import RATES
 
 from thalweg.check import check
 
@@ -23,7 +23,7 @@ OF_TABLES = {
 }
 
 
-@pytest.mark.parametrize("rule", FUSED_RULES)
+@pytest.mark.parametrize("rule", RATES)
 def test_kernels_keep_what_users_rely_on(rule: str) -> None:
     report = check(f"thalweg.torch.{rule}", only=OF_TABLES[rule] if "THALWEG_TESTS_SOON" in os.environ else None)
     assert not report.failed, report.failed

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FUSED_RULES
 from on_device import DEVICE, FEW, agree, agree_in_products, gradients, make, parameters, train
+from side_by_side import RATES
 
 import thalweg.torch
 from thalweg.kernels import triton as kernels
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 
-every_rule = pytest.mark.parametrize("rule", FUSED_RULES)
+every_rule = pytest.mark.parametrize("rule", RATES)
 FACTORED: dict[str, Any] = dict(min_dim_size_to_factor=2, momentum=0.9)
 
 
