@@ -24,7 +24,9 @@ PARAMETERS = [(), (1,), (7,), (0,), (3, 0), (5, 4), (12, 10), (3, 4, 5, 2), (2, 
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_may_do_what_it_does(name: str) -> None:
-    for shape, options in product(PARAMETERS, one_by_one(RULES[name])):
+    # each block of Muon's has a norm of its own, and rules of one's own one for each tensor
+    tried = [options for options in one_by_one(RULES[name]) if "split" not in options]
+    for shape, options in product(PARAMETERS, tried):
         rule = RuleOptions(RULES[name], options).base.for_shape(shape).rule_at(1)
         try:
             rule.check_shape("p", shape)
