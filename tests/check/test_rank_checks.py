@@ -15,7 +15,7 @@ import torch
 from check_faulty_ranks import RANK_FAULTS, StepsWhereThereAreRows
 from offered import NOT_OFFERED_BY_RANKS, assert_keeps
 
-from thalweg.check import Report, check
+from thalweg.check import Report, check, plugin
 from thalweg.check.plugin import checks_of, choose_checks, make_world, names_of, run_checks
 from thalweg.check.ranks import Ranks
 from thalweg.check.subject import subject_of
@@ -99,7 +99,8 @@ class LocalRate(float):
         raise TypeError("local")
 
 
-def test_ranks_that_disagree_are_replaced(two: Ranks) -> None:
+def test_ranks_that_disagree_are_replaced(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "PATIENCE", 2.0)
     (verdict,) = run(StepsWhereThereAreRows, "empty-shards", two).failed
     assert "rank" in verdict.seen
     assert_keeps(run("thalweg.torch.LAMB", "empty-shards", two, lr=0.01), ())

@@ -43,10 +43,9 @@ def test_one_module_alone_takes_what_torch_does_not_publish() -> None:
 
 @pytest.mark.slow
 def test_every_fallback_steps_to_the_same_numbers() -> None:
-    """The tests of hooks, of what is edited and of figures, with what torch publishes alone."""
-    here = Path(__file__).parent
-    files = ["test_torch_contract.py", "test_torch_edited.py", "test_torch_conveniences.py"]
+    """The tests of what torch asks of optimizers, with what it publishes alone; make test-all takes all of torch's."""
+    file = Path(__file__).with_name("test_torch_contract.py")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"]
     given = {**os.environ, "THALWEG_TORCH_PRIVATE": "0"}
-    told = subprocess.run([*command, *(str(here / file) for file in files)], env=given, capture_output=True, text=True)
+    told = subprocess.run([*command, str(file)], env=given, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stdout[-3000:]
