@@ -149,6 +149,19 @@ def test_a_step_that_is_not_finite_is_no_spike() -> None:
 # ---- checkpoints and mixtures
 
 
+def test_of_a_step_that_raises_no_norm_is_kept() -> None:
+    named = name_params()
+    optimizer = thalweg.torch.AdamW(named, lr=0.1, spikes=KINDS["skip"], on_nonfinite="raise")
+    train_named(optimizer, named)
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    for _, p in named:
+        p.grad = torch.full_like(p, torch.nan)
+    with pytest.raises(thalweg.NonFiniteError):
+        optimizer.step()
+    after = optimizer.state_dict()["state"]
+    assert all(torch.equal(entry, after[i][key]) for i, kept in before.items() for key, entry in kept.items())
+
+
 @pytest.mark.parametrize("version", ["this", "0.2"])
 def test_checkpoints_and_copies_go_on_in_the_middle(version: str) -> None:
     named = name_params()
