@@ -332,11 +332,20 @@ def seen_as(shape: Shape, row: int, column: int) -> tuple[int, int, int, int, in
     )
 
 
-def sums_of_squares(arrays: Sequence[tuple[int, str, int]], threads: int) -> list[float]:
-    """Of each array, given as (address, dtype, size), in double precision."""
-    tensors = (structs.Tensor * len(arrays))()
-    for own, (address, dtype, size) in zip(tensors, arrays, strict=True):
-        own.operand[1], own.dtype[1], own.size = address, structs.DTYPES[dtype], size
-    sums = (ctypes.c_double * len(arrays))()
-    load().thalweg_squares(tensors, len(arrays), sums, threads)
-    return list(sums)
+class Squares:
+    """Sums of squares of arrays, which may move, in double precision."""
+
+    def __init__(self, arrays: Sequence[tuple[str, int]]) -> None:
+        """arrays: the dtype and the size of each."""
+        self.count, self.sums = len(arrays), array("d", bytes(8 * len(arrays)))
+        self.tensors = (structs.Tensor * self.count)()
+        for own, (dtype, size) in zip(self.tensors, arrays, strict=True):
+            own.dtype[1], own.size = structs.DTYPES[dtype], size
+        self.owners, self.offsets = array("q", range(self.count)), array("q", bytes(8 * self.count))
+
+    def measure(self, addresses: array[int], threads: int) -> array[float]:
+        """Those of the arrays that are there now."""
+        places = address_of(self.owners), address_of(self.offsets), address_of(addresses)
+        load().thalweg_point(self.tensors, self.count, *places)
+        load().thalweg_squares(self.tensors, self.count, address_of(self.sums), threads)
+        return self.sums

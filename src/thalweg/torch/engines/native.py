@@ -16,8 +16,7 @@ from torch import Tensor
 from thalweg.errors import StateError
 from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
 from thalweg.kernels.cpu.operands import operand_of
-from thalweg.kernels.cpu.tables import END, MEASURE, REHEARSE, WRITE, Counts, Figures, Operand, Options, Tables
-from thalweg.kernels.cpu.tables import sums_of_squares as native_sums
+from thalweg.kernels.cpu.tables import END, MEASURE, REHEARSE, WRITE, Counts, Figures, Operand, Options, Squares, Tables
 from thalweg.kernels.threads import count_threads, num_threads
 from thalweg.torch.engines.choice import is_dense, reason_against
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
@@ -211,13 +210,12 @@ def borrow_torch_threads() -> None:
     borrow_openmp((str(home), str(home.with_name("torch.libs"))))
 
 
-def sums_of_squares(gradients: Sequence[Tensor]) -> Tensor | None:
-    """The sum of squares of each gradient, in double precision; None if native code cannot tell."""
+def squares_for(gradients: Sequence[Tensor]) -> Squares | None:
+    """What sums the squares of gradients that are stored like these; None if native code cannot."""
     if reason_missing() is not None or not set(map(type, gradients)) <= {Tensor} or not all(map(IS_CPU, gradients)):
         return None
     dense = all(map(Tensor.is_contiguous, gradients)) or all(map(is_dense, gradients))
     if not dense or any(map(Tensor.is_neg, gradients)):
         return None
     borrow_torch_threads()
-    arrays = [(g.data_ptr(), NAMES[g.dtype], g.numel()) for g in gradients]
-    return torch.tensor(native_sums(arrays, num_threads(torch.get_num_threads)), dtype=torch.float64)
+    return Squares([(NAMES[g.dtype], g.numel()) for g in gradients])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError
+from thalweg.kernels.threads import num_threads
 from thalweg.rules.spikes import Judgement, judge, warn_if_clipped
 from thalweg.settings import Handling
 from thalweg.spaces import torch as single
 from thalweg.spaces.torch_sums import squares_of_each
 from thalweg.storage import SPIKES
 from thalweg.torch.engines.memory import held_in
-from thalweg.torch.engines.native import sums_of_squares
+from thalweg.torch.engines.native import addresses_in, squares_for
 from thalweg.torch.engines.protocol import Bucket, Decision
 from thalweg.torch.engines.squares import Squares, squares_by_kernels
 from thalweg.torch.sharding.collectives import summed
@@ -78,6 +80,17 @@ class JointDecision(Decision):
         #: Of each gradient: the number of the skipped step in which it was last not finite, from 1; 0: in none.
         self.guilty: Tensor | None = None
         self.judgement: Judgement | None = None
+        #: What sums the squares of gradients on the CPU, as long as the plan holds.
+        self.table: Any = None
+
+    def squares(self, buckets: Sequence[Bucket], every: Sequence[Tensor]) -> Tensor | None:
+        """By native code, the sum of squares of each gradient on the CPU; None if it cannot tell."""
+        addresses = addresses_in(buckets)
+        if addresses is None or self.table is None:
+            self.table, addresses = squares_for(every), array("Q", map(Tensor.data_ptr, every))
+        if self.table is None:
+            return None
+        return torch.tensor(self.table.measure(addresses, num_threads(torch.get_num_threads)), dtype=torch.float64)
 
     def ask(self, handling: Handling, unscale: Tensor | None, allowed: Tensor | None, device: torch.device) -> None:
         """Take the numbers of a step."""
@@ -183,7 +196,7 @@ class JointGradient:
             if plan.measures_gradients and handling.on_nonfinite != "raise":
                 news = dict(grad_scale=decision.scale, allowed=decision.allowed, decision=decision)
                 return [bucket.renewed(**news) for bucket in buckets]
-            squares = squares_of(buckets, self.measured if native else None)
+            squares = squares_of(buckets, decision, self.measured if native else None)
             every = torch.cat([each.to(squares[0].device, torch.float64) for each in squares])
             if handling.on_nonfinite == "raise":
                 check_all_finite(decision.names, torch.isfinite(every), in_order)
@@ -241,16 +254,19 @@ def names_in(buckets: Sequence[Bucket]) -> list[str]:
     return [name for bucket in buckets for name in bucket.names]
 
 
-def squares_of(buckets: Sequence[Bucket], known: dict[Hashable, Squares] | None) -> list[Tensor]:
+def squares_of(
+    buckets: Sequence[Bucket], decision: JointDecision, known: dict[Hashable, Squares] | None
+) -> list[Tensor]:
     """By bucket, sums of squares of whole gradients: in float64 or, infinite where that overflows, in float32.
 
-    known: what has measured gradients on GPUs before; None: neither native code nor kernels measure them.
+    decision: of the plan of these buckets. known: what has measured gradients on GPUs before; None: neither native
+    code nor kernels measure them.
     """
     wide = [torch.float64 if bucket.grads[0].dtype == torch.float64 else torch.float32 for bucket in buckets]
     every = [g for bucket in buckets for g in bucket.grads]
     sums = None
     if known is not None:
-        sums = sums_of_squares(every) if every[0].is_cpu else squares_by_kernels(known, every)
+        sums = decision.squares(buckets, every) if every[0].is_cpu else squares_by_kernels(known, every)
     if sums is not None:
         parts = torch.split(sums, [len(bucket.grads) for bucket in buckets])
         own = [squares.to(kind) for squares, kind in zip(parts, wide, strict=True)]
