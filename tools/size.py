@@ -16,7 +16,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "spaces and programs": (3215, ("src/thalweg/spaces/", "src/thalweg/programs/")),
     "kernels/triton": (4790, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (5025, ("src/thalweg/kernels/",)),
-    "torch": (8485, ("src/thalweg/torch/",)),
+    "torch": (8470, ("src/thalweg/torch/",)),
     "optax": (4030, ("src/thalweg/optax/",)),
     "numpy": (975, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),

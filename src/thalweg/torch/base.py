@@ -281,8 +281,7 @@ class Optimizer(torch.optim.Optimizer):
             buckets = self._sorter.sort(self, places, settings)
             self._joint.share_norms(self.state.values())
             self._plans.pop(present, None)
-            engines = self._engines, self._check_state
-            plan = StepPlan(buckets, *engines, self._given(), places, self.state, settings)
+            plan = StepPlan(buckets, self._engines, self._given(), places, self.state, settings)
             self._plans[present] = plan
             if len(self._plans) > MOST_REMEMBERED:
                 del self._plans[next(iter(self._plans))]
@@ -314,7 +313,7 @@ class Optimizer(torch.optim.Optimizer):
             return buckets, plan
         settings, _ = options()
         buckets = self._sorter.sort(self, places, settings)
-        plan = StepPlan(buckets, self._engines, self._check_state, [list(params)], places, states(), settings)
+        plan = StepPlan(buckets, self._engines, [list(params)], places, states(), settings)
         self._plans_of_some[params] = plan
         if len(self._plans_of_some) > len(self._groups.params):
             del self._plans_of_some[next(iter(self._plans_of_some))]
@@ -514,7 +513,7 @@ class Optimizer(torch.optim.Optimizer):
             self._conversion_told = True
             warn(changed, ResumeWarning)
         as_kept = as_found(setting, p, {key: e for key, e in state.items() if key != "step"}) if state else setting
-        self._check_state(name, p, as_kept)
+        check_state(name, p, as_kept, state or {})
         if state and as_kept is not setting:
             made = convert_entries(setting, p, name, state)
             if not self._conversion_told:
@@ -522,9 +521,6 @@ class Optimizer(torch.optim.Optimizer):
                 warn_converted(name, state, made)
             state.clear()
             state.update(made)
-
-    def _check_state(self, name: str, p: Tensor, setting: ParameterOptions) -> None:
-        check_state(name, p, setting, self.state.get(p, {}))
 
     def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None:
         """Make tensors of counts of steps that users have written into state as plain numbers."""

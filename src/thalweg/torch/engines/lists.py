@@ -15,7 +15,7 @@ from thalweg.dtypes import DTYPES
 from thalweg.kernels.chunks import CHUNK
 from thalweg.rules.whole import SLOT, WholeRule
 from thalweg.storage import arithmetic
-from thalweg.torch.engines.protocol import Bucket, CheckState, Foreseen, Statistics, count_largest
+from thalweg.torch.engines.protocol import Bucket, Foreseen, Statistics, count_largest
 from thalweg.torch.engines.results import Result, results_of
 from thalweg.torch.engines.shards import outline_of, result_of_shards
 from thalweg.torch.sharding.collectives import Computation
@@ -34,7 +34,7 @@ class Lists:
         """most: elements of a stack of whole tensors. slot: how many elements travel to owners at a time."""
         self.owners, self.most = Owners(slot), most
 
-    def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> ListsRun:
+    def lay_out(self, buckets: Sequence[Bucket]) -> ListsRun:
         return ListsRun(self.owners, self.most)
 
     def count_temporaries(self, params: Sequence[Foreseen]) -> int:

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.errors import StateError
 from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
 from thalweg.kernels.cpu.operands import operand_of
 from thalweg.kernels.cpu.tables import END, MEASURE, REHEARSE, WRITE, Counts, Figures, Operand, Options, Squares, Tables
 from thalweg.kernels.threads import count_threads, num_threads
-from thalweg.torch.engines.choice import is_dense, reason_against
+from thalweg.torch.engines.choice import is_dense
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
-from thalweg.torch.engines.protocol import Bucket, CheckState, Foreseen, Statistics
+from thalweg.torch.engines.protocol import Bucket, Foreseen, Statistics
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 
@@ -32,8 +31,8 @@ BYTES_OF_THREAD = 2**16
 class Native:
     """The native engine of one optimizer. Nothing of it outlives a run."""
 
-    def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> NativeRun:
-        return NativeRun(buckets, check_state)
+    def lay_out(self, buckets: Sequence[Bucket]) -> NativeRun:
+        return NativeRun(buckets)
 
     def count_temporaries(self, params: Sequence[Foreseen]) -> int:
         return BYTES_OF_THREAD * num_threads(torch.get_num_threads) + sum(p.table_bytes for p in params)
@@ -47,7 +46,7 @@ class NativeRun:
 
     measures_gradients = False
 
-    def __init__(self, buckets: Sequence[Bucket], check_state: CheckState) -> None:
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
         borrow_torch_threads()
         self.sharded = any(bucket.parts for bucket in buckets)
         #: Shards that are not contiguous, with the copies that are stepped in their place.
@@ -56,13 +55,6 @@ class NativeRun:
         #: What is stepped: parameters, or those copies. Gradients have to lie like them.
         self.stepped: list[Tensor] = []
         for group, bucket in enumerate(buckets):
-            for name, p, s in zip(bucket.names, bucket.params, bucket.states, strict=True):
-                check_state(name, p, bucket.setting)
-                if reason := reason_against(bucket.setting, p, s, bucket.parts[0] if bucket.parts else None):
-                    raise StateError(
-                        f"the state of {name!r} was replaced by tensors that native code cannot step: {reason}; "
-                        "assign contiguous tensors"
-                    )
             stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
             self.staged += pairs
             self.stepped += stepped.params

@@ -170,8 +170,6 @@ def count_largest(needed: Sequence[tuple[Foreseen, int]], chunk: int) -> int:
     return min(sum(each), max(0, *each, math.ceil(chunk * densest)))
 
 
-#: Refuses a parameter whose state does not fit its setting.
-CheckState: TypeAlias = Callable[[str, Tensor, ParameterOptions], None]
 #: By name, what gives the statistics of a parameter's last step.
 Statistics: TypeAlias = dict[str, Callable[[], dict[str, Any]]]
 
@@ -204,8 +202,8 @@ class Run(Protocol):
 class Engine(Protocol):
     """An engine of one optimizer, with what outlives the steps that it lays out."""
 
-    def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> Run:
-        """Lay out the steps of these buckets. State that does not fit is refused."""
+    def lay_out(self, buckets: Sequence[Bucket]) -> Run:
+        """Lay out the steps of these buckets."""
 
     def count_temporaries(self, params: Sequence[Foreseen]) -> int:
         """Bytes that it needs at most to step these, beside them, their gradients and their state."""

@@ -23,7 +23,7 @@ from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
-from thalweg.torch.engines.protocol import Bucket, CheckState, Decision, Foreseen, Statistics
+from thalweg.torch.engines.protocol import Bucket, Decision, Foreseen, Statistics
 from thalweg.torch.engines.repeats import Repeats
 from thalweg.torch.engines.replay import Launches, Moving, Replay
 from thalweg.torch.engines.shards import outline_of
@@ -48,10 +48,7 @@ class Triton:
         self.captured: list[TritonRun] = []
         self.room = Room()
 
-    def lay_out(self, buckets: Sequence[Bucket], check_state: CheckState) -> TritonRun:
-        for bucket in buckets:
-            for name, p in zip(bucket.names, bucket.params, strict=True):
-                check_state(name, p, bucket.setting)
+    def lay_out(self, buckets: Sequence[Bucket]) -> TritonRun:
         return TritonRun(self, buckets)
 
     def count_temporaries(self, params: Sequence[Foreseen]) -> int:

@@ -106,7 +106,10 @@ def check_state(name: str, p: Tensor, setting: ParameterOptions, state: Mapping[
     """Refuse options that need other state than the parameter has."""
     if state:
         found = shapes_of({key: entry for key, entry in state.items() if key != "step"})
-        check_shapes(name, found, shapes_of(expected_entries(setting, p, name)))
+        kept = describe_state(setting.rule_at(1), setting.handling, tuple(p.shape), xp.dtype(p))
+        wanted = {key: shape for key, (shape, _) in kept.items()}
+        guard = setting.handling.guard
+        check_shapes(name, found, wanted if guard is None else {**wanted, SPIKES: guard.kept_shape})
     for key, entry in state.items():
         places = zip(entry.shape, entry.stride(), strict=True)
         if entry.numel() and any(size > 1 and stride == 0 for size, stride in places):

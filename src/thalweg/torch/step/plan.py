@@ -19,7 +19,7 @@ from thalweg.kernels.cpu.tables import Counts
 from thalweg.settings import RuleOptions
 from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import are_the_same, form_of
-from thalweg.torch.engines.protocol import Bucket, CheckState, Engine, EngineKind, Run, Statistics
+from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Run, Statistics
 from thalweg.torch.private import LOCAL, SPEC, AsPlainTensors
 from thalweg.torch.sharding.collectives import Computation, in_lockstep
 from thalweg.torch.sharding.shards import is_distributed, local
@@ -40,7 +40,6 @@ class StepPlan:
         self,
         buckets: Sequence[Bucket],
         engines: Mapping[EngineKind, Engine],
-        check_state: CheckState,
         given: Given,
         places: Mapping[Tensor, tuple[str, int]],
         states: States,
@@ -52,7 +51,7 @@ class StepPlan:
         for kind, engine in engines.items():
             own = [i for i, bucket in enumerate(buckets) if bucket.engine == kind]
             if own:
-                self.runs.append((engine.lay_out([buckets[i] for i in own], check_state), own))
+                self.runs.append((engine.lay_out([buckets[i] for i in own]), own))
         #: Whether all gradients are measured when it is time to write, and what they then decide.
         self.measures_gradients = len(self.runs) == 1 and self.runs[0][0].measures_gradients
         self.decision: Any = None
