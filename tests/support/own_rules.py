@@ -55,7 +55,7 @@ class Powers(Signed):
 
     def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Update:
         m = average(s["exp_avg"], g, 1 - self.beta)
-        u = g**2 + g**3 + m**7 + m**self.whole + (m - 4.0) ** -1 + (1.0 + p**4) ** -0.5
+        u = g**2 + g**3 + m**7 + m**self.whole + (m - 4.0) ** -1 + (1.0 + p**4) ** -0.5 + 2.0**m
         return Update(u * (-lr * lr_scale), {"exp_avg": m})
 
 

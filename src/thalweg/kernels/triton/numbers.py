@@ -137,7 +137,7 @@ def expm1(x):
 @triton.jit
 def power(x, y):
     """x**y, where x is negative for whole y alone: else NaN."""
-    y = y + tl.zeros_like(x)
+    x, y = tl.core.to_tensor(x), tl.core.to_tensor(y)  # either may be a number that stands in the rule
     size = tl.where(y == 0.0, 1.0, tl.exp(y * tl.log(tl.abs(x))))
     half = y * 0.5
     signed = tl.where(tl.floor(half) == half, size, tl.where(tl.floor(y) == y, -size, float("nan")))
