@@ -136,7 +136,8 @@ def fits(rule: Rule, shape: tuple[int, ...]) -> bool:
 @every_rule
 @given(data=st.data())
 def test_inputs_are_left_alone_and_steps_are_finite(rule: type[Rule], data: Any) -> None:
-    made, (p, g) = rule(**data.draw(st.sampled_from(settings_of(rule)))), data.draw(pairs())
+    tried = [own for own in settings_of(rule) if 0.0 not in (own.get("eps"), own.get("eps_root"))]  # or 0 / 0
+    made, (p, g) = rule(**data.draw(st.sampled_from(tried))), data.draw(pairs())
     if not fits(made, p.shape):
         return
     s = made.init(xp, p)
@@ -144,7 +145,7 @@ def test_inputs_are_left_alone_and_steps_are_finite(rule: type[Rule], data: Any)
         array.flags.writeable = False
     with np.errstate(all="ignore"):
         update = made.update(xp, g, s, p, t=1, lr=rate_of(rule), noise=lambda: np.ones(p.shape))
-    assert np.isfinite(update.delta).all() or 0.0 in (getattr(made, "eps", None), getattr(made, "eps_root", None))
+    assert np.isfinite(update.delta).all()
 
 
 @pytest.mark.slow

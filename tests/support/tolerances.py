@@ -31,8 +31,6 @@ FUSED_FLIPPED = 0.01
 #: numbers that differ by some units of float32 do so with a chance of 127 such units a step, at most one in 2,000, and
 #: where it falls on the largest number of a group, all of its 64 codes change.
 FLIPPED_CODES = 0.01
-#: Normal noise by native code, absolute: in float32 its logarithms and cosines are series.
-NATIVE_NORMALS = {"float64": 1e-13, "float32": 5e-6}
 #: Kron's kernels on a GPU against its rule after a few steps, by dtype of factors, relative to the size of each array:
 #: tensor cores keep 11 binary digits of float32; of bfloat16 there are 8, on CPUs too.
 TENSOR_CORES = {"float32": 5e-3, "bfloat16": 2e-2}

@@ -47,5 +47,9 @@ def test_every_fallback_steps_to_the_same_numbers() -> None:
     file = Path(__file__).with_name("test_torch_contract.py")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"]
     given = {**os.environ, "THALWEG_TORCH_PRIVATE": "0"}
+    script = (
+        "import torch; from thalweg.torch import private; assert private.set_grad_enabled is torch.set_grad_enabled"
+    )
+    subprocess.run([sys.executable, "-c", script], env=given, check=True)
     told = subprocess.run([*command, str(file)], env=given, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stdout[-3000:]

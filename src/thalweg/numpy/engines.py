@@ -21,7 +21,7 @@ from thalweg.kernels.cpu.library import reason_missing, warn_once
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.cpu.operands import operand_of
 from thalweg.kernels.cpu.reasons import reason_unserved
-from thalweg.kernels.cpu.tables import END, MEASURE, WRITE, Operand, Options, Squares, Tables
+from thalweg.kernels.cpu.tables import END, MEASURE, WRITE, GradientSquares, Operand, Options, Tables
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, Name, address, span
 from thalweg.rules import Rule
@@ -235,5 +235,5 @@ def squares_of(arrays: Sequence[Arr], engine: Engine) -> list[float]:
         with np.errstate(all="ignore"):
             return [float(np.square(x, dtype=np.float64).sum()) for x in arrays]
     whole = [np.ascontiguousarray(x) for x in arrays]
-    table = Squares([(xp.dtype(x), x.size) for x in whole])
+    table = GradientSquares([(xp.dtype(x), x.size) for x in whole])
     return list(table.measure(array("Q", map(address, whole)), num_threads(of_machine)))

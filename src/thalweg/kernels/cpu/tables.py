@@ -332,19 +332,19 @@ def seen_as(shape: Shape, row: int, column: int) -> tuple[int, int, int, int, in
     )
 
 
-class Squares:
-    """Sums of squares of arrays, which may move, in double precision."""
+class GradientSquares:
+    """Sums of squares of gradients, which may move, in double precision."""
 
-    def __init__(self, arrays: Sequence[tuple[str, int]]) -> None:
-        """arrays: the dtype and the size of each."""
-        self.count, self.sums = len(arrays), array("d", bytes(8 * len(arrays)))
+    def __init__(self, gradients: Sequence[tuple[str, int]]) -> None:
+        """gradients: the dtype and the size of each."""
+        self.count, self.sums = len(gradients), array("d", bytes(8 * len(gradients)))
         self.tensors = (structs.Tensor * self.count)()
-        for own, (dtype, size) in zip(self.tensors, arrays, strict=True):
+        for own, (dtype, size) in zip(self.tensors, gradients, strict=True):
             own.dtype[1], own.size = structs.DTYPES[dtype], size
         self.owners, self.offsets = array("q", range(self.count)), array("q", bytes(8 * self.count))
 
     def measure(self, addresses: array[int], threads: int) -> array[float]:
-        """Those of the arrays that are there now."""
+        """Those of the gradients that are there now."""
         places = address_of(self.owners), address_of(self.offsets), address_of(addresses)
         load().thalweg_point(self.tensors, self.count, *places)
         load().thalweg_squares(self.tensors, self.count, address_of(self.sums), threads)

@@ -87,7 +87,7 @@ class ListedForm:
         return self.describe(tensors) == self.known
 
 
-def form_of(tensors: list[Tensor], *, may_move: bool) -> DescribedForm | ListedForm:
+def note_form(tensors: list[Tensor], *, may_move: bool) -> DescribedForm | ListedForm:
     """How these are stored: told by DLPack's interface, which torch has from 2.13 on, or by torch tensor by tensor."""
     table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     if table is not None and reason_missing() is None and all(map(has_memory, tensors)):

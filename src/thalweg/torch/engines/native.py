@@ -15,7 +15,18 @@ from torch import Tensor
 
 from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
 from thalweg.kernels.cpu.operands import operand_of
-from thalweg.kernels.cpu.tables import END, MEASURE, REHEARSE, WRITE, Counts, Figures, Operand, Options, Squares, Tables
+from thalweg.kernels.cpu.tables import (
+    END,
+    MEASURE,
+    REHEARSE,
+    WRITE,
+    Counts,
+    Figures,
+    GradientSquares,
+    Operand,
+    Options,
+    Tables,
+)
 from thalweg.kernels.threads import count_threads, num_threads
 from thalweg.torch.engines.choice import is_dense
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
@@ -202,7 +213,7 @@ def borrow_torch_threads() -> None:
     borrow_openmp((str(home), str(home.with_name("torch.libs"))))
 
 
-def squares_for(gradients: Sequence[Tensor]) -> Squares | None:
+def squares_for(gradients: Sequence[Tensor]) -> GradientSquares | None:
     """What sums the squares of gradients that are stored like these; None if native code cannot."""
     if reason_missing() is not None or not set(map(type, gradients)) <= {Tensor} or not all(map(IS_CPU, gradients)):
         return None
@@ -210,4 +221,4 @@ def squares_for(gradients: Sequence[Tensor]) -> Squares | None:
     if not dense or any(map(Tensor.is_neg, gradients)):
         return None
     borrow_torch_threads()
-    return Squares([(NAMES[g.dtype], g.numel()) for g in gradients])
+    return GradientSquares([(NAMES[g.dtype], g.numel()) for g in gradients])

@@ -1,4 +1,4 @@
-"""The plan of a step: who is stepped together and by which engine, laid out once and taken again as long as it holds.
+"""The plan of a step: engines lay out buckets of parameters once, and step them again as long as the plan holds.
 
 Sorting parameters, checking them and laying out tables takes longer than the arithmetic of a small model. All of it
 belongs to one object, which says itself when it no longer holds: :meth:`StepPlan.bind`.
@@ -18,7 +18,7 @@ from torch import Tensor
 from thalweg.kernels.cpu.tables import Counts
 from thalweg.settings import RuleOptions
 from thalweg.torch.engines.counts import HostCounts
-from thalweg.torch.engines.memory import are_the_same, form_of
+from thalweg.torch.engines.memory import are_the_same, note_form
 from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Run, Statistics
 from thalweg.torch.private import LOCAL, SPEC, AsPlainTensors
 from thalweg.torch.sharding.collectives import Computation, in_lockstep
@@ -92,7 +92,7 @@ class StepPlan:
         self.kept, grads = list(map(local_part, kept)), list(map(local_part, read_gradients(stepped)))
         self.held, self.kinds = self.kept[: len(stepped)], list(map(type, grads))
         self.negative = list(map(Tensor.is_neg, self.held))
-        self.form_kept, self.form_of_gradients = form_of(self.kept, may_move=False), form_of(grads, may_move=True)
+        self.form_kept, self.form_of_gradients = note_form(self.kept, may_move=False), note_form(grads, may_move=True)
 
     def find_gradients(self, given: Given, states: States) -> tuple[Sequence[Any], array[int], bool] | None:
         """Gradients in the order of the buckets, where they are, and whether one is the negative of what is there.
