@@ -177,7 +177,7 @@ def test_products_of_float32_by_the_library(turned: tuple[bool, bool], precision
 def test_rules_by_the_library_and_by_xla(name: str) -> None:
     """SOAP with gradients of full rank, another in each step: its bases, or its steps in them, are else not unique."""
     make: dict[str, Any] = {
-        "kron": partial(ours.kron, 1e-2, precond_update_probability=1.0),
+        "kron": partial(ours.kron, 1e-2, precond_update_probability=1.0, precond_precision="float32"),
         "soap": partial(ours.soap, 1e-2, precondition_frequency=2),
         "muon": partial(ours.muon, 0.02, layout="torch"),
     }

@@ -80,7 +80,8 @@ def replayed(run: Run, layout: str) -> tuple[int, list[str]]:
     for name, state in launched.states.items():
         pairs |= {f"{name}.{key}": (local(x), local(got.states[name][key])) for key, x in state.items()}
     runs = [own for step in got.optimizer._plans.values() for own, _ in step.runs]
-    graphs = [len(each.graphs) for own in runs for each in own.replay.known.values() if not isinstance(each, int)]
+    replays = [own.replay for own in runs if getattr(own, "replay", None) is not None]
+    graphs = [len(each.graphs) for replay in replays for each in replay.known.values() if not isinstance(each, int)]
     told, others = (outcome.optimizer.stats() for outcome in outcomes)
     differing = [name for name, (one, other) in pairs.items() if not torch.equal(one, other)]
     return max(graphs, default=0), [*differing, *(f"stats of {name}" for name in told if told[name] != others[name])]

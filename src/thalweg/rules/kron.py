@@ -319,7 +319,7 @@ class Kron(WholeRule):
             return h
         if self.clip_mode == "value":
             return clip(xp, h, (-self.clip, self.clip))
-        return h / xp.maximum(xp.sqrt(h_square) / self.clip, 1.0)
+        return xp.divided(h, xp.maximum(xp.sqrt(h_square) / self.clip, 1.0), None)
 
     def apply(self, xp, direction, s, p, state, *, due, lr) -> Update:
         """The step, from what was whitened: decay and momentum."""

@@ -285,5 +285,5 @@ def with_sign(xp: Space[A], q: A) -> Value:
 def place_weights(xp: Space[A], like: A) -> Value:
     """A falling number in (0, 1] for each row, (n, 1); roots, so that few sums of them are equal."""
     n = xp.shape(like)[-1]
-    (after,) = xp.sums((xp.upper(xp.full((n, n), 1.0, like)), (1,)))
-    return xp.sqrt(after / n)
+    places, _ = xp.positions(xp.full((n, 1), 1.0, like))
+    return xp.sqrt((n - xp.astype(places, xp.dtype(like))) / n)

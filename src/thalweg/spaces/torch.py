@@ -29,10 +29,8 @@ from thalweg.spaces import torch_products as products
 from thalweg.spaces.torch_sums import plain, squares
 
 Arr: TypeAlias = torch.Tensor
-#: Columns of a matrix below which QR takes no longer than two Cholesky factors.
-LEAST_FOR_CHOLESKY = 64
-#: Columns above which a GPU factors matrices faster one by one.
-MOST_IN_BATCH = 1024
+#: Columns of a matrix below which QR takes GPUs no longer than products.
+LEAST_FOR_BLOCKS = 64
 R = TypeVar("R")
 
 
@@ -219,33 +217,39 @@ def eigenvectors(x: Arr) -> Arr:
 
 
 def orthonormal(x: Arr) -> Arr:
-    """Columns by Cholesky factors of their products, twice, which takes a fraction of QR's time and gives its columns.
-
-    Where columns are so far from orthogonal that products lose their digits, and where nobody may wait for a GPU to say
-    whether they are, QR.
-    """
-    if x.shape[-1] < LEAST_FOR_CHOLESKY or x.is_meta or torch.compiler.is_compiling() or is_capturing(x):
+    """Columns as QR makes them; on GPUs by products, unless nobody may wait for the GPU to say whether they serve."""
+    if not x.is_cuda or x.shape[-1] < LEAST_FOR_BLOCKS or torch.compiler.is_compiling() or is_capturing(x):
         return by_qr(x)
-    lengths = torch.linalg.vector_norm(x, dim=-2, keepdim=True)
-    columns = x / torch.where(lengths > 0, lengths, 1.0)
-    columns, first = divided_by_cholesky(columns)
-    columns, second = divided_by_cholesky(columns)
-    least = 8 * math.sqrt(torch.finfo(x.dtype).eps)
-    is_good = (first.amin(-1) > least) & ((second - 1).abs().amax(-1) < 0.125)
+    return by_blocks(x)
+
+
+def by_blocks(x: Arr, side: int = 256) -> Arr:
+    """Block after block of so many columns is freed of those before it, and divided by the Cholesky factor of its
+    products, twice. Where columns of a block are so nearly parallel that products lose their digits, QR.
+    """
+    columns, is_good = torch.empty_like(x), torch.ones(len(x), dtype=torch.bool, device=x.device)
+    least, most = 8 * math.sqrt(torch.finfo(x.dtype).eps), 0.125
+    for first in range(0, x.shape[2], side):
+        before, own = columns[:, :, :first], x[:, :, first : first + side]
+        for is_last in (False, True):
+            if first:
+                own = own - matmul(before, matmul(before.mT, own, "float32"), "float32")
+            own, diagonal = divide_by_cholesky(own)
+            is_good &= ((diagonal - 1).abs().amax(1) < most) if is_last else (diagonal.amin(1) > least)
+        columns[:, :, first : first + side] = own
     if not bool(is_good.all()):
-        columns = columns.clone()
         columns[~is_good] = by_qr(x[~is_good])
     return columns
 
 
-def divided_by_cholesky(x: Arr) -> tuple[Arr, Arr]:
-    """x R^-1 with R^T R = x^T x, and the diagonal of R; 0 in it where there is none."""
-    if x.is_cuda and x.shape[-1] > MOST_IN_BATCH and x.ndim > 2:
-        both = [divided_by_cholesky(each) for each in x]
-        return torch.stack([y for y, _ in both]), torch.stack([diagonal for _, diagonal in both])
+def divide_by_cholesky(x: Arr) -> tuple[Arr, Arr]:
+    """x R^-1 with R^T R = x^T x for x with columns of length 1, and the diagonal of R; 0 where there is none."""
+    lengths = torch.linalg.vector_norm(x, dim=-2, keepdim=True)
+    x = x / torch.where(lengths > 0, lengths, 1.0)
     factor, failed = torch.linalg.cholesky_ex(matmul(x.mT, x, "float32"))
     diagonal = torch.where((failed == 0).unsqueeze(-1), factor.diagonal(dim1=-2, dim2=-1), 0.0)
-    return torch.linalg.solve_triangular(factor.mT, x, upper=True, left=False), diagonal
+    inverse = torch.linalg.solve_triangular(factor.mT, identity(x.shape[-1], x).expand_as(factor), upper=True)
+    return matmul(x, inverse, "float32"), diagonal
 
 
 def by_qr(x: Arr) -> Arr:
@@ -259,7 +263,7 @@ def is_capturing(x: Arr) -> bool:
 
 def arrange(x: Arr, by: Arr, axis: int) -> Arr:
     order = torch.argsort(by, dim=-1, descending=True, stable=True)
-    return torch.take_along_dim(x, order.reshape(shape_along(shape(x), axis)), axis)
+    return x.gather(axis, order.reshape(shape_along(shape(x), axis)).expand_as(x))
 
 
 def largest_column(x: Arr) -> Arr:

@@ -162,6 +162,9 @@ def space_of_kernels() -> Any:
     def matmul_rounded(x: Tensor, y: Tensor, dtype: str) -> Tensor:
         return multiply(x, y, dtype=getattr(torch, dtype))
 
+    def in_precision(precision: str) -> Any:
+        return SimpleNamespace(**{**vars(single.in_precision(precision)), "divided": divided})
+
     ours = dict(
         divided=divided,
         matmul_rounded=matmul_rounded,
@@ -169,7 +172,7 @@ def space_of_kernels() -> Any:
         matmul_add=matmul_add,
         matmul_add_symmetric=functools.partial(matmul_add, symmetric=True),
     )
-    return SimpleNamespace(**{**vars(single), **ours})
+    return SimpleNamespace(**{**vars(single), **ours, "in_precision": in_precision})
 
 
 def draw_noise(like: Tensor, *, seed: int, names: Sequence[str], t: Any) -> Tensor:

@@ -95,7 +95,7 @@ class Stack:
         self.states, self.ids = bucket.states, [tensor_id(name) for name in bucket.names]
         #: Entries with a shape of their own, which are whole tensors too, and those that the host decides by.
         self.whole_keys, self.counts = rule.keys(bucket.shape, PerSlice), rule.keys(bucket.shape, Count)
-        self.space = xp if rule.has_factors else space_of_kernels()
+        self.space = space_of_kernels()
         #: Unlike an id, never that of a stack that is gone.
         self.number = next(NUMBERED)
         self.due: Any = True
