@@ -52,7 +52,7 @@ def test_front_ends_are_loaded_when_they_are_asked_for_and_nothing_that_is_not_u
     told = answer(f"{code}\nprint('loaded', *(name for name in {FRAMEWORKS!r} if name in sys.modules), *{own})")
     assert told.startswith("loaded")
     # the last says what kernels for GPUs serve; they are loaded when a GPU is stepped
-    assert {*told.split()[1:]} <= {*frameworks, "thalweg.kernels.triton.served"}
+    assert {*told.split()[1:]} <= {*frameworks, "thalweg.kernels.triton.admission"}
 
 
 def test_importing_changes_no_setting_and_prints_nothing() -> None:

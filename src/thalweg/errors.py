@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., None])
 
 #: The packages whose lines no user has written: this one, and those that call it.
 NO_USERS = ("thalweg", "torch", "jax", "optax", "contextlib", "functools")
@@ -33,6 +37,10 @@ class NonFiniteError(OptimError):
 
 class StateError(OptimError):
     """A saved state that does not fit this optimizer or this parameter."""
+
+
+class Refused(Exception):
+    """An engine refuses a parameter, and says why. Others take it then; who has asked for this one is told."""
 
 
 class UnusedOverrideWarning(UserWarning):
@@ -65,6 +73,33 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in NO_USERS:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def refusal(admit: Callable[..., object], *args: Any, **named: Any) -> str:
+    """Why something is refused, "" if it is admitted."""
+    try:
+        admit(*args, **named)
+    except (Refused, RuleError) as error:
+        return str(error)
+    return ""
+
+
+def asked_once(admit: F) -> F:
+    """The same, and its answers are remembered: an ``lru_cache`` forgets what is raised."""
+    answer = functools.lru_cache(maxsize=1024)(functools.partial(refusal, admit))
+
+    @functools.wraps(admit)
+    def remembered(*args: Any) -> None:
+        if reason := answer(*args):
+            raise Refused(reason)
+
+    return cast(F, remembered)
+
+
+def no_fused_code(where: str, reason: str) -> OptionError:
+    """For who has asked for fused code. where: what is refused, after a space."""
+    better = "use engine='auto', which takes the fastest engine that can run"
+    return OptionError(f"engine='fused' cannot run{where}: {reason}; {better}")
 
 
 @contextmanager

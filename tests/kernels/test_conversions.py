@@ -10,13 +10,13 @@ import pytest
 from raw_arrays import bits
 from side_by_side import NARROW, alike, kind, made, needs_core, widened
 
-from thalweg.kernels.cpu.library import levels, load, reason_missing
+from thalweg.kernels.cpu.library import is_here, levels, load
 
 pytestmark = needs_core
 
 SGD: dict[str, Any] = dict(trust=False, momentum=0.0)
 sixteen_bits = pytest.mark.parametrize("dtype", NARROW)
-LEVELS = [] if reason_missing() is not None else levels(load())
+LEVELS = [] if not is_here() else levels(load())
 
 
 @pytest.fixture(params=range(len(LEVELS)), ids=LEVELS, autouse=True)

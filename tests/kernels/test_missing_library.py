@@ -24,7 +24,7 @@ def test_where_there_is_a_compiler_there_is_a_library() -> None:
     """All other tests of native code are skipped without one: that must not go unnoticed."""
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
-    assert library.reason_missing() is None
+    assert library.is_here()
 
 
 def run(script: str, **environment: str) -> str:
@@ -105,7 +105,9 @@ for make in (LARS, LAMB, Adafactor):
 """
 
 
-REASON = "from thalweg.kernels.cpu.library import reason_missing\nprint(reason_missing())"
+REASON = (
+    "from thalweg.errors import refusal\nfrom thalweg.kernels.cpu.library import load\nprint(refusal(load) or None)"
+)
 
 
 class TestNoLibrary:

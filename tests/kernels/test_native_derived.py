@@ -16,12 +16,12 @@ import pytest
 from thalweg import rules
 from thalweg.kernels.cpu import shipped
 from thalweg.kernels.cpu.compiled import emit_kind, kind_of
-from thalweg.kernels.cpu.library import load, reason_missing
+from thalweg.kernels.cpu.library import is_here, load
 from thalweg.rules import Rule
 
 pytestmark = [
     pytest.mark.slow,  # C++ is compiled
-    pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here"),
+    pytest.mark.skipif(not is_here(), reason="there is no native core here"),
 ]
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler here")
 

@@ -12,7 +12,7 @@ from agree import draw, draw_gradients
 from raw_arrays import FRONT_END, Arrays, bits, copies
 from side_by_side import DTYPES, every_dtype, every_rule, kind, made, needs_core
 
-from thalweg.kernels.cpu.library import levels, load, reason_missing
+from thalweg.kernels.cpu.library import is_here, levels, load
 from thalweg.kernels.threads import set_num_threads
 
 pytestmark = needs_core
@@ -40,7 +40,7 @@ MODES: dict[str, dict[str, Any]] = {
     "norm": dict(max_grad_norm=1.0),
     "by chance": dict(rounding="stochastic"),
 }
-LEVELS = [] if reason_missing() is not None else levels(load())
+LEVELS = [] if not is_here() else levels(load())
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 from side_by_side import NARROW, alike, kind, made, needs_core, widened
 
 from thalweg.boundary import ROUNDING_STREAM, rounded_stochastically
-from thalweg.kernels.cpu.library import levels, load, reason_missing
+from thalweg.kernels.cpu.library import is_here, levels, load
 from thalweg.kernels.cpu.tables import END, MEASURE, Operand, Options, Tables
 from thalweg.rules import LARS
 from thalweg.rules.noise import chance, tensor_id
@@ -22,7 +22,7 @@ pytestmark = needs_core
 sixteen_bits = pytest.mark.parametrize("dtype", NARROW)
 #: p - g, exactly what float32 says.
 EXACT: dict[str, Any] = dict(lr=1.0, trust=False, momentum=0.0, rounding="stochastic")
-LEVELS = [] if reason_missing() is not None else levels(load())
+LEVELS = [] if not is_here() else levels(load())
 
 
 def numbers(size: int, seed: int = 0) -> Any:

@@ -19,8 +19,9 @@ from own_rules import Turned
 from spiked import KINDS
 
 import thalweg.optax
+from thalweg.errors import refusal
 from thalweg.optax import adafactor, adamw, explain, lamb, make_step, mixture, sgd, stats, with_stats
-from thalweg.optax.engines import reason_against_all
+from thalweg.optax.engines import check_native
 
 pytestmark = pytest.mark.slow  # many small programs are compiled
 
@@ -33,7 +34,7 @@ HALF = {**EMPTY, "half": jnp.ones(3, jnp.float16)}
 
 @pytest.fixture(autouse=True)
 def needs_native_code() -> None:
-    if reason := reason_against_all("auto"):
+    if reason := refusal(check_native, "auto"):
         pytest.skip(reason)
 
 

@@ -18,9 +18,9 @@ from jax.sharding import PartitionSpec as P
 from optax_runs import compiled as jit
 from tolerances import FLIPPED_CODES, FUSED, SHARDED
 
-from thalweg.errors import OptionError, ParameterError
+from thalweg.errors import OptionError, ParameterError, refusal
 from thalweg.optax import adafactor, adamw, kron, lamb, lars, make_step, mixture, muon, sgd, state_specs, with_stats
-from thalweg.optax.engines import reason_against_all
+from thalweg.optax.engines import check_native
 
 pytestmark = pytest.mark.slow  # each case compiles a program for one device and one for eight
 
@@ -334,7 +334,7 @@ def test_groups_that_are_cut_are_refused(name: str) -> None:
 def test_each_device_steps_its_parts_by_native_code_where_no_sum_goes_over_them(
     make: Any, how: str, is_native: bool
 ) -> None:
-    if reason := reason_against_all("auto"):
+    if reason := refusal(check_native, "auto"):
         pytest.skip(reason)
     found = run(partial(make, 0.1), NATIVE, how, as_step=make_step)
     assert ("thalweg_step" in found.text) == is_native  # b is whole everywhere
@@ -343,7 +343,7 @@ def test_each_device_steps_its_parts_by_native_code_where_no_sum_goes_over_them(
 
 
 def test_native_code_alone_is_refused_over_devices() -> None:
-    if reason := reason_against_all("auto"):
+    if reason := refusal(check_native, "auto"):
         pytest.skip(reason)
     solver, over = lamb(0.1, engine="native"), place(NATIVE, numbers(NATIVE, 0))
     with pytest.raises(OptionError, match="several devices"):

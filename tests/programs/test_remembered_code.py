@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import thalweg.numpy
-from thalweg.kernels.cpu.library import reason_missing
+from thalweg.kernels.cpu.library import is_here
 from thalweg.rules import RULES
 from thalweg.rules.options import number_options, options_of
 
@@ -18,7 +18,7 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.skipif(reason_missing() is not None, reason="there is no native core here")
+@pytest.mark.skipif(not is_here(), reason="there is no native core here")
 @pytest.mark.parametrize(("name", "option"), NUMBERS)
 def test_a_schedule_of_an_option_traces_once(name: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, asked = RULES[name], list[Any]()

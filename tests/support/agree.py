@@ -21,8 +21,8 @@ import thalweg.numpy
 from thalweg.boundary import recorded_unit, seen
 from thalweg.codecs import CODECS, scale_key
 from thalweg.dtypes import DTYPES, NARROW
-from thalweg.errors import NonFiniteError
-from thalweg.kernels.cpu.library import reason_missing
+from thalweg.errors import NonFiniteError, refusal
+from thalweg.kernels.cpu.library import load
 from thalweg.rules import RULES, Rule
 from thalweg.spaces import numpy as space
 from thalweg.storage import RECORD, SPIKES
@@ -207,10 +207,10 @@ def row(start: Callable[..., Run], **beside: Any) -> Callable[..., Run]:
 
 
 ENGINES: dict[str, Engine] = {
-    "numpy native": Engine(row(start_numpy, engine="auto"), lambda: reason_missing() or "", mixes_dtypes=True),
+    "numpy native": Engine(row(start_numpy, engine="auto"), lambda: refusal(load), mixes_dtypes=True),
     "torch reference": Engine(row(start_torch, engine="reference"), lambda: missing("torch"), strictly="reference"),
     "torch lists": Engine(row(start_torch, engine="foreach"), lambda: missing("torch"), strictly="foreach"),
-    "torch native": Engine(row(start_torch, engine="auto"), lambda: missing("torch") or reason_missing() or ""),
+    "torch native": Engine(row(start_torch, engine="auto"), lambda: missing("torch") or refusal(load)),
     "torch triton": Engine(
         row(start_torch, engine="auto"), lambda: missing("torch", "triton") or compiles_kernels(), interpreted
     ),
@@ -229,7 +229,7 @@ ENGINES: dict[str, Engine] = {
         strictly="xla",
     ),
     "optax native": Engine(
-        row(start_optax, engine="auto"), lambda: missing("jax", "optax") or reason_missing() or "", strictly="native"
+        row(start_optax, engine="auto"), lambda: missing("jax", "optax") or refusal(load), strictly="native"
     ),
 }
 

@@ -9,10 +9,10 @@ import pytest
 from agree import UNITS, assert_alike, dtype_of
 from raw_arrays import FRONT_END, Arrays
 
-from thalweg.kernels.cpu.library import reason_missing
+from thalweg.kernels.cpu.library import is_here
 from thalweg.numpy import Optimizer
 
-needs_core = pytest.mark.skipif(reason_missing() is not None, reason=f"no native core: {reason_missing()}")
+needs_core = pytest.mark.skipif(not is_here(), reason="no native core")
 
 #: Rules that differ in passes and in state, with rates at which their steps are of moderate size.
 RATES: dict[str, float] = {"LARS": 5.0, "LAMB": 0.02, "Adafactor": 0.05}

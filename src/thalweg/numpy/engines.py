@@ -16,11 +16,11 @@ import numpy as np
 
 from thalweg.arrays import Shape, State
 from thalweg.boundary import Advance, advance
-from thalweg.errors import OptionError, ParameterError
-from thalweg.kernels.cpu.library import reason_missing, warn_once
+from thalweg.errors import ParameterError, no_fused_code, refusal
+from thalweg.kernels.cpu.admission import admit
+from thalweg.kernels.cpu.library import is_here, load, warn_once
 from thalweg.kernels.cpu.noise import fill_normal
 from thalweg.kernels.cpu.operands import operand_of
-from thalweg.kernels.cpu.reasons import reason_unserved
 from thalweg.kernels.cpu.tables import END, MEASURE, WRITE, GradientSquares, Operand, Options, Tables
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.numpy.arrays import Arr, Name, address, span
@@ -52,8 +52,8 @@ class Tracked:
     is_raw: bool = False
     #: Tells the figures of the last step.
     stats: Figures = dict
-    #: Why native code cannot step it, "" if it can, None: not asked yet.
-    unserved: str | None = None
+    #: Why native code refuses it, "" if it does not, None: not asked yet.
+    refused: str | None = None
     #: How native code was shown it the last time.
     operand: Operand | None = None
 
@@ -98,13 +98,8 @@ class Job(NamedTuple):
 def check_engine(engine: Any) -> None:
     """Refuse an engine that there is not, or not here."""
     check_choice("engine", engine, "auto", "reference", "fused")
-    if engine == "fused" and (reason := reason_missing()) is not None:
-        raise refusal("", reason)
-
-
-def refusal(where: str, reason: str) -> OptionError:
-    better = "use engine='auto', which takes the fastest engine that can run"
-    return OptionError(f"engine='fused' cannot run{where}: {reason}; {better}")
+    if engine == "fused" and (missing := refusal(load)):
+        raise no_fused_code("", missing)
 
 
 def separate(jobs: Sequence[Job]) -> list[Job]:
@@ -129,30 +124,26 @@ def separate(jobs: Sequence[Job]) -> list[Job]:
 
 def divide(jobs: Sequence[Job], engine: Engine) -> tuple[list[Job], list[Job]]:
     """The jobs for native code, and those for the rule as it is."""
-    missing = "numpy was asked for" if engine == "reference" else reason_missing()
-    if missing is not None and engine == "auto":
+    missing = "numpy was asked for" if engine == "reference" else refusal(load)
+    if missing and engine == "auto":
         warn_once(missing)
     native: list[Job] = []
     others: list[Job] = []
     for job in jobs:
-        reason = missing or reason_against(job)
-        if reason is not None and engine == "fused":
-            raise refusal(f" for parameter {job.name!r}", reason)
-        (native if reason is None else others).append(job)
+        reason = missing or why_refused(job)
+        if reason and engine == "fused":
+            raise no_fused_code(f" for parameter {job.name!r}", reason)
+        (others if reason else native).append(job)
     return native, others
 
 
-def reason_against(job: Job) -> str | None:
-    """Why native code cannot step this parameter, or None if it can."""
-    tracked = job.tracked
-    if tracked.unserved is None:  # shape and rule decide, and do not change
-        tracked.unserved = (
-            reason_unserved(job.rule, job.setting.handling, job.weights.shape, xp.dtype(job.weights)) or ""
-        )
-    if tracked.unserved:
-        return tracked.unserved
-    is_in_order = all(array.flags.c_contiguous for array in (job.weights, *tracked.state.values()))
-    return None if is_in_order else "it, or its state, is not in C order"
+def why_refused(job: Job) -> str:
+    """Why native code does not step this parameter, "" if it does."""
+    tracked, weights = job.tracked, job.weights
+    if tracked.refused is None:  # shape and rule decide, and do not change
+        tracked.refused = refusal(admit, job.rule, job.setting.handling, weights.shape, xp.dtype(weights))
+    is_in_order = all(array.flags.c_contiguous for array in (weights, *tracked.state.values()))
+    return tracked.refused or ("" if is_in_order else "it, or its state, is not in C order")
 
 
 class Native:
@@ -231,7 +222,7 @@ def place_of(x: Arr) -> tuple[int, str]:
 
 def squares_of(arrays: Sequence[Arr], engine: Engine) -> list[float]:
     """The sum of squares of each array, in double precision."""
-    if engine == "reference" or reason_missing() is not None:
+    if engine == "reference" or not is_here():
         with np.errstate(all="ignore"):
             return [float(np.square(x, dtype=np.float64).sum()) for x in arrays]
     whole = [np.ascontiguousarray(x) for x in arrays]

@@ -241,7 +241,7 @@ class Optimizer:
         if self._is_loaded and state.keys() != before.keys():
             self._is_loaded = False
             warn_converted(name, before, state)
-        tracked.state, tracked.operand, tracked.unserved = state, None, None
+        tracked.state, tracked.operand, tracked.refused = state, None, None
         tracked.setting, tracked.shape, tracked.is_raw = setting, weights.shape, is_raw
 
     def _run_by_norm(self, jobs: Sequence[Job]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from thalweg.errors import OptionError
+from thalweg.errors import OptionError, Refused, refusal
 from thalweg.optax import on_cpu, on_gpu
 from thalweg.optax.batches import Job, Leaf, Step, step_all
 from thalweg.optax.either import either
@@ -76,56 +76,55 @@ def apply_jobs(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: boo
 # ---- which of them
 
 
-def reason_against_all(engine: Engine) -> str:
-    """Why no parameter has native code here, "" if some may."""
+def check_native(engine: Engine) -> None:
+    """Raise Refused if no parameter has native code here."""
     if engine == "xla":
-        return "engine='xla'"
+        raise Refused("engine='xla'")
     device = jax.default_backend()
     if device not in NATIVE:
-        return f"steps run on {device}, and there is native code for CPUs and GPUs"
+        raise Refused(f"steps run on {device}, and there is native code for CPUs and GPUs")
     found = NATIVE[device][0].handler()
-    return found if isinstance(found, str) else ""
+    if isinstance(found, str):
+        raise Refused(found)
 
 
-def reason_against(leaf: Leaf, engine: Engine) -> str:
-    """Why native code does not step a parameter, "" if it does."""
+def admit(leaf: Leaf, engine: Engine) -> None:
+    """Raise Refused if native code does not step a parameter."""
     setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
     if setting.rule.needs_whole or leaf.axes is not None:
-        return f"{type(setting.rule).__name__} is made of matrix products, and its steps are XLA's code"
+        raise Refused(f"{type(setting.rule).__name__} is made of matrix products, and its steps are XLA's code")
     if typed_layout(leaf.p) is not None:
-        return "its sharding is explicit, which native code does not know"
-    if any(leaf.mesh_axes) and (reason := reason_against_parts(leaf)):
-        return f"it may be sharded, and {reason}"
+        raise Refused("its sharding is explicit, which native code does not know")
+    if any(leaf.mesh_axes) and (reason := refusal(admit_parts, leaf)):
+        raise Refused(f"it may be sharded, and {reason}")
     if not leaf.p.size:
-        return f"shape {shape} is empty"
+        raise Refused(f"shape {shape} is empty")
     native_code, _ = NATIVE[jax.default_backend()]
-    if reason := native_code.reason_against(leaf):
-        return str(reason)
+    native_code.admit(leaf)
     kept = describe_state(setting.stored_rule, setting.handling, shape, dtype)
     if engine == "auto" and not kept:
-        return "it has no state, and XLA's code is as fast"
+        raise Refused("it has no state, and XLA's code is as fast")
     if isinstance(leaf, Job) and any(entry.dtype.name != kept[key][1] for key, entry in leaf.state.items()):
-        return "its state is kept in another dtype than its options say"
-    return ""
+        raise Refused("its state is kept in another dtype than its options say")
 
 
-def reason_against_parts(leaf: Leaf) -> str:
-    """Why parts of a parameter, each on its device, are not stepped by native code, "" if they are."""
+def admit_parts(leaf: Leaf) -> None:
+    """Raise Refused if parts of a parameter, each on its device, are not stepped by native code."""
     setting, shape = leaf.setting, leaf.space.shape(leaf.p)
     kept = describe_state(setting.stored_rule, setting.handling, shape, leaf.p.dtype.name)
     if setting.handling.is_random:
-        return "random numbers are those of places in whole arrays"
+        raise Refused("random numbers are those of places in whole arrays")
     if setting.handling.on_nonfinite != "propagate":
-        return "each device would decide by itself whether its step is finite"
+        raise Refused("each device would decide by itself whether its step is finite")
     if any(own != shape for own, _ in kept.values()):
-        return "native code steps whole arrays where state has another shape than its parameter"
-    native_code, _ = NATIVE[jax.default_backend()]
-    return str(native_code.reason_against_sums(leaf)) if is_summed(leaf) else ""
+        raise Refused("native code steps whole arrays where state has another shape than its parameter")
+    if is_summed(leaf):
+        NATIVE[jax.default_backend()][0].admit_sums(leaf)
 
 
 def is_elementwise(job: Job) -> bool:
     """Whether the compiler may divide a step of a parameter as it likes."""
-    return not (any(job.mesh_axes) or is_summed(job) or reason_against_parts(job))
+    return not (any(job.mesh_axes) or is_summed(job) or refusal(admit_parts, job))
 
 
 def is_summed(leaf: Leaf) -> bool:
@@ -134,7 +133,8 @@ def is_summed(leaf: Leaf) -> bool:
 
 def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, reached: bool) -> list[str]:
     """By which code ``make_step`` steps parameters, and why. reached: whether it takes their own steps."""
-    reasons = [reason_against_all(engine) or reason_against(leaf, engine) for leaf in leaves]
+    refused = refusal(check_native, engine)
+    reasons = [refused or refusal(admit, leaf, engine) for leaf in leaves]
     if not reached and engine != "xla":
         reasons = ["what is around its transformation calls update()"] * len(leaves)
     elif guarded and any(reasons):
@@ -145,10 +145,10 @@ def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, re
 def choose(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -> list[int]:
     """The jobs for native code. observed: figures are wanted."""
     in_program = any(isinstance(x, jax.core.Tracer) for job in jobs for x in (job.p, job.g, *job.state.values()))
-    reason = reason_against_all(engine) or ("" if in_program else "native code runs within jit")
+    reason = refusal(check_native, engine) or ("" if in_program else "native code runs within jit")
     if not jobs or (reason and engine != "native"):
         return []
-    reasons = [reason or reason_against(job, engine) for job in jobs]
+    reasons = [reason or refusal(admit, job, engine) for job in jobs]
     if observed:
         figures = "it may be sharded, and its figures are sums over devices"
         reasons = [why or (figures if any(job.mesh_axes) else "") for job, why in zip(jobs, reasons, strict=True)]

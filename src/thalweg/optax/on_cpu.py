@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from thalweg.codecs import scale_key
-from thalweg.errors import RuleError
+from thalweg.errors import Refused, RuleError
+from thalweg.kernels.cpu import admission
 from thalweg.kernels.cpu.operands import operand_of
-from thalweg.kernels.cpu.reasons import reason_unserved
 from thalweg.kernels.cpu.tables import Operand, Options
 from thalweg.kernels.cpu.xla import TARGET, Laid, compile_handler, lay_out, place_of
 from thalweg.kernels.threads import num_threads, of_machine
@@ -36,18 +36,18 @@ def handler() -> Any:
     return library
 
 
-def reason_against(leaf: Leaf) -> str:
-    """Why this code cannot step a parameter that is whole and has elements, "" if it can."""
+def admit(leaf: Leaf) -> None:
+    """Raise Refused if this code cannot step a parameter that is whole and has elements."""
     setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
     kept = describe_state(setting.stored_rule, setting.handling, shape, dtype)
     if "float16" in (dtype, getattr(leaf, "g", leaf.p).dtype.name, *(own for _, own in kept.values())):
-        return "XLA's threads take numbers of float16 below 2**-14 for 0 where native code reads them"
-    return reason_unserved(stand_in(setting.rule_at(1)), setting.handling, shape, dtype) or ""
+        raise Refused("XLA's threads take numbers of float16 below 2**-14 for 0 where native code reads them")
+    admission.admit(stand_in(setting.rule_at(1)), setting.handling, shape, dtype)
 
 
-def reason_against_sums(leaf: Leaf) -> str:
-    """Why this code cannot sum over parts of a parameter that are on other devices."""
-    return f"native code sums over whole arrays, as {type(leaf.setting.rule).__name__} does"
+def admit_sums(leaf: Leaf) -> None:
+    """Refuse: this code cannot sum over parts of a parameter that are on other devices."""
+    raise Refused(f"native code sums over whole arrays, as {type(leaf.setting.rule).__name__} does")
 
 
 class Native:

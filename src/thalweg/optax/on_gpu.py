@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from thalweg.errors import RuleError
-from thalweg.kernels.triton import served
+from thalweg.errors import Refused, RuleError
+from thalweg.kernels.triton import admission
 from thalweg.optax.batches import Job, Leaf, Step
 from thalweg.optax.results import Results
 from thalweg.optax.values import in_precision, rule_in_precision
@@ -51,23 +51,22 @@ def handler() -> Any:
     return library
 
 
-def reason_against(leaf: Leaf) -> str:
-    """Why this code cannot step a parameter that is whole and has elements, "" if it can."""
+def admit(leaf: Leaf) -> None:
+    """Raise Refused if this code cannot step a parameter that is whole and has elements."""
     setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
     state = describe_state(setting.stored_rule, setting.handling, shape, dtype)
-    if reason := served.reason_against(setting, shape, dtype, state):
-        return reason
+    admission.admit(setting, shape, dtype, state)
     name = type(setting.rule).__name__
     if setting.rule.keys(shape, Count):
-        return f"kernels inside programs of XLA do not count, as {name} does"
+        raise Refused(f"kernels inside programs of XLA do not count, as {name} does")
     if setting.rule.keys(shape, PerSlice):
-        return f"{name} keeps state that has shapes of its own, which XLA's products are for"
-    return ""
+        raise Refused(f"{name} keeps state that has shapes of its own, which XLA's products are for")
 
 
-def reason_against_sums(leaf: Leaf) -> str:
-    """Why this code cannot sum over parts of a parameter that are on other devices, "" if it can."""
-    return "GPU kernels step shards only with stacked_axes=0" if leaf.setting.rule.stacked_axes else ""
+def admit_sums(leaf: Leaf) -> None:
+    """Raise Refused if this code cannot sum over parts of a parameter that are on other devices."""
+    if leaf.setting.rule.stacked_axes:
+        raise Refused("GPU kernels step shards only with stacked_axes=0")
 
 
 class Native:

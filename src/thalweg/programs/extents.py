@@ -94,8 +94,7 @@ def is_spread(entry: Entry) -> TypeGuard[Spread]:
 def matrix_kinds_of(program: Program, stacked_axes: int) -> MatrixKinds:
     """The kinds of a program that can be seen as matrices; a RuleError says why it cannot."""
     found = kinds_of(program, stacked_axes)
-    if reason := reason_unseen(program, found):
-        raise RuleError(reason)
+    check_seen(program, found)
     # sums from which the numbers of a tensor are made hold for it, also where its only matrix has the same
     sums = (value for value in needed_by(program.state[key] for key in program.scalars) if value.is_reduction)
     of_tensors = [value for value in sums if (found.of(value.args[0]), found.of(value)) == (ELEMENT, TENSOR)]
@@ -118,21 +117,22 @@ def kinds_of(program: Program, stacked_axes: int) -> Kinds:
     return Kinds(every, stacked, (missing[0], missing[1]))
 
 
-def reason_unseen(program: Program, kinds: Kinds) -> str:
-    """Why a program cannot be seen as matrices, "" if it can."""
+def check_seen(program: Program, kinds: Kinds) -> None:
+    """Raise a RuleError if a program cannot be seen as matrices."""
     name = program.rule_name
     for value in program.needed:
         if not kinds.of(value):
             what = f"{value.op} over axes {value.axes}" if value.is_reduction else f"values along axes {value.extent}"
-            return f"{name} needs {what}, and kernels are made for rows and columns of two axes"
+            raise RuleError(f"{name} needs {what}, and kernels are made for rows and columns of two axes")
         if value.op == "amax":
-            return f"{name} needs amax over axes {value.axes}, and kernels are made for sums and means"
+            raise RuleError(f"{name} needs amax over axes {value.axes}, and kernels are made for sums and means")
     for key, extent in program.memory.items():
         kind = kinds.of_extent(extent)
         if kind not in (ELEMENT, ROW, COLUMN, TENSOR):
-            return f"{name} keeps {key!r}, and kernels are made for state of elements, rows, columns and tensors"
+            raise RuleError(
+                f"{name} keeps {key!r}, and kernels are made for state of elements, rows, columns and tensors"
+            )
         if kind != ELEMENT and kinds.of(program.state[key]) != kind:
-            return f"{name} makes {key!r} of fewer axes than it has"
+            raise RuleError(f"{name} makes {key!r} of fewer axes than it has")
     if kinds.axes is not None and not any(value.is_reduction for value in program.needed):
-        return f"{name} keeps rows or columns and sums nothing"
-    return ""
+        raise RuleError(f"{name} keeps rows or columns and sums nothing")

@@ -15,7 +15,6 @@ from typing import Any, cast
 from thalweg.arrays import Shape, Term, is_number
 from thalweg.programs.graph import Graph, needed_by
 from thalweg.programs.host import function_of, options_of
-from thalweg.programs.reasons import reason_underived
 from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, symbolic
 from thalweg.rules.around import CARRIED, Around, entries_around, keys_around, parts_of
 from thalweg.rules.entries import Count, Entry, Moment, Spread
@@ -38,22 +37,10 @@ class Adapted:
         return getattr(self.xp, name)
 
 
-def reason_unparted(rule: WholeRule, shape: Shape) -> str:
-    """Why no fused code can be made of the first and the last part of a rule, "" if it can."""
-    name = type(rule).__name__
-    if not rule.goes_in_parts():
-        return f"{name} needs whole tensors, and its other parts are not known to go without"
-    kept = own_keys(rule, shape)
-    around = entries_around(rule, shape).values()
-    if len(kept) != 1 or any(not isinstance(entry, Spread) or entry.over for entry in around):
-        return f"{name} keeps {sorted(kept) or 'nothing'} for a parameter, and fused code of its parts needs one entry"
-    reason = reason_underived(first_part(rule), shape) or reason_underived(last_part(rule), shape)
-    counts = tuple(rule.keys(shape, Count))
-    if reason or not counts:
-        return reason
-    read = {each.name for each in needed_by(trace_decision(stand_in(rule), kept[0], counts)) if each.op == "input"}
-    by_tensors = not read.isdisjoint((GRADIENT, PARAMETER, kept[0]))
-    return f"what is due in a step of {name} depends on tensors, and the host knows counts alone" if by_tensors else ""
+def decides_by_tensors(rule: WholeRule, kept: str, counts: tuple[str, ...]) -> bool:
+    """Whether tensors have a say in what is due in a step. kept: the key of the one entry of the first part."""
+    read = {each.name for each in needed_by(trace_decision(stand_in(rule), kept, counts)) if each.op == "input"}
+    return not read.isdisjoint((GRADIENT, PARAMETER, kept))
 
 
 def own_keys(rule: WholeRule, shape: Shape) -> list[str]:

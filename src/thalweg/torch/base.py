@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape
-from thalweg.errors import OptionError, ParameterError, ResumeWarning, warn
+from thalweg.errors import OptionError, ParameterError, ResumeWarning, no_fused_code, refusal, warn
 from thalweg.explain import Explanation
 from thalweg.given import Overrides
 from thalweg.rules import Rule
@@ -22,7 +22,7 @@ from thalweg.rules.checks import check_flag
 from thalweg.settings import Entry, ParameterOptions, RuleOptions, check_own
 from thalweg.storage import warn_converted
 from thalweg.torch import private
-from thalweg.torch.engines.choice import foresee_engine, reason_missing_for
+from thalweg.torch.engines.admission import check_code, foresee_engine
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.native import Native
@@ -151,12 +151,8 @@ class Optimizer(torch.optim.Optimizer):
         self._forget(engine, sharing)
         super().__init__(params, {**defaults, "capturable": capturable, "layout": LAYOUT})
         for p in self.parameters() if engine == "fused" else ():
-            missing = reason_missing_for(p)
-            if missing is not None:
-                raise OptionError(
-                    f"engine='fused' cannot run: {missing}; "
-                    "use engine='auto', which takes the fastest engine that can run"
-                )
+            if missing := refusal(check_code, p):
+                raise no_fused_code("", missing)
 
     @classmethod
     def options(cls, **options: Any) -> RuleOptions:

@@ -179,13 +179,13 @@ def draw_noise(like: Tensor, *, seed: int, names: Sequence[str], t: Any) -> Tens
     """The noise of parameters of one shape, as a stack, by the fastest code that there is for the device."""
     ids, room = [tensor_id(name) for name in names], (len(names), *like.shape)
     if isinstance(t, int):
-        if like.is_cpu and library.reason_missing() is None:
+        if like.is_cpu and library.is_here():
             noise, threads = torch.empty(room, dtype=like.dtype), num_threads(torch.get_num_threads)
             dtype = str(like.dtype).removeprefix("torch.")
             for own, tensor in zip(noise, ids, strict=True):
                 fill_normal(own.data_ptr(), dtype, own.numel(), seed=seed, tensor=tensor, t=t, threads=threads)
             return noise
-        if like.device.type in kernels.DEVICES and like.dtype == torch.float32 and kernels.reason_missing() is None:
+        if like.device.type in kernels.DEVICES and like.dtype == torch.float32 and kernels.is_here():
             from thalweg.kernels.triton.noise import draw_normal
 
             return draw_normal(like.new_empty(room), seed=seed, tensors=ids, t=t)

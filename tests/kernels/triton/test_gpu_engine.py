@@ -51,10 +51,7 @@ def test_what_a_grad_scaler_leaves_with_the_optimizer(rule: str, found: float) -
 
 
 def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thalweg.torch.engines import choice
-
-    monkeypatch.setattr(kernels, "reason_missing", lambda: "Triton is not installed")
-    choice.reason_missing.cache_clear()
+    monkeypatch.setattr(kernels, "is_here", lambda: False)
     kernels.warn_once.cache_clear()
     named = parameters()
     try:
@@ -67,7 +64,6 @@ def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.
             train(optimizer, named, gradients(1))
         assert optimizer.engine == "foreach"
     finally:
-        choice.reason_missing.cache_clear()
         kernels.warn_once.cache_clear()
 
 

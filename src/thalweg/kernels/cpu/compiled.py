@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.arrays import Shape
-from thalweg.errors import FallbackWarning, RuleError, warn
+from thalweg.errors import FallbackWarning, RuleError, asked_once, warn
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.bounds import COUNT, LARGEST, bound_step
 from thalweg.kernels.cpu.compiler import Uncompiled
 from thalweg.kernels.cpu.emit import Emitted, emit
-from thalweg.kernels.cpu.library import functions_of, reason_missing
+from thalweg.kernels.cpu.library import functions_of, is_here
 from thalweg.kernels.cpu.lines import index_of
 from thalweg.kernels.cpu.structs import FIRST_NUMBER, SCALE
 from thalweg.programs.extents import HOST, TENSOR, MatrixKinds, is_spread, matrix_kinds_of, spread_shapes
@@ -102,21 +102,14 @@ def warn_slow(reason: str) -> None:
     warn(f"{reason}. Until then its steps on the CPU run without it, several times slower", FallbackWarning)
 
 
-def reason_uncompiled(rule: Rule, shape: Shape) -> str:
-    """Why no native code steps a rule over parameters of this kind, "" if it does. Each kind is asked once."""
-    return reason_against_kind(kind_of(rule, shape))
-
-
-@functools.lru_cache(maxsize=1024)
-def reason_against_kind(kind: Kind) -> str:
+@asked_once
+def check_kind(kind: Kind) -> None:
+    """Raise Refused if no native code steps parameters of this kind. Without a library, that is what engines say."""
     try:
-        # without a library, that is what engines say
-        compile_kind(kind) if reason_missing() is None else emit_kind(kind)
-    except RuleError as error:
-        if isinstance(error, Uncompiled):
-            warn_slow(str(error))
-        return str(error)
-    return ""
+        compile_kind(kind) if is_here() else emit_kind(kind)
+    except Uncompiled as error:
+        warn_slow(str(error))
+        raise
 
 
 def source_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:

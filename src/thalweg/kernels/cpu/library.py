@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
-from thalweg.errors import FallbackWarning, warn
+from thalweg.errors import FallbackWarning, Refused, warn
 from thalweg.kernels.cpu import SUFFIX, structs
 from thalweg.kernels.cpu.lines import Function
 
 BESIDE = Path(__file__).with_name(f"_core{SUFFIX}")
 
 
-class Unavailable(Exception):
+class Unavailable(Refused):
     """There is no native library here; the message says why."""
 
 
@@ -28,10 +28,9 @@ def load() -> ctypes.CDLL:
     return found
 
 
-def reason_missing() -> str | None:
-    """Why there is no library, or None if there is one."""
-    found = _attempt()
-    return found if isinstance(found, str) else None
+def is_here() -> bool:
+    """Whether there is a library."""
+    return not isinstance(_attempt(), str)
 
 
 @functools.cache

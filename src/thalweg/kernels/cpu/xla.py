@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thalweg.errors import refusal
 from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.compiled import Compiled
 from thalweg.kernels.cpu.compiler import HEADERS, Uncompiled, compile_source
-from thalweg.kernels.cpu.library import load, reason_missing
+from thalweg.kernels.cpu.library import load
 from thalweg.kernels.cpu.structs import FIRST_NUMBER
 from thalweg.kernels.cpu.tables import END, WRITE, Operand, Options, Tables
 
@@ -37,8 +38,7 @@ class Plan(ctypes.Structure):
 @functools.cache
 def compile_handler(include: str) -> ctypes.CDLL | str:
     """The library with the handler, or why there is none. include: the folder of XLA's headers."""
-    missing = reason_missing()
-    if missing is not None:
+    if missing := refusal(load):
         return f"the native core is not available: {missing}"
     headers = [HEADERS / "abi.h", Path(include, "xla", "ffi", "api", "c_api.h")]
     try:

@@ -15,11 +15,9 @@ DEVICES = {"cuda"}
 
 
 @functools.cache
-def reason_missing() -> str | None:
-    """Why there are no kernels for GPUs, or None if there are."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    return None
+def is_here() -> bool:
+    """Whether there are kernels for GPUs."""
+    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

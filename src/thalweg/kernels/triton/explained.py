@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from thalweg.arrays import Shape
 from thalweg.codecs import bytes_of
+from thalweg.errors import refusal
+from thalweg.kernels.triton.admission import admit
 from thalweg.kernels.triton.derived_tiles import kernels_for as tile_kernels_for
 from thalweg.kernels.triton.loading import kernels_for, traced
 from thalweg.kernels.triton.memory import Stored
-from thalweg.kernels.triton.served import reason_against
 from thalweg.programs.extents import kinds_of
 from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
@@ -24,8 +25,8 @@ def source_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bo
     """The Triton that steps parameters of this kind, or why there is none that was made from the rule."""
     rule, handling = setting.rule_at(1), setting.handling
     kept = describe_state(rule, handling, shape, dtype)
-    if reason := reason_against(setting, shape, dtype, kept):
-        return f"# {reason}\n"
+    if refused := refusal(admit, setting, shape, dtype, kept):
+        return f"# {refused}\n"
     dtypes = {PARAMETER: dtype, GRADIENT: dtype}
     dtypes |= {key: kept[key][1] for key in (*rule.entries(shape), RECORD) if key in kept}
     if isinstance(rule, WholeRule):

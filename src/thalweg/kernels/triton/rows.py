@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from thalweg.boundary import ROUNDING_STREAM, state_streams
+from thalweg.kernels.triton.admission import ROOM
 from thalweg.kernels.triton.numbers import random_bits, random_bits_behind, widened
-from thalweg.programs.reasons import ROOM
 from thalweg.rules.noise import stream_key, tensor_id
 
 #: A tensor of the framework that owns the memory.

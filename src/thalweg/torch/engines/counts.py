@@ -9,7 +9,7 @@ from ctypes import c_float
 import torch
 from torch import Tensor
 
-from thalweg.kernels.cpu.library import reason_missing
+from thalweg.kernels.cpu.library import is_here
 from thalweg.kernels.cpu.tables import Counts
 
 
@@ -18,7 +18,7 @@ class HostCounts:
 
     def __init__(self, counts: Sequence[Tensor]) -> None:
         self.counts = counts
-        is_plain = reason_missing() is None and all(each.is_cpu and each.dtype == torch.float32 for each in counts)
+        is_plain = is_here() and all(each.is_cpu and each.dtype == torch.float32 for each in counts)
         self.native = Counts(map(Tensor.data_ptr, counts)) if is_plain else None
 
     @functools.cached_property

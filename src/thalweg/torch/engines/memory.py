@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.cpu.described import DescribedForm, find_describe
-from thalweg.kernels.cpu.library import reason_missing
+from thalweg.kernels.cpu.library import is_here
 from thalweg.torch.engines.protocol import Bucket
 
 DEVICE, DTYPE, SHAPE = map(operator.attrgetter, ("device", "dtype", "shape"))
@@ -90,7 +90,7 @@ class ListedForm:
 def note_form(tensors: list[Tensor], *, may_move: bool) -> DescribedForm | ListedForm:
     """How these are stored: told by DLPack's interface, which torch has from 2.13 on, or by torch tensor by tensor."""
     table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    if table is not None and reason_missing() is None and all(map(has_memory, tensors)):
+    if table is not None and is_here() and all(map(has_memory, tensors)):
         describe = find_describe(table)
         if describe is not None:
             try:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.kernels.cpu.library import borrow_openmp, reason_missing
+from thalweg.kernels.cpu.library import borrow_openmp, is_here
 from thalweg.kernels.cpu.operands import operand_of
 from thalweg.kernels.cpu.tables import (
     END,
@@ -28,7 +28,7 @@ from thalweg.kernels.cpu.tables import (
     Tables,
 )
 from thalweg.kernels.threads import count_threads, num_threads
-from thalweg.torch.engines.choice import is_dense
+from thalweg.torch.engines.admission import is_dense
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, Foreseen, Statistics
 from thalweg.torch.params.checks import NAMES
@@ -215,7 +215,7 @@ def borrow_torch_threads() -> None:
 
 def squares_for(gradients: Sequence[Tensor]) -> GradientSquares | None:
     """What sums the squares of gradients that are stored like these; None if native code cannot."""
-    if reason_missing() is not None or not set(map(type, gradients)) <= {Tensor} or not all(map(IS_CPU, gradients)):
+    if not is_here() or not set(map(type, gradients)) <= {Tensor} or not all(map(IS_CPU, gradients)):
         return None
     dense = all(map(Tensor.is_contiguous, gradients)) or all(map(is_dense, gradients))
     if not dense or any(map(Tensor.is_neg, gradients)):

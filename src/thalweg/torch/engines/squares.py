@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thalweg.kernels.triton import served
-from thalweg.torch.engines.choice import are_for_kernels, is_dense
+from thalweg.kernels.triton import admission as by_kernels
+from thalweg.torch.engines.admission import are_for_kernels, is_dense
 
 #: Lists of gradients of other sizes, whose tables are kept at once.
 MOST_KEPT = 8
@@ -59,7 +59,7 @@ def squares_by_kernels(known: dict[Hashable, Squares], grads: Sequence[Tensor]) 
         return None
     key = first.device, *((g.numel(), g.dtype) for g in grads)
     if key not in known:
-        if any(str(g.dtype).removeprefix("torch.") not in served.DTYPES for g in grads):
+        if any(str(g.dtype).removeprefix("torch.") not in by_kernels.DTYPES for g in grads):
             return None
         while len(known) >= MOST_KEPT:
             del known[next(iter(known))]

@@ -102,7 +102,7 @@ def notes_on(group: Mapping[str, Any], shown_only: bool, undivided: Mapping[str 
 def source_of(setting: ParameterOptions, p: Tensor, *, has_lr: bool) -> str:
     """The source of the fused code that steps such a parameter, or why there is none."""
     shape, dtype = tuple(p.shape), xp.dtype(p)
-    if p.device.type in triton.DEVICES and triton.reason_missing() is None:
+    if p.device.type in triton.DEVICES and triton.is_here():
         from thalweg.kernels.triton.explained import source_of
 
         return source_of(setting, shape, dtype, has_lr=has_lr)

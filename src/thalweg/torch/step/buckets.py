@@ -9,17 +9,18 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from thalweg.errors import refusal
 from thalweg.programs.trace import list_kind
 from thalweg.rules import Rule, WholeRule
 from thalweg.settings import ParameterOptions, RuleOptions
 from thalweg.spaces.sharded import Part
-from thalweg.torch.engines.choice import (
-    chosen,
+from thalweg.torch.engines.admission import (
+    admit,
+    admit_shard,
+    check_kernels,
+    choose,
     is_on_gpu,
     is_served_dtype,
-    reason_against,
-    reason_against_shard,
-    reason_missing,
     would_lose_kernels,
 )
 from thalweg.torch.engines.protocol import Bucket
@@ -77,27 +78,27 @@ class Sorter:
             capturable = optimizer.param_groups[index]["capturable"]
             if self.reason_undivided(p, setting, capturable=capturable) == "":
                 part = replace(part, replicas=self.sharing.groups_of(p))
-            kind, unserved = self.treatment(p, setting, state, part)
-            if not unserved and type(g) is not Tensor:
-                unserved = f"there is no fused kernel for a gradient of type {type(g).__name__}"
+            kind, refused = self.treatment(p, setting, state, part)
+            if not refused and type(g) is not Tensor:
+                refused = f"there is no fused kernel for a gradient of type {type(g).__name__}"
             divided = (part.groups, part.replicas) if part.replicas or any(part.groups) else ()
             if divided and self.may_fuse:
-                unserved = reason_against_shard(setting, p, part, unserved)
-            key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, unserved, divided)
+                refused = refusal(admit_shard, setting, p, part) or refused
+            key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, refused, divided)
             members[key].append((name, p))
             parts[name] = part
-            shared[key] = index, setting, t, unserved, bool(divided)
+            shared[key] = index, setting, t, refused, bool(divided)
         buckets = []
         for key, own in members.items():
-            index, setting, t, unserved, sharded = shared[key]
+            index, setting, t, refused, sharded = shared[key]
             name, first = own[0]
-            way, engine = chosen(
+            way, engine = choose(
                 self.wanted,
                 setting,
                 first,
                 name,
                 parts[name] if sharded else None,
-                unserved=unserved,
+                refused=refused,
                 counted=t is not None,
                 alone=len(own) == 1,
             )
@@ -139,7 +140,7 @@ class Sorter:
             and not is_for_host(rule)
             and is_on_gpu(p)
             and is_served_dtype(p)
-            and reason_missing(p.device) is None
+            and not refusal(check_kernels, p.device)
         )
 
     def treatment(
@@ -151,11 +152,11 @@ class Sorter:
         known = self.treatments.get(p)
         if known is None or known[0] != setting.kind or known[1] != memory:
             divided = any(part.groups) or part.replicas
-            reason = (
-                reason_against(setting, held, local_state(state), part if divided else None) if self.may_fuse else ""
-            )
+            shard, refused = part if divided else None, ""
+            if self.may_fuse:
+                refused = refusal(admit, setting, held, local_state(state), shard)
             alike = list_kind(setting.rule, setting.handling, tuple(p.shape))
-            self.treatments[p] = known = setting.kind, memory, alike, reason
+            self.treatments[p] = known = setting.kind, memory, alike, refused
         return known[2:]
 
     def part_of(self, name: str, p: Tensor) -> Part:
