@@ -16,7 +16,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "spaces and programs": (3165, ("src/thalweg/spaces/", "src/thalweg/programs/")),
     "kernels/triton": (4810, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (5015, ("src/thalweg/kernels/",)),
-    "torch": (8480, ("src/thalweg/torch/",)),
+    "torch": (8535, ("src/thalweg/torch/",)),
     "optax": (4030, ("src/thalweg/optax/",)),
     "numpy": (965, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),

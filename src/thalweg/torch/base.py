@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape
-from thalweg.errors import OptionError, ParameterError, ResumeWarning, no_fused_code, refusal, warn
+from thalweg.errors import OptimError, OptionError, ParameterError, ResumeWarning, no_fused_code, refusal, warn
 from thalweg.explain import Explanation
 from thalweg.given import Overrides
 from thalweg.rules import Rule
@@ -454,6 +454,15 @@ class Optimizer(torch.optim.Optimizer):
         needed = self._count_temporaries(lambda p: tuple(local(p).shape))
         given = treatments, groups, shown_only, unused, self._sorter.reason_undivided
         return explain(*given, temporary_bytes=needed, code=code)
+
+    def step_plan(self) -> StepPlan:
+        """The plan of the last step: print it to see by which code parameters are stepped, and why not by faster.
+
+        The next step has the same plan, the same object, as long as it repeats: see :meth:`StepPlan.bind` for when.
+        """
+        if self._latest is None:
+            raise OptimError("step_plan() tells of the last step, and there was no step() yet: take one before")
+        return self._latest
 
     def _count_temporaries(self, held: Callable[[Tensor], Shape]) -> int:
         """Bytes that a step needs at most beside parameters, gradients and state.

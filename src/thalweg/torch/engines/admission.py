@@ -33,6 +33,8 @@ class Choice(NamedTuple):
     #: As ``optimizer.engine`` tells it.
     way: str
     engine: EngineKind
+    #: Why it is not fused code, "" if it is.
+    refused: str = ""
 
 
 def choose(
@@ -52,7 +54,7 @@ def choose(
     it does. counted: whether the host knows the step count. alone: whether tensors are better stepped one by one.
     """
     if wanted in ("reference", "foreach"):
-        return Choice(wanted, "lists")
+        return Choice(wanted, "lists", f"engine={wanted!r}")
     on_gpu, missing = is_on_gpu(p), refusal(check_code, p)
     reason = "the host does not know the step count" if not counted and not on_gpu else refused or missing
     if not reason:
@@ -61,7 +63,7 @@ def choose(
         raise no_fused_code(f" for parameter {name!r}", reason)
     if not refused and missing:
         (kernels if on_gpu else library).warn_once(missing)
-    return Choice("reference" if alone and part is None else "foreach", "lists")
+    return Choice("reference" if alone and part is None else "foreach", "lists", reason)
 
 
 def foresee_engine(wanted: EngineName, p: Foreseen) -> EngineKind:

@@ -60,7 +60,7 @@ class Lists:
 class ListsRun:
     """One step of buckets as lists: nothing is laid out."""
 
-    measures_gradients = False
+    measures_gradients, recorded = False, 0
 
     def __init__(self, owners: Owners, most: int | None) -> None:
         self.owners, self.most = owners, most

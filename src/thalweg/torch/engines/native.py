@@ -55,7 +55,7 @@ class Native:
 class NativeRun:
     """Buckets laid out in tables, in which only gradients move from step to step."""
 
-    measures_gradients = False
+    measures_gradients, recorded = False, 0
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         borrow_torch_threads()

@@ -58,6 +58,8 @@ class Bucket:
     #: The name of the way in which they are stepped, as ``optimizer.engine`` tells it, and the engine that does it.
     way: str = "reference"
     engine: EngineKind = "lists"
+    #: Why that is not fused code, "" if it is.
+    refused: str = ""
     on_gpu: bool = False
     #: The place of their parameter group.
     group: int = 0
@@ -179,6 +181,10 @@ class Run(Protocol):
 
     #: Whether it finds the squares of gradients when it is time to write, for the ``decision`` of its buckets.
     measures_gradients: bool
+
+    @property
+    def recorded(self) -> int:
+        """How many kinds of its steps are replayed, and not launched kernel by kernel."""
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         """Take the gradients and numbers of a step; nothing is written."""

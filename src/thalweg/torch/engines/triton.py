@@ -25,7 +25,7 @@ from thalweg.storage import RECORD
 from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
 from thalweg.torch.engines.protocol import Bucket, Decision, Foreseen, Statistics
 from thalweg.torch.engines.repeats import Repeats
-from thalweg.torch.engines.replay import Launches, Moving, Replay
+from thalweg.torch.engines.replay import Launches, Moving, Recorded, Replay
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
 from thalweg.torch.engines.triton_whole import OwnedLaunch, Room, WholeLaunch, count_stacks, step_slot
@@ -120,6 +120,10 @@ class TritonRun:
         self.scale: Tensor | None = None
         self.allowed: Tensor | None = None
         self.decision: Decision | None = None
+
+    @property
+    def recorded(self) -> int:
+        return 0 if self.replay is None else sum(isinstance(known, Recorded) for known in self.replay.known.values())
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
         if isinstance(bucket.setting.rule, WholeRule):

@@ -92,7 +92,7 @@ class Sorter:
         for key, own in members.items():
             index, setting, t, refused, sharded = shared[key]
             name, first = own[0]
-            way, engine = choose(
+            way, engine, reason = choose(
                 self.wanted,
                 setting,
                 first,
@@ -115,6 +115,7 @@ class Sorter:
                     lr_scale=setting.lr_scale * factor,
                     way=way,
                     engine=engine,
+                    refused=reason,
                     on_gpu=is_on_gpu(first),
                     group=index,
                     parts=[parts[name] for name, _ in own] if sharded else (),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
@@ -72,6 +73,31 @@ class StepPlan:
                 _, matched = settings[bucket.group].of(name, named[name])
                 found.setdefault((named[name].shape, *matched), (name, named[name]))
             self.examples.append(list(found.values()))
+
+    def __str__(self) -> str:
+        """For people: what decides over the whole step, and by which code each bucket is stepped."""
+        if not self.buckets:
+            return "a step of no parameters: none has a gradient"
+        params = [p for bucket in self.buckets for p in bucket.params]
+        lines = [f"a step of {len(params)} parameters ({count_elements(params)} elements)"]
+        handling = self.buckets[0].setting.handling  # what concerns the whole step is the same in all
+        told: dict[str, Any] = {"max_grad_norm": handling.max_grad_norm, "spikes": handling.guard}
+        told["on_nonfinite"] = None if handling.on_nonfinite == "propagate" else handling.on_nonfinite
+        if limits := [f"{name}={value!r}" for name, value in told.items() if value]:
+            lines.append(f"before anything is written, by all gradients together: {', '.join(limits)}")
+        for run, own in self.runs:
+            alike: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
+            for bucket in [self.buckets[i] for i in own]:
+                first, name = bucket.params[0], type(bucket.setting.rule).__name__
+                kind = f"{str(first.dtype).removeprefix('torch.')} on {first.device}{', sharded' * bool(bucket.parts)}"
+                why = f"; no fused code: {bucket.refused}" * bool(bucket.refused)
+                alike[f"{bucket.way:<9} {name}, group {bucket.group}", kind + why] += bucket.params
+            for (what, how), tensors in alike.items():
+                count = f"{len(tensors)} tensor{'s' * (len(tensors) > 1)}"
+                lines.append(f"{what}: {count} ({count_elements(tensors)} elements), {how}")
+            if run.recorded:
+                lines.append(f"          recorded as CUDA graphs: {run.recorded} kinds of this step")
+        return "\n".join(lines)
 
     # ---- whether it still holds
 
@@ -220,6 +246,10 @@ class StepPlan:
             for run in prepared:
                 run.release(taken=taken)
         return statistics
+
+
+def count_elements(tensors: Sequence[Tensor]) -> str:
+    return f"{sum(map(Tensor.numel, tensors)):,}"
 
 
 def presence_of(params: Sequence[Tensor]) -> bytes:
