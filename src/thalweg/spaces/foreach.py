@@ -229,9 +229,9 @@ def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
     """One side where all tensors agree on it and the host knows; else both, selected by tensor."""
     if isinstance(condition, bool):
         return yes() if condition else no()
-    answers = condition.values.unbind() if isinstance(condition, PerTensor) else condition.tensors
+    answers = [condition.values] if isinstance(condition, PerTensor) else condition.tensors
     if all(answer.device.type == "cpu" for answer in answers):
-        known = {bool(answer) for answer in answers}
+        known = {truth for answer in answers for truth in answer.reshape(-1).tolist()}
         if len(known) == 1:
             return yes() if known.pop() else no()
     chosen: R = single.select(where, condition, yes(), no())

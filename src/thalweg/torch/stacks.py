@@ -113,8 +113,9 @@ def due_of_each(due: Any, count: int) -> Sequence[Any]:
     """What is due for each tensor: known to the host, unless the device counts."""
     if not isinstance(due, (PerTensor, TensorList)):
         return [due] * count
-    each = due.values.unbind() if isinstance(due, PerTensor) else due.tensors
-    return [x.item() if x.is_cpu else x for x in each]
+    if isinstance(due, PerTensor):
+        return due.values.tolist() if due.values.is_cpu else due.values.unbind()
+    return [x.item() if x.is_cpu else x for x in due.tensors]
 
 
 class Parts:

@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg.arrays import State
 from thalweg.boundary import Advance, advance
 from thalweg.kernels.chunks import CHUNK
-from thalweg.rules.entries import Factor, PerSlice
+from thalweg.rules.entries import Count, Factor, PerSlice
 from thalweg.rules.noise import tensor_id
 from thalweg.rules.whole import WholeRule, is_remembered
 from thalweg.spaces import foreach
@@ -21,7 +21,7 @@ from thalweg.spaces import torch as single
 from thalweg.spaces.foreach import PerTensor, TensorList
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.sharding.requests import Request
-from thalweg.torch.stacks import InStacks, draw_noise, most_of_stack, tensor_ids
+from thalweg.torch.stacks import InStacks, draw_noise, due_of_each, most_of_stack, tensor_ids
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Operands:
 
     p: TensorList
     g: TensorList
-    s: dict[str, TensorList]
+    s: dict[str, Any]
     t: Any
     #: Numbers of the tensors for random bits.
     ids: Any
@@ -118,13 +118,16 @@ class Operands:
         if bucket.setting.rule.needs_noise or bucket.setting.handling.is_random:
             ids = PerTensor(tensor_ids(tuple(bucket.names), bucket.params[0].device))
         keys = [key for key in bucket.states[0] if key != "step"]
-        state = {key: TensorList([s[key] for s in bucket.states]) for key in keys}
+        counts = bucket.setting.rule.keys(bucket.shape, Count)
+        state: dict[str, Any] = {key: TensorList([s[key] for s in bucket.states]) for key in keys}
+        state |= {key: PerTensor(torch.stack(state[key].tensors)) for key in keys if key in counts}
         return cls(TensorList(bucket.params), TensorList(bucket.grads), state, t, ids)
 
 
 def unlisted(bucket: Bucket, result: Advance) -> Result:
     count = len(bucket.params)
-    states = [{key: entry.tensors[i] for key, entry in result.state.items()} for i in range(count)]
+    kept = {key: entries_of(entry, count) for key, entry in result.state.items()}
+    states = [{key: entries[i] for key, entries in kept.items()} for i in range(count)]
     finite = None if result.finite is None else entries_of(result.finite, count)
     stats = {key: entries_of(value, count) for key, value in result.stats.items()}
     return Result(bucket, result.p.tensors, states, finite, stats)
@@ -188,7 +191,7 @@ def request_of(
         # what is not sharded has whole factors in its state
         remembered=is_remembered(handling.on_nonfinite) and bucket.allowed is None and any(parts[0].groups),
         by_kernels=by_kernels,
-        due=[due] * count if isinstance(due, bool) else torch.stack(list(due.tensors)).tolist(),
+        due=due_of_each(due, count),
         seed=handling.seed,
         t=numbers,
     )
