@@ -11,6 +11,9 @@ from collections.abc import Sequence
 
 from thalweg.arrays import A, Shape, Space, Squares, Value
 
+#: What takes the place of 0 where a largest magnitude or a norm is divided by: no float32 that matters is smaller.
+TINY = 1e-30
+
 
 def is_diagonal(xp: Space[A], q: A) -> bool:
     return len(xp.shape(q)) == 2
@@ -110,12 +113,11 @@ def norm_bound(xp: Space[A], x: A) -> Value:
     """
     if is_diagonal(xp, x):
         return xp.amax(xp.abs(x), (-1,))
-    largest = xp.amax(xp.abs(x), (-2, -1))
-    x = x / xp.where(largest > 0, largest, 1.0)  # squares neither overflow nor vanish
+    unit = xp.maximum(xp.amax(xp.abs(x), (-2, -1)), TINY)
+    x = x / unit  # squares neither overflow nor vanish
     y = xp.matmul(transposed(xp, x), xp.largest_column(x))
-    y_norm = xp.sqrt(xp.sums(Squares(y, (-2, -1)))[0])
-    z = xp.matmul(x, y / xp.where(y_norm > 0, y_norm, 1.0))
-    return xp.sqrt(xp.sums(Squares(z, (-2, -1)))[0]) * largest
+    z = xp.matmul(x, y / xp.maximum(xp.matrix_norm(y), TINY))
+    return xp.matrix_norm(z) * unit
 
 
 def rotate_to_symmetric(xp: Space[A], q: A) -> Value:
@@ -126,7 +128,7 @@ def rotate_to_symmetric(xp: Space[A], q: A) -> Value:
     """
     r = transposed(xp, q) - q
     size = norm_bound(xp, r)
-    r = r / xp.where(size > 0, size, 1.0)
+    r = r / xp.maximum(size, TINY)
     rq = xp.matmul(r, q)
     rrq = xp.matmul(r, rq)
     squares, along_r = xp.sums(Squares(r, (-2, -1)), (r * rq, (-2, -1)))
@@ -136,5 +138,4 @@ def rotate_to_symmetric(xp: Space[A], q: A) -> Value:
 
 def angle(xp: Space[A], slope: Value, curvature: Value) -> Value:
     """The step along a direction that maximises what has this slope and curvature along it, up to 1/8."""
-    best = slope / xp.where(curvature < 0, -curvature, 1.0)
-    return xp.where(curvature < 0, xp.minimum(best, 0.125), 0.125)
+    return xp.minimum(slope / xp.maximum(-curvature, TINY), 0.125)

@@ -26,7 +26,7 @@ from thalweg.arrays import (
     shape_along,
 )
 from thalweg.spaces import torch_products as products
-from thalweg.spaces.torch_sums import plain, squares
+from thalweg.spaces.torch_sums import accumulated_in, norm, plain, squares
 
 Arr: TypeAlias = torch.Tensor
 #: Columns of a matrix below which QR takes GPUs no longer than products.
@@ -194,7 +194,7 @@ def rounded(x: Arr, dtype: str) -> Arr:
 
 def matrix_norm(x: Arr) -> Arr:
     wide = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
-    return squares(x, (-2, -1), wide).sqrt()
+    return norm(x, (-2, -1), wide) if accumulated_in(wide, x.device) == wide else squares(x, (-2, -1), wide).sqrt()
 
 
 def solve(matrix: Arr, right: Arr) -> Arr:
@@ -269,7 +269,7 @@ def arrange(x: Arr, by: Arr, axis: int) -> Arr:
 def largest_column(x: Arr) -> Arr:
     squares = torch.linalg.vector_norm(x, dim=-2, keepdim=True) if x.is_cuda else (x * x).sum(dim=-2, keepdim=True)
     index = squares.argmax(dim=-1, keepdim=True)
-    return torch.take_along_dim(x, index, dim=-1)
+    return x.gather(-1, index.expand(*x.shape[:-1], 1))
 
 
 IN_PRECISION = in_precisions(globals(), matmul, matmul_add)
