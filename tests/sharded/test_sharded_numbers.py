@@ -362,7 +362,7 @@ CODED = ("coded", "coded kernel", "bias")
         (Run("LAMB", "float32", LEAN, names=CODED), 2, "second axis"),
         (Run("LAMB", "float32", LEAN, names=CODED), 4, "two axes"),
         (Run("Kron", "float32", LEAN, names=CODED), 2, "first axis"),
-        (Run("LAMB", "float32", LEAN, names=("coded",), interpreted=True, engine="fused"), 2, "first axis"),
+        (Run("LAMB", "float32", LEAN, names=("coded",), rates=TWO, interpreted=True, engine="fused"), 2, "first axis"),
     ],
     ids=["columns", "both", "Kron by rows", "kernels"],
 )
