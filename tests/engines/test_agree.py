@@ -18,6 +18,8 @@ from thalweg.rules import RULES, Rule
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 #: Every engine, and which share of the examples it is tried with: some compile a program for each, or interpret it.
 SHARES = {
+    "torch reference": 3,
+    "torch lists": 2,
     "numpy native": 3,
     "torch native": 3,
     "torch triton": 12,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -301,7 +302,7 @@ CUT: Shapes = {"thin": ((64, 192), P(None, ("x", "y"))), "filter": ((64, 16, 4, 
 LEAN: dict[str, Any] = dict(state_dtype="int8", state_rounding="stochastic", seed=3)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16"] if "THALWEG_TESTS_SOON" in os.environ else ["bfloat16", "float32"])
 def test_codes_do_not_depend_on_the_layout(dtype: str) -> None:
     """Up to the few that a chance rounds to the other neighbour: groups of other places would change most codes."""
     recorded: Any = dict(rounding="compensated") if dtype == "bfloat16" else {}
