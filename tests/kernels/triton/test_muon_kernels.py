@@ -17,7 +17,6 @@ pytestmark = pytest.mark.slow  # programs are interpreted
 SHAPES = {"a": (34, 20), "b": (34, 20), "c": (34, 20), "wide": (20, 34), "conv": (5, 4, 3, 2)}
 #: Where products are symmetric or have an addend, tiles of both sizes.
 LARGE = {"tall": (1536, 768), "wide": (768, 1536), "square": (1024, 1024)}
-OPTIONS: dict[str, Any] = dict(weight_decay=0.1, ns_dtype=None)
 
 
 def make(named: Any, engine: str, **options: Any) -> Any:
