@@ -13,5 +13,3 @@ def test_rules_are_pure_formulas() -> None:
     words = ("import numpy", "import torch", "import jax", ".device", "random.", " += ", " -= ", " *= ", " /= ")
     for path in (ROOT / "src/thalweg/rules").glob("*.py"):
         assert [word for word in words if word in path.read_text()] == [], path.name
-
-

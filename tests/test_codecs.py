@@ -124,5 +124,3 @@ def test_a_first_state_takes_little_more_memory_than_it_has() -> None:
 
 
 # ---- the one table of dtypes, held against the libraries that have them
-
-

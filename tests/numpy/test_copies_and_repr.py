@@ -67,7 +67,6 @@ class TestCopies:
         assert bits(half) == bits(plain)
         assert repr(Mine(0.1)) == "Mine(lr=0.1)"
 
-
     def test_what_is_no_option_cannot_be_changed(self) -> None:
         with pytest.raises(OptionError, match="LARS has no option 'betas'"):
             LARS(0.1).with_options(betas=(0.9, 0.99))

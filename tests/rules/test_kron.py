@@ -218,8 +218,6 @@ def test_factors_in_bfloat16_stay_positive_on_low_rank_gradients() -> None:
 
 
 class TestParts:
-
-
     def test_expected_damping_is_the_average_of_drawn_damping(self) -> None:
         rng = np.random.default_rng(0)
         factors = [rng.standard_normal((1, 3, 3)), rng.standard_normal((1, 4))]

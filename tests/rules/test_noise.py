@@ -47,5 +47,3 @@ def test_positions_beyond_32_bits_do_not_repeat() -> None:
 
     near, far = (bits(space, LIKE, **KEY) for space in (xp, Far()))
     assert np.mean(near == far) < 1e-4
-
-

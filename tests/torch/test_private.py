@@ -20,7 +20,7 @@ from thalweg.torch import private  # noqa: E402
 
 
 def told() -> str:
-    """The bits of steps of every rule by every engine, under autocast and after loading, and how many steps are seen."""
+    """The bits of steps of every rule by every engine, some under autocast, and how many of them a hook has seen."""
     digest, seen = hashlib.sha256(), list[object]()
     handle = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
     for rule, engine in ((rule, engine) for rule in RULES for engine in ("auto", "foreach", "reference")):

@@ -44,5 +44,3 @@ def test_one_decision_about_what_is_not_finite() -> None:
     train(optimizer, named, [second])
     assert all(torch.equal(p, start) for (_, p), start in zip(named, before, strict=True))
     assert (optimizer.skipped, optimizer.nonfinite()) == (1, ["vector"])
-
-
