@@ -13,7 +13,7 @@ from tolerances import FLOAT32, FLOAT64
 
 from thalweg import option
 from thalweg.errors import OptimError, OptionError
-from thalweg.rules import RULES, SGD, Kron, Muon, Rule
+from thalweg.rules import LARS, RULES, SGD, Kron, Muon, Rule
 from thalweg.spaces import numpy as xp
 
 pytest.importorskip("hypothesis")
@@ -148,6 +148,13 @@ def test_stacked_slices_are_stepped_as_if_alone(rule: type[Rule]) -> None:
                     whole = state[key]
                     part = whole if whole.ndim == entry.ndim else whole[i]
                     assert close(part, entry), (options, shape, key)
+
+
+def test_a_tensor_of_zeros_has_the_ratio_that_is_asked_for() -> None:
+    g = np.linspace(-1.0, 2.0, 12).reshape(3, 4)
+    for options, ratio in (({}, 1.0), (dict(zero_ratio="eta"), 1e-3)):
+        p, _ = run(LARS(**options), np.zeros((3, 4)), [g], lr=0.1)
+        assert close(p, -0.1 * ratio * g)
 
 
 #: Options that do not go together, or of which one part is wrong; what one value alone says is in tests/numpy.
