@@ -25,7 +25,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "show and integrations": (1070, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2855, ("src/thalweg/",)),
     "tests": (26515, ("tests/",)),
-    "tools": (1040, ("tools/",)),
+    "tools": (1000, ("tools/",)),
     "words of the docs": (65420, ("docs/", "README.md")),
 }
 

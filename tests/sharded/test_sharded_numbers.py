@@ -98,7 +98,7 @@ def trained(rule: str, **how: Any) -> Run:
 
 
 MANY_OVERRIDES = (("*e*", dict(weight_decay=0.2)), ("matrix", dict(lr_scale=0.1)), ("kernel", dict(stacked_axes=1)))
-ABSENT = {0: ("matrix", "vector"), 1: ("matrix", "scalar"), 3: ("large",)}
+ABSENT = {0: ("matrix", "vector"), 1: ("matrix", "scalar"), 2: ("large",)}
 SPOILT: dict[str, Any] = dict(spoilt=((1, "matrix", math.nan),), absent={2: ("cube",)})
 #: The moments of a lone number may cancel, and then have no digits left to compare.
 SKIPPING: dict[str, Any] = dict(options=dict(on_nonfinite="skip"), spoilt=((0, "matrix", math.nan),))
