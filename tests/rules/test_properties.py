@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 from drive import gradients, run
 from tolerances import FLOAT32, FLOAT64
 
-from thalweg import option
 from thalweg.errors import OptimError, OptionError
-from thalweg.rules import LARS, RULES, SGD, Kron, Muon, Rule
+from thalweg.rules import LARS, RULES, Kron, Muon, Rule
 from thalweg.spaces import numpy as xp
 
 pytest.importorskip("hypothesis")
@@ -188,19 +186,3 @@ MISFITS: list[tuple[str, dict[str, Any], str]] = [
 def test_what_does_not_go_together_is_refused(rule: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
         RULES[rule](**options).validate()
-
-
-def test_a_new_rule_is_tried_by_having_fields() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Fresh(SGD):
-        mode: Literal["one", "two", "three"] = option("one", "A choice.")
-        share: float = option(0.5, "A number.", low=0, below=1)
-        also: float | None = option(None, "One that needs another.", above=0, needs="mode = 'two'")
-
-    tried = one_by_one(Fresh)
-    values = {name: {own[name] for own in tried if name in own} for name in ("mode", "share", "also")}
-    assert values["mode"] == {"two", "three"}
-    assert {0.0, 0.99} < values["share"]
-    assert max(values["share"]) < 1
-    assert values["also"]
-    assert all(own["mode"] == "two" for own in tried if "also" in own)
