@@ -241,6 +241,39 @@ def test_one_decision_about_what_is_not_finite() -> None:
     assert (optimizer.skipped, optimizer.nonfinite()) == (1, ["vector"])
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs need a GPU")
+def test_captured_steps_of_mixtures_go_on() -> None:
+    entries = [("matrix", LAMB.options(lr=0.01)), ("*", AdamW.options(lr=0.01))]
+    results = []
+    for captured in (False, True):
+        named = parameters(shapes=MIXED)
+        optimizer = Mixture(named, entries, capturable=True)
+        for _, p in named:
+            p.grad = torch.ones_like(p)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            optimizer.step()
+            optimizer.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        run: Any = optimizer.step
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+            run = graph.replay
+        for _ in range(3):
+            for _, p in named:
+                p.grad.mul_(-0.5)
+            run()
+        torch.cuda.synchronize()
+        assert {float(state["step"]) for state in optimizer.state.values()} == {5.0}
+        results.append(named)
+    for (name, p), (_, q) in zip(*results, strict=True):
+        assert torch.equal(p, q), name
+
+
 # ---- products of matrices between kernels
 
 
