@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "numpy": (975, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
     "plan": (610, ("src/thalweg/plan/",)),
-    "check": (3445, ("src/thalweg/check/",)),
+    "check": (3440, ("src/thalweg/check/",)),
     "show and integrations": (1070, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2855, ("src/thalweg/",)),
     "tests": (26425, ("tests/",)),

@@ -7,7 +7,6 @@ what must hold and why it matters; its group is its module, unless ``GROUPS`` na
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import pickle
@@ -94,8 +93,8 @@ def check(
 
 def run_checks(subject: Subject, checks: Sequence[Check], world: Ranks) -> Report:
     """Run checks one after the other, and report what each of them says."""
-    sent = pack(subject, checks)
-    return Report(subject.name, [judge(check, subject, sent, world) for check in checks])
+    require_sendable(subject, checks)
+    return Report(subject.name, [judge(check, subject, world) for check in checks])
 
 
 def checks_of(kind: str) -> list[Check]:
@@ -162,7 +161,8 @@ class Tests:
     """A plugin of pytest: its tests are these checks, of one optimizer."""
 
     def __init__(self, subject: Subject, checks: Sequence[Check], world: Ranks) -> None:
-        self.subject, self.checks, self.world, self.sent = subject, checks, world, pack(subject, checks)
+        require_sendable(subject, checks)
+        self.subject, self.checks, self.world = subject, checks, world
 
     def pytest_configure(self, config: pytest.Config) -> None:
         config.args = [f"{inspect.getfile(check)}::{check.__name__}" for check in self.checks]
@@ -174,7 +174,7 @@ class Tests:
 
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
         """Run a check: a test fails with its docstring and what was seen."""
-        verdict = judge(pyfuncitem.obj, self.subject, self.sent, self.world)
+        verdict = judge(pyfuncitem.obj, self.subject, self.world)
         if verdict.outcome == FAILED:
             pytest.fail(f"{verdict.holds} Seen: {verdict.seen}", pytrace=False)
         if verdict.outcome == NOT_OFFERED:
@@ -182,10 +182,10 @@ class Tests:
         return True
 
 
-def pack(subject: Subject, checks: Iterable[Check]) -> bytes:
-    """The subject as other processes get it, if checks need them; a CommandError where it cannot be sent."""
+def require_sendable(subject: Subject, checks: Iterable[Check]) -> None:
+    """Refuse a subject that checks need in other processes, and that cannot be sent there."""
     try:
-        return pickle.dumps(subject) if any(map(is_over_ranks, checks)) else b""
+        _ = pickle.dumps(subject) if any(map(is_over_ranks, checks)) else None
     except Exception as error:
         raise CommandError(
             f"{subject.given!r} cannot be sent to other processes, which ranks=... needs ({describe_error(error)}); "
@@ -193,8 +193,8 @@ def pack(subject: Subject, checks: Iterable[Check]) -> bytes:
         ) from error
 
 
-def judge(check: Check, subject: Subject, sent: bytes, world: Ranks) -> Verdict:
-    return run_over_ranks(world, check, sent) if is_over_ranks(check) else run(check, subject)
+def judge(check: Check, subject: Subject, world: Ranks) -> Verdict:
+    return run_over_ranks(world, check, subject) if is_over_ranks(check) else run(check, subject)
 
 
 def run(check: Check, subject: Subject) -> Verdict:
@@ -215,20 +215,14 @@ def make_world(size: int) -> Ranks:
     return Ranks(size, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"]])
 
 
-def reply(asked: tuple[Check, bytes]) -> Verdict:
+def reply(asked: tuple[Check, Subject]) -> Verdict:
     """What a check says in a rank."""
-    return run(asked[0], receive(asked[1]))
+    return run(*asked)
 
 
-@functools.lru_cache(maxsize=1)
-def receive(sent: bytes) -> Subject:
-    """A subject in a rank: the same for check after check."""
-    return pickle.loads(sent)  # type: ignore[no-any-return]
-
-
-def run_over_ranks(world: Ranks, check: Check, sent: bytes) -> Verdict:
+def run_over_ranks(world: Ranks, check: Check, subject: Subject) -> Verdict:
     """What the ranks say: the first failure, or what all of them say. Ranks that disagree are replaced."""
-    answers = world.ask(pickle.dumps((check, sent)), patience=PATIENCE, hurries=lambda _: True)
+    answers = world.ask(pickle.dumps((check, subject)), patience=PATIENCE, hurries=lambda _: True)
     verdicts: list[Verdict] = [answer for answer in answers if not isinstance(answer, Silence)]
     silent = [str(rank) for rank, answer in enumerate(answers) if isinstance(answer, Silence)]
     if silent or len({verdict.outcome for verdict in verdicts}) > 1:
