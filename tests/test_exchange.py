@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -121,10 +122,14 @@ def in_jax(case: str, params: Mapping[str, Any], state: Any = None) -> Run:
 FRONT_ENDS: dict[str, Any] = {"numpy": in_numpy, "torch": in_torch, "jax": in_jax}
 HERE = [name for name in FRONT_ENDS if importlib.util.find_spec(name)]
 PAIRS = [pytest.param(here, there, id=f"{here} to {there}") for here in HERE for there in HERE]
+#: By day each writes what the next one reads.
+ROUND = [pair for pair in PAIRS if pair.values[0] != pair.values[1]]
+if "THALWEG_TESTS_SOON" in os.environ:
+    ROUND = [pair for pair in ROUND if pair.values == (HERE[HERE.index(pair.values[1]) - 1], pair.values[1])]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("here", "there"), [pair for pair in PAIRS if pair.values[0] != pair.values[1]])
+@pytest.mark.parametrize(("here", "there"), ROUND)
 @pytest.mark.parametrize("case", CASES)
 def test_three_steps_here_and_three_there_are_six_steps(case: str, here: str, there: str) -> None:
     start, grads = drawn(0), [drawn(seed) for seed in range(1, 7)]

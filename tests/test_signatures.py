@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import typing
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 from thalweg import numpy as front_end
+from thalweg.errors import OptionError
+from thalweg.given import GONE
 from thalweg.rules import AROUND, RULES, Annealed
 from thalweg.rules.options import options_of
 from thalweg.settings import Handling, option_names
@@ -230,3 +233,40 @@ def test_hints_work_where_typing_has_no_unpack(extensions: str) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+# ---- options that are gone: refused as unknown ones are, in every front end, with what to use instead
+
+
+def calls(front_end: str, given: dict[str, Any]) -> list[Callable[[], Any]]:
+    """All ways to give options to an optimizer."""
+    module = pytest.importorskip(f"thalweg.{front_end}")
+    if front_end == "numpy":
+        return [lambda: module.AdamW(0.1, **given), lambda: module.AdamW(0.1).with_options(**given)]
+    if front_end == "optax":
+        return [lambda: module.adamw(0.1, **given)]
+    weight = pytest.importorskip("torch").zeros(3, requires_grad=True)
+    return [
+        lambda: module.AdamW([weight], lr=0.1, **given),
+        lambda: module.AdamW([{"params": [weight], **given}], lr=0.1),
+        lambda: module.AdamW([weight], lr=0.1, overrides=[("*", given)]),
+    ]
+
+
+@pytest.mark.parametrize("front_end", ["numpy", "torch", "optax"])
+def test_what_is_gone_is_refused_with_what_to_use(front_end: str) -> None:
+    for option, instead in GONE.items():
+        assert all(option not in option_names(rule) for rule in RULES.values())
+        for call in calls(front_end, {option: 1}):
+            with pytest.raises(
+                OptionError, match=rf"no option '{option}': it is gone since 0\.3: {re.escape(instead)}"
+            ):
+                call()
+
+
+def test_rules_are_pure_formulas() -> None:
+    """No rule asks for a framework, a dtype, a device or a generator, or changes anything in place."""
+    assert (ROOT / "src/thalweg/py.typed").exists()
+    words = ("import numpy", "import torch", "import jax", ".device", "random.", " += ", " -= ", " *= ", " /= ")
+    for path in (ROOT / "src/thalweg/rules").glob("*.py"):
+        assert [word for word in words if word in path.read_text()] == [], path.name

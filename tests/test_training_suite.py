@@ -19,7 +19,7 @@ pytest.importorskip("rich")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 try:
-    from benchmarks.training import contestants, draw, run
+    from benchmarks.training import contestants, draw
     from benchmarks.training.tasks import SuiteTask
 finally:
     sys.path.remove(str(ROOT))
@@ -63,23 +63,6 @@ def line_task(name: str, data: Path | None, *, tiny: bool) -> SuiteTask:
         decay=0.1,
         fingerprint="points",
     )
-
-
-def test_the_same_command_goes_on_and_scores_test_data_once_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "make_task", line_task)
-    monkeypatch.setattr(run, "check_task", lambda name, data: None)
-    given = ["--tasks", "line", "--contestants", "torch SGD", "--device", "cpu", "--records", str(tmp_path)]
-    run.main([*given, "--beyond", "0"])
-    first, _ = read_records(tmp_path / "line" / RECORDS)
-    run.main([*given, "--beyond", "0", "--seeds", "2"])
-    records, _ = read_records(tmp_path / "line" / RECORDS)
-    assert list(records)[:3] == list(first)
-    assert len(records) == 5
-    for record in records.values():
-        scores = record.result.score or ()
-        assert [score is not None for score in scores] == [False] * (len(scores) - 1) + [True]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what peers import

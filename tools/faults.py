@@ -1,9 +1,8 @@
-"""A bank of faults, each of which some test has to find: made one at a time, in copies of the source.
+"""A bank of faults, each of which some test has to find: made one at a time, where Python imports the source.
 
-python tools/faults.py list                                 the faults, each with a name
-python tools/faults.py green.jsonl bank.jsonl               make them; a second call goes on
-python tools/faults.py green.jsonl bank.jsonl 40            only forty of them, drawn by the commit's hash
-python tools/faults.py compare before.jsonl after.jsonl     by room what was killed, and what survives
+python tools/faults.py list                       the faults, each with a name
+python tools/faults.py green.jsonl bank.jsonl     make them; a second call goes on
+python tools/faults.py green.jsonl bank.jsonl 40  only forty of them, drawn by the commit's hash
 
 First all tests run on unbroken code: what each takes, and which functions it reaches. Those tests are asked about a
 fault that reach its function, and the first failure ends it. faults.txt has the rooms, the faults that are written by
@@ -19,35 +18,30 @@ import hashlib
 import itertools
 import json
 import os
-import queue
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE, WRITTEN = ROOT / "src/thalweg", ROOT / "tools/faults.txt"
+SOURCE, WRITTEN, WATCH = ROOT / "src/thalweg", ROOT / "tools/faults.txt", ROOT / "tools/watch"
 #: What only people read, what only costs time, and what only a build or a GPU runs: no test can say that it is wrong.
 FOR_PEOPLE = ("__repr__", "__str__", "explain", "warn", "refuse", "tell", "reason", "in_words", "cost", "count_prod")
 FOR_SPEED = ("warn", "cache_clear", "flush", "fsync", "mkdir", "unlink", "simplefilter")
 ELSEWHERE = ("kernels/cpu/shipped.py", "kernels/triton/launching.py", "check/command.py", "check/devices.py")
 UNREAD = (ast.Raise, ast.Assert, ast.JoinedStr, ast.arguments, ast.While, ast.ExceptHandler)
-PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "sitecustomize", "-m", "not gpu"]
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "sitecustomize", "-m", "not gpu"]
 PYTEST += ["--hypothesis-profile=few", "--hypothesis-seed=0"]
 LANE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "THALWEG_TESTS_SOON"), "1")
 LANE |= {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
-#: Seconds: of a whole file, unbroken; of a fault; of tests that run before others are collected; of one file's tests.
-FILE_LIMIT, FAULT_LIMIT, FIRST_RUN, MOST_OF_FILE = 300.0, 60.0, 10.0, 20.0
-#: What a copy of the tree is made without.
-LEFT_OUT = (".git", ".venv", ".envs", "build", "dist", "report", "__pycache__", ".*_cache")
+LANE |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(WATCH), os.environ.get("PYTHONPATH"))))}
+#: Seconds: of a whole file, unbroken, and of a fault.
+FILE_LIMIT, FAULT_LIMIT = 300.0, 90.0
 
 
 class Fault(NamedTuple):
@@ -62,35 +56,38 @@ class Fault(NamedTuple):
     says: str
 
 
+OPPOSITE = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
+ORDERED = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+
+
 def changes(node: Any) -> Iterator[tuple[str, Any, Any]]:
     """What may be done to a node: the kind of fault, what is taken out, and what comes in its place."""
-    if isinstance(node, ast.BinOp) and not any(map(is_text, (node.left, node.right))):
-        pairs = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
-        if type(node.op) in pairs:
-            yield "operator", node, ast.BinOp(node.left, pairs[type(node.op)](), node.right)
-            yield "dropped", node, node.left
-        if isinstance(node.op, (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)):
-            yield "swapped", node, ast.BinOp(node.right, node.op, node.left)
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
-        yield "sign", node, node.operand
-    elif isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise):
-        yield "guard", node.test, ast.Constant(False)
-    elif isinstance(node, (ast.If, ast.IfExp)):
-        yield "negated", node.test, ast.UnaryOp(ast.Not(), node.test)
-    elif isinstance(node, ast.BoolOp):
-        yield "and-or", node, ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
-    elif isinstance(node, ast.comprehension) and node.ifs:
-        yield "all-taken", node.ifs[0], ast.Constant(True)
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        called = getattr(node.value.func, "attr", getattr(node.value.func, "id", ""))
-        if called not in FOR_SPEED:
-            yield "not-done", node, ast.Pass()
-    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], (ast.Attribute, ast.Subscript)):
-        yield "not-stored", node, ast.Pass()
-    elif isinstance(node, (ast.Subscript, ast.Compare)):
-        for part in [node.slice] if isinstance(node, ast.Subscript) else node.comparators:
-            if isinstance(part, ast.Constant) and type(part.value) is int:
-                yield "off-by-one", part, ast.Constant(part.value + 1)
+    match node:
+        case ast.BinOp(left=x, op=op, right=y) if not (is_text(x) or is_text(y)):
+            if type(op) in OPPOSITE:
+                yield "operator", node, ast.BinOp(x, OPPOSITE[type(op)](), y)
+                yield "dropped", node, x
+            if isinstance(op, ORDERED):
+                yield "swapped", node, ast.BinOp(y, op, x)
+        case ast.UnaryOp(op=ast.USub(), operand=x) if not isinstance(x, ast.Constant):
+            yield "sign", node, x
+        case ast.If(test=test, body=[ast.Raise(), *_]):
+            yield "guard", test, ast.Constant(False)
+        case ast.If(test=test) | ast.IfExp(test=test):
+            yield "negated", test, ast.UnaryOp(ast.Not(), test)
+        case ast.BoolOp(op=op, values=values):
+            yield "and-or", node, ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values)
+        case ast.comprehension(ifs=[first, *_]):
+            yield "all-taken", first, ast.Constant(True)
+        case ast.Expr(value=ast.Call(func=called)):
+            if getattr(called, "attr", getattr(called, "id", "")) not in FOR_SPEED:
+                yield "not-done", node, ast.Pass()
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript(), *_]):
+            yield "not-stored", node, ast.Pass()
+        case ast.Subscript() | ast.Compare():
+            for part in [node.slice] if isinstance(node, ast.Subscript) else node.comparators:
+                if isinstance(part, ast.Constant) and type(part.value) is int:
+                    yield "off-by-one", part, ast.Constant(part.value + 1)
 
 
 def is_text(node: ast.AST) -> bool:
@@ -171,28 +168,15 @@ def order_of(fault: Fault, seed: str = "") -> bytes:
     return hashlib.sha256(f"{seed}{fault.name}".encode()).digest()
 
 
-class Worker:
-    """A copy of the tree, in which one fault at a time is made."""
-
-    def __init__(self, folder: Path) -> None:
-        self.tree, self.log, self.chosen, self.cache = (folder / name for name in ("tree", "log", "chosen", "cache"))
-        self.source, self.made = self.tree / "src/thalweg", 0
-        shutil.copytree(ROOT, self.tree, ignore=shutil.ignore_patterns(*LEFT_OUT))
-        shutil.copy(ROOT / "tools/fault_watch.py", folder / "sitecustomize.py")
-        paths = os.pathsep.join([str(folder), str(self.tree / "src"), os.environ.get("PYTHONPATH", "")])
-        own = {"PYTHONPATH": paths, "THALWEG_CACHE": self.cache, "FAULTS_LOG": self.log, "FAULTS_CHOSEN": self.chosen}
-        self.surroundings = {**os.environ, **LANE, "PYTHONDONTWRITEBYTECODE": "", **{k: str(v) for k, v in own.items()}}
-
-    def run(self, tests: list[str], limit: float, *options: str, **more: str) -> tuple[str, list[list[str]]]:
-        """Run tests, or files of them: how it ended, and what fault_watch.py has written."""
-        self.log.write_text("")
-        self.chosen.write_text("\n".join(tests))
-        files = dict.fromkeys(test.partition("::")[0] for test in tests)
-        process = subprocess.Popen(
-            [sys.executable, *PYTEST, *options, *files],
-            **dict(cwd=self.tree, env={**self.surroundings, **more}, start_new_session=True),
-            **dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL),
-        )
+def run(tests: list[str], limit: float, *options: str, **told: Any) -> tuple[str, list[list[str]]]:
+    """Run tests, or files of them: how it ended, and what the watch has written. told: what the watch does."""
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        log = Path(folder, "log")
+        told = {"log": str(log), "chosen": tests, **told}
+        surroundings = {**os.environ, **LANE, "THALWEG_CACHE": f"{folder}/cache", "FAULTS_WATCH": json.dumps(told)}
+        command = [*PYTEST, *options, *dict.fromkeys(test.partition("::")[0] for test in tests)]
+        quiet = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+        process = subprocess.Popen(command, cwd=ROOT, env=surroundings, start_new_session=True, **quiet)
         try:
             ended = {0: "passed", 5: "passed", 1: "failed"}.get(process.wait(limit), "broken")
         except subprocess.TimeoutExpired:
@@ -200,111 +184,68 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        return ended, [line.split("\t", 1) for line in self.log.read_text().splitlines()]
-
-    def try_file(self, file: str) -> dict[str, Any]:
-        """What each test of a file takes, and which tests reach each function; without those that fail."""
-        start = time.perf_counter()
-        ended, log = self.run([file], FILE_LIMIT, FAULTS_SOURCE=str(self.source))
-        failed, tests, functions = {what for kind, what in log if kind == "failed"}, [], {}
-        for kind, what in log:
-            if kind == "test":
-                tests.append([what, 0.0])
-            elif tests and tests[-1][0] not in failed and kind == "took":
-                tests[-1][1] += float(what)
-            elif tests and tests[-1][0] not in failed and kind == "function":
-                functions.setdefault(what, {})[len(tests) - 1] = None
-        told = {"name": file, "status": ended, "seconds": time.perf_counter() - start, "tests": tests}
-        return {**told, "functions": {name: [*places] for name, places in functions.items()}}
-
-    def try_fault(self, fault: Fault, asked: list[tuple[float, list[str]]]) -> dict[str, Any]:
-        """Make a fault, and see which test fails of those that reach its function."""
-        start, status, by = time.perf_counter(), "survived" if fault.start >= 0 else "stale", ""
-        path, original = self.source / fault.path, SOURCE / fault.path
-        times = list(itertools.accumulate(cost for cost, _ in asked))
-        cut, end = bisect(times, FIRST_RUN), max(1, bisect(times, 0.75 * FAULT_LIMIT))
-        if status != "stale":
-            code, self.made = original.read_bytes(), self.made + 1
-            path.write_bytes(code[: fault.start] + fault.new.encode() + code[fault.start + len(fault.old.encode()) :])
-            os.utime(path, (self.made, self.made))  # compiled Python is known by its time, in seconds
-            if fault.path.startswith("kernels/"):
-                shutil.rmtree(self.cache, ignore_errors=True)
-            for rows in filter(None, (asked[:cut], asked[cut:end])):
-                tests = [test for _, tests in rows for test in tests]
-                ended, log = self.run(tests, FAULT_LIMIT - time.perf_counter() + start, "-x")
-                if ended == "timeout":  # it hangs, unless so many tests just take long
-                    status, by = ("killed" if 2 * times[end - 1] < FAULT_LIMIT else status), ended
-                elif ended != "passed":
-                    status, by = "killed", next((what for kind, what in log if kind == "failed"), ended)
-                if by:
-                    break
-            shutil.copy2(original, path)
-        told = {"name": fault.name, "room": fault.room, "says": fault.says, "status": status, "by": by}
-        return {**told, "seconds": time.perf_counter() - start}
+        return ended, [line.split("\t", 1) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def choose_tests(fault: Fault, green: list[Any], first: tuple[str, ...]) -> list[tuple[float, list[str]]]:
-    """The tests that reach a fault, by file, with what they take: files of its room first, then fast ones."""
-    found, names = [], {f"{fault.path}:{fault.function}"}
-    if not any(names & row["functions"].keys() for row in green):
-        names = {name for row in green for name in row["functions"] if name.startswith(f"{fault.path}:")}
+def try_file(file: str) -> dict[str, Any]:
+    """What each test of a file takes, and which functions it reaches; without those that fail."""
+    start, tests, seen = time.perf_counter(), dict[str, Any](), [0.0, list[str]()]
+    for kind, what in run([file], FILE_LIMIT, source=str(SOURCE))[1]:
+        if kind == "test":
+            seen = tests.setdefault(what, [0.0, []])
+        elif kind == "took":
+            seen[0] += float(what)
+        elif kind == "function":
+            seen[1].append(what)
+        else:
+            tests.pop(what, None)
+    return {"name": file, "status": f"{len(tests)} fine", "seconds": time.perf_counter() - start, "tests": tests}
+
+
+def try_fault(fault: Fault, green: list[Any], first: tuple[str, ...]) -> dict[str, Any]:
+    """Make a fault, and see which test fails of those that reach its function: file by file, its room's before others.
+
+    If none is known to reach the function, those are asked that reach another one of its file.
+    """
+    start, status, by, asked = time.perf_counter(), "survived" if fault.start >= 0 else "stale", "", list[Any]()
+    made = str(SOURCE / fault.path), fault.start, len(fault.old.encode()), fault.new
+    functions = {name for row in green for _, names in row["tests"].values() for name in names}
+    reached = {f"{fault.path}:{fault.function}"} & functions
+    reached = reached or {name for name in functions if name.startswith(f"{fault.path}:")}
     for row in green:
-        places = {place for name in names & row["functions"].keys() for place in row["functions"][name]}
-        reaching = sorted((row["tests"][place][1], row["tests"][place][0]) for place in places)
-        times = list(itertools.accumulate(took for took, _ in reaching))
-        if reaching:
-            within = bisect(times, MOST_OF_FILE) or 1
-            cost = max(0.1, row["seconds"] - sum(took for _, took in row["tests"])) + times[within - 1]
-            far = 1 if row["name"].startswith(first) else 4
-            found.append((far * (cost + 1), cost, [test for _, test in reaching[:within]]))
-    return [(cost, tests) for _, cost, tests in sorted(found)]
+        if tests := {test: took for test, (took, names) in row["tests"].items() if not reached.isdisjoint(names)}:
+            took = sum(tests.values())
+            asked.append(((1 if row["name"].startswith(first) else 4) * (took + 1), took, list(tests)))
+    for _, took, tests in sorted(asked):
+        left = FAULT_LIMIT - time.perf_counter() + start
+        if status == "survived" and not by and left > 0:
+            ended, log = run(tests, left, "-x", fault=made)
+            if ended == "timeout":  # it hangs, unless so many tests just take long
+                status, by = ("killed" if 2 * took < left else status), ended
+            elif ended != "passed":
+                status, by = "killed", next((what for kind, what in log if kind == "failed"), ended)
+    told = {"name": fault.name, "room": fault.room, "says": fault.says, "status": status, "by": by}
+    return {**told, "seconds": time.perf_counter() - start}
 
 
-def work(tasks: Iterable[Any], do: Callable[[Worker, Any], dict[str, Any]], record: Path) -> None:
-    """Do what is not recorded yet, in as many copies of the tree as there are cores."""
+def work(tasks: Iterable[Any], do: Callable[[Any], dict[str, Any]], record: Path) -> list[dict[str, Any]]:
+    """Do what is not recorded yet, as many at a time as there are cores; all that is recorded then."""
     record.parent.mkdir(parents=True, exist_ok=True)
-    known, lock, workers = {row["name"] for row in read(record)}, threading.Lock(), queue.SimpleQueue[Worker]()
-    cores = os.cpu_count() or 1
-
-    def do_one(task: Any) -> None:
-        worker = workers.get()
-        row = do(worker, task)
-        workers.put(worker)
-        with lock, record.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+    with record.open("a+", encoding="utf-8") as file, ThreadPoolExecutor(os.cpu_count()) as executor:
+        file.seek(0)
+        rows = [json.loads(line) for line in file]
+        known = {row["name"] for row in rows}
+        begun = [executor.submit(do, task) for task in tasks if getattr(task, "name", task) not in known]
+        for each in as_completed(begun):
+            rows.append(row := each.result())
+            print(json.dumps(row), file=file, flush=True)
             print(f"{row['status']:9}{row['seconds']:7.1f} s  {row['name']}  {row.get('by', '')}", flush=True)
-
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder, ThreadPoolExecutor(cores) as executor:
-        for number in range(cores):
-            workers.put(Worker(Path(folder, str(number))))
-        list(executor.map(do_one, [task for task in tasks if getattr(task, "name", task) not in known]))
-
-
-def read(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return rows
 
 
 def shorten(name: str) -> str:
     """What a fault is known by in all records: one that is written may have come into a function of another name."""
     return name.rpartition(":")[2] if ":written:" in name else name
-
-
-def compare(before: list[dict[str, Any]], after: list[dict[str, Any]], known: set[str]) -> bool:
-    """Print by room what was killed, and what survives; whether all of that is known, and was not killed before."""
-    killed, all_known = {shorten(row["name"]) for row in before if row["status"] == "killed"}, True
-    print(f"{'room':<30}{'made':>7}{'killed before':>15}{'killed after':>14}{'stale':>7}")
-    for room in [*sorted({row["room"] for row in after}), "all"]:
-        rows = [row for row in after if room in ("all", row["room"])]
-        counts = collections.Counter(row["status"] for row in rows)
-        old = sum(shorten(row["name"]) in killed for row in rows)
-        print(f"{room:<30}{len(rows):7}{old:15}{counts['killed']:14}{counts['stale']:7}")
-    for row in sorted(after, key=lambda row: row["name"]):
-        name, survived = shorten(row["name"]), row["status"] == "survived"
-        is_lost = survived and (name in killed or name not in known)
-        all_known = all_known and not is_lost
-        if row["status"] != "killed":
-            print(f"{row['status']:9}{'LOST ' * is_lost}{row['name']}: {row['says']}")
-    return all_known
 
 
 def main(*given: str) -> int:
@@ -313,17 +254,21 @@ def main(*given: str) -> int:
         for fault in faults:
             print(f"{fault.name}\n    {fault.says}: {fault.old!r} -> {fault.new!r}{' STALE' * (fault.start < 0)}")
         return 0
-    if given[:1] == ("compare",):
-        return 0 if compare(read(Path(given[1])), read(Path(given[2])), known) else 1
     baseline, record, *sample = given
     if sample:
         commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
         faults = sorted(faults, key=lambda fault: order_of(fault, commit))[: int(*sample)]
     found = sorted(ROOT.glob("tests/**/test_*.py"), key=lambda path: -path.stat().st_size)
-    work([str(path.relative_to(ROOT)) for path in found if path.parent.name != "gpu"], Worker.try_file, Path(baseline))
-    green = [row for row in read(Path(baseline)) if row["status"] in ("passed", "failed")]
-    work(faults, lambda at, fault: at.try_fault(fault, choose_tests(fault, green, rooms[fault.room][2])), Path(record))
-    return 0 if compare([], read(Path(record)), known) else 1
+    files = [str(path.relative_to(ROOT)) for path in found if path.parent.name != "gpu"]
+    green = work(files, try_file, Path(baseline))
+    rows = work(faults, lambda fault: try_fault(fault, green, rooms[fault.room][2]), Path(record))
+    left = sorted((row for row in rows if row["status"] != "killed"), key=lambda row: row["name"])
+    for room, counts in collections.Counter((row["room"], row["status"]) for row in rows).items():
+        print(*room, counts)
+    unknown = [row for row in left if row["status"] == "survived" and shorten(row["name"]) not in known]
+    for row in left:
+        print(f"{row['status']:9}{'UNKNOWN ' * (row in unknown)}{row['name']}: {row['says']}")
+    return 1 if unknown else 0
 
 
 if __name__ == "__main__":

@@ -18,8 +18,10 @@ from thalweg.rules import RULES, Rule
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 #: Every engine, and which share of the examples it is tried with: some compile a program for each, or interpret it.
 SHARES = {
-    "numpy native": 3,
-    "torch native": 3,
+    "torch reference": 3,
+    "torch lists": 2,
+    "numpy native": 4,
+    "torch native": 4,
     "torch triton": 12,
     "optax xla": 25,
     "optax update": 25,

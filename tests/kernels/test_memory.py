@@ -1,10 +1,13 @@
-"""Where arrays lie: at any address, in larger buffers that stay untouched, on top of one another.
+"""Where arrays lie: at any address, in larger buffers that stay untouched, on top of one another; and who keeps them.
 
-tests/numpy/test_whole_model.py has gradients in the memory of other parameters.
+tests/numpy/test_whole_model.py has gradients in the memory of other parameters, test_every_option.py copies that go on.
 """
 
 from __future__ import annotations
 
+import gc
+import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -125,3 +128,32 @@ def test_a_narrow_gradient_in_the_memory_of_its_parameter(rule: str) -> None:
             optimizer.update("w", weights, halves if own else gradient)
             results.append({"w": weights})
         Both(optimizer, optimizer, *results).agree()
+
+
+# ---- what is held beside state: nothing of the caller's
+
+
+@every_rule
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+def test_a_copy_holds_state_and_no_parameters_or_gradients(rule: str, engine: str) -> None:
+    optimizer = made(rule, engine, **(dict(momentum=0.9) if rule == "Adafactor" else {}))
+    optimizer.update("w", np.ones(100_000, "float32"), np.ones(100_000, "float32"))
+    state = sum(entry.nbytes for entry in optimizer.state["w"].values())
+    assert state < len(pickle.dumps(optimizer)) < state + 50_000
+
+
+@every_rule
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+def test_gradients_are_let_go_after_a_step(rule: str, engine: str) -> None:
+    """Whoever frees them after a step gets their memory back."""
+
+    class Watched(np.ndarray):
+        pass
+
+    optimizer, weights = made(rule, engine), np.ones(1000, "float32")
+    gradient = np.ones(1000, "float32").view(Watched)
+    alive = weakref.ref(gradient)
+    optimizer.update("w", weights, gradient[:])
+    del gradient
+    gc.collect()
+    assert alive() is None

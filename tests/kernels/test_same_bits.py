@@ -87,12 +87,6 @@ def test_noise_for_any_number_of_threads_and_vectors_of_any_width() -> None:
     assert all(result == results[0] != bits(params) for result in results)
 
 
-def test_a_width_that_the_machine_does_not_have_is_refused() -> None:
-    assert not load().thalweg_choose_level(len(LEVELS))
-    assert not load().thalweg_choose_level(-2)
-    assert load().thalweg_choose_level(-1)
-
-
 @pytest.mark.parametrize("scale", [1.0, 1e18])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_a_pass_has_kept_is_what_the_next_would_compute(dtype: str, scale: float) -> None:

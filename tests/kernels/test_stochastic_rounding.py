@@ -13,7 +13,7 @@ from thalweg.boundary import ROUNDING_STREAM, rounded_stochastically
 from thalweg.kernels.cpu.library import is_here, levels, load
 from thalweg.kernels.cpu.tables import END, MEASURE, Operand, Options, Tables
 from thalweg.rules import LARS
-from thalweg.rules.noise import chance, tensor_id
+from thalweg.rules.noise import NORMAL_STREAMS, chance, stream_key, tensor_id
 from thalweg.settings import Handling
 from thalweg.spaces import numpy as reference
 
@@ -77,6 +77,17 @@ def test_chances_differ_by_seed_name_and_step_as_the_boundary_has_them(dtype: st
     found, expected = both(x, dtype, steps=3)
     alike(found, expected)
     assert len(seen | {found.tobytes()}) == 7
+
+
+def test_the_noise_of_kron_beyond_positions_of_32_bits() -> None:
+    """A piece that begins late is a piece of the whole. tests/engines has that the noise is that of the rule."""
+    keys = [stream_key(5, 6, stream) for stream in NORMAL_STREAMS]
+    for position in (0, 1000, 2**32 - 500, 3 * 2**32 - 1):
+        whole, part = np.empty(2000), np.empty(700)
+        load().thalweg_normal(whole.ctypes.data, 1, 2000, position, *keys, 7, 1)
+        load().thalweg_normal(part.ctypes.data, 1, 700, position + 900, *keys, 7, 1)
+        assert whole[900:1600].tobytes() == part.tobytes()
+        assert len(set(whole)) == 2000
 
 
 @sixteen_bits

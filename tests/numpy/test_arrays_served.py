@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,16 @@ def test_arithmetic_on_numbers_gives_gradients(name: str) -> None:
 @pytest.mark.parametrize("engine", ["auto", "reference"])
 @pytest.mark.parametrize("rule", FRONT_END)
 def test_state_lies_in_nobody_elses_memory(rule: str, engine: Any) -> None:
-    """Some keep a gradient as it is, and whoever fills it anew would change what is kept."""
+    """Some keep a gradient as it is, and whoever fills it anew would change what is kept; some step a batch."""
     for dtype in ("float32", "float64"):
-        optimizer, weights = FRONT_END[rule](0.1, engine=engine), np.full((3, 4), 0.5, dtype)
+        optimizer, params = FRONT_END[rule](0.1, engine=engine), {name: np.full((3, 4), 0.5, dtype) for name in "ab"}
         gradient = np.linspace(-1, 1, 12).reshape(3, 4).astype(dtype)
         gradient.flags.writeable = False
         for _ in range(2):
-            optimizer.update("w", weights, gradient)
-        assert not any(np.shares_memory(x, y) for x in optimizer.state["w"].values() for y in (weights, gradient))
+            optimizer.step(params, dict.fromkeys(params, gradient))
+        kept = [x for entries in optimizer.state.values() for key, x in entries.items() if key != "step"]
+        pairs = itertools.combinations([*kept, *params.values(), gradient], 2)
+        assert not any(np.shares_memory(x, y) for x, y in pairs)
 
 
 def test_what_is_cleared_is_forgotten_its_shape_too() -> None:

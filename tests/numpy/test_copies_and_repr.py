@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import re
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -18,14 +17,12 @@ from raw_arrays import (
     fingerprint,
     gradients,
     model,
-    option_fields,
     train,
 )
 
 from thalweg import Spikes
 from thalweg.errors import OptionError
 from thalweg.numpy import LAMB, LARS, Adafactor, Annealed, Kron, Optimizer
-from thalweg.rules import AROUND
 
 WORDS = {**FRONT_END, "Annealed": Annealed, "Spikes": Spikes, "re": re, "inf": math.inf}
 
@@ -69,15 +66,6 @@ class TestCopies:
         LARS(0.05, momentum=0.0).update("w", plain, np.ones(3))
         assert bits(half) == bits(plain)
         assert repr(Mine(0.1)) == "Mine(lr=0.1)"
-
-    @pytest.mark.parametrize("name", FRONT_END)
-    def test_options_can_be_found_and_defaults_are_those_of_the_rule(self, name: str) -> None:
-        optimizer = FRONT_END[name](halving)
-        wanted = {f"with_{option}" for option in (*option_fields(name), "lr", "variant", "overrides", "global_step")}
-        assert wanted <= set(dir(optimizer))
-        assert all(callable(getattr(optimizer, method)) for method in wanted)
-        around = {f.name: f.default for kind in AROUND for f in fields(kind)}
-        assert optimizer.options == {**around, **{option: f.default for option, f in option_fields(name).items()}}
 
     def test_what_is_no_option_cannot_be_changed(self) -> None:
         with pytest.raises(OptionError, match="LARS has no option 'betas'"):

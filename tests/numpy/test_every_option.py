@@ -20,7 +20,7 @@ pytest.importorskip("hypothesis")
 import strategies
 from agree import draw, draw_gradients, dtype_of
 from drive import run
-from hypothesis import given, reject
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from raw_arrays import SHAPES, Make, bits, copies, every_case, fingerprint, refused
 
@@ -255,6 +255,7 @@ def resumed(found: Optimizer, load: Callable[[Optimizer], None]) -> Optimizer:
 
 @pytest.mark.slow
 @every_rule
+@settings(max_examples=settings.default.max_examples // 3 + 1)  # each has seven copies
 @given(data=st.data())
 def test_a_run_goes_on_from_copies_and_files_to_the_last_bit(rule: type[Rule], data: Any) -> None:
     """And the original as if there were none; whatever the options, shapes and dtypes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -220,7 +221,13 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], int | None]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+#: By day left out: of each way to divide and each kind of rule another case has one, and each layout.
+TOGETHER = ("the compiler divides rows and columns", "types tell of rows and columns", "types tell of layers")
+TOGETHER += ("parts of matrices", "parts, unchecked", "layers of matrices")
+TRIED = [case for case in CASES if case not in TOGETHER or "THALWEG_TESTS_SOON" not in os.environ]
+
+
+@pytest.mark.parametrize("case", TRIED)
 def test_steps_are_those_of_one_device(case: str) -> None:
     """And few messages are sent for them, none of which is a whole parameter."""
     arguments, options, most = CASES[case]
@@ -301,7 +308,7 @@ CUT: Shapes = {"thin": ((64, 192), P(None, ("x", "y"))), "filter": ((64, 16, 4, 
 LEAN: dict[str, Any] = dict(state_dtype="int8", state_rounding="stochastic", seed=3)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16"] if "THALWEG_TESTS_SOON" in os.environ else ["bfloat16", "float32"])
 def test_codes_do_not_depend_on_the_layout(dtype: str) -> None:
     """Up to the few that a chance rounds to the other neighbour: groups of other places would change most codes."""
     recorded: Any = dict(rounding="compensated") if dtype == "bfloat16" else {}

@@ -236,12 +236,3 @@ def test_gram_iterations_of_badly_conditioned_momentum(shape: tuple[int, int], v
     assert moved.min() > 0.67
     assert np.linalg.norm(gram, 2) < 1.23  # the polynomial itself has a peak of 1.202
     assert np.linalg.norm(gram - exact) < np.linalg.norm(plain - exact) + 1e-3 * np.linalg.norm(exact)
-
-
-def test_the_iteration_is_chosen_by_the_shape() -> None:
-    rule = Muon(ns_method="auto")
-    assert [rule.iterates_gram(*shape) for shape in ((8, 16), (16, 8), (8, 15), (8, 8))] == [True, True, False, False]
-    assert rule.cost((10, 1000)) == 100 * (4 * 1000 + 14 * 10) == rule.cost((1000, 10))
-    assert rule.cost((10, 10)) == Muon().cost((10, 10)) == 5 * 100 * (2 * 10 + 10)
-    assert not Muon().iterates_gram(8, 800)
-    assert Muon(ns_method="gram").iterates_gram(8, 8)

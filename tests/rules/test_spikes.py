@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spiked import KINDS, STEPS, draw, factors_by_hand, judge_by_hand
+from spiked import KINDS, STEPS, draw, factors_by_hand
 from tolerances import FLOAT64
 
 import thalweg.numpy
@@ -24,26 +24,6 @@ def judge_all(norms: Any, spikes: Spikes) -> tuple[list[float | None], Any]:
         factors.append(None if is_skipped else judgement.scale.item() if spikes.action != "skip" else 1.0)
         kept = judgement.kept
     return factors, kept
-
-
-def spiky(count: int = 250) -> Any:
-    generator = np.random.default_rng(0)
-    norms = 1 + 0.1 * generator.normal(size=count)
-    norms[generator.choice(count, 20, replace=False)] *= generator.uniform(2, 1e6, size=20)
-    return np.abs(norms)
-
-
-@pytest.mark.parametrize(("window", "action"), [(2, "skip"), (3, "clip"), (128, "scale")])
-@pytest.mark.parametrize("limit", [dict(z=3.0), dict(quantile=0.95), dict(quantile=0.5)], ids=str)
-def test_norms_are_judged_as_by_a_plain_loop(window: int, action: Any, limit: Any) -> None:
-    spikes = Spikes(window=window, action=action, **limit)
-    norms = spiky()
-    found, kept = judge_all(norms, spikes)
-    wanted = judge_by_hand(list(norms), spikes)
-    assert [f is None for f in found] == [w is None for w in wanted]
-    pairs = [(f, w) for f, w in zip(found, wanted, strict=True) if f is not None and w is not None]
-    assert all(abs(f - w) < FLOAT64 * abs(w) for f, w in pairs)
-    assert kept[0] == sum(w != 1.0 for w in wanted) > 0
 
 
 @pytest.mark.parametrize(

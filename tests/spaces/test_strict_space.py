@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
-from thalweg.arrays import Space, Squares
+from thalweg.arrays import Squares
 from thalweg.errors import OptimError, RuleError
 from thalweg.rules import RULES
 from thalweg.settings import RuleOptions
@@ -33,13 +32,6 @@ def test_every_rule_may_do_what_it_does(name: str) -> None:
         except OptimError:
             continue
         try_update(rule, shape)
-
-
-def test_it_has_the_functions_of_every_space() -> None:
-    strict = Strict("Mine", frozenset())
-    for name, _ in inspect.getmembers(Space, inspect.isfunction):
-        if not name.startswith("_"):
-            assert callable(getattr(strict, name)), name
 
 
 #: What cannot be done with m, (4, 6), and v, (3,), and what is said of it; tests/test_own_rule_mistakes.py has more.
@@ -77,13 +69,3 @@ def test_what_no_library_can_do_is_refused_with_the_line(do: Any, message: str) 
     line = rf"^Mine, line {do.__code__.co_firstlineno} of .*{__name__.rpartition('.')[2]}.py: update "
     with pytest.raises(RuleError, match=f"{line}.*{message}"):
         do(xp, xp.array((4, 6)), xp.array((3,)))
-
-
-def test_both_sides_of_a_condition_are_looked_at() -> None:
-    xp = Strict("Mine", frozenset())
-    m = xp.array((4, 6))
-    assert xp.cond(True, lambda: (m, 0.0), lambda: None) == (m, 0.0)
-    told = []
-    chosen = xp.cond(m > 0, lambda: told.append("yes") or [m], lambda: told.append("no") or [m])
-    assert told == ["yes", "no"]
-    assert chosen[0].sizes == (4, 6)

@@ -1,7 +1,8 @@
 """Compiles, for GPUs that need not be here, every kernel that some steps would launch, as they would launch it.
 
-Run by itself, without Triton's interpreter: ``compile_launches.py RULE [OPTIONS AS JSON]``. Prints a line for each
-kernel that was compiled for all targets, with the registers that its threads have at most on NVIDIA's.
+Run by itself, without Triton's interpreter: ``compile_launches.py`` with a list of [rule, options] as JSON. Prints as
+JSON, for each of them, the kernels that were compiled for all targets, with the registers that their threads have at
+most on NVIDIA's; or what was raised.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from typing import Any
 
 import torch
@@ -30,7 +32,8 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 SHAPES = {"vector": (130,), "matrix": (70, 40), "kernel": (9, 7, 3, 2), "long": (3000,), "grouped": (64, 64)}
-#: Of each kernel: the most registers that a thread has.
+#: Of a case: for what it is compiled, and the most registers that a thread of each kernel has.
+targets: dict[str, GPUTarget] = {}
 compiled: dict[str, int] = {}
 
 
@@ -49,7 +52,7 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: A
         if isinstance(values[p.name], torch.Tensor) and values[p.name].data_ptr() % 16 == 0
     }
     name = f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
-    for target in TARGETS.values():
+    for target in targets.values():
         for (i,) in constants:  # products by descriptors, where they are made for it
             if kernel.params[i].name == "DESCRIBED":
                 constants[(i,)] = target.backend == "cuda" and target.arch >= 90
@@ -71,20 +74,25 @@ def registers_of(cubin: bytes | None) -> int:
     return int(re.findall(r"REG:(\d+)", told)[0])
 
 
-def main(rule: str, options: dict[str, Any]) -> None:
-    kernels.DEVICES.add("cpu")
-    JITFunction.run = compile_instead
+def launches(rule: str, options: dict[str, Any]) -> Any:
+    targets.update({name: TARGETS[name] for name in options.pop("targets", TARGETS)})
     dtype = getattr(torch, options.pop("dtype", "float32"))
-    for name in set(TARGETS) - set(options.pop("targets", TARGETS)):
-        del TARGETS[name]
     lr = torch.tensor(0.1) if options.pop("tensor_rate", False) else 0.1
     named = [(name, torch.nn.Parameter(torch.ones(shape).to(dtype))) for name, shape in SHAPES.items()]
-    optimizer = getattr(thalweg.torch, rule)(named, lr=lr, engine="fused", **options)
-    for _, p in named:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    sys.stdout.write("".join(f"{name} {registers}\n" for name, registers in sorted(compiled.items())))
+    try:
+        optimizer = getattr(thalweg.torch, rule)(named, lr=lr, engine="fused", **options)
+        for _, p in named:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        return dict(compiled)
+    except Exception:
+        return traceback.format_exc()
+    finally:
+        targets.clear()
+        compiled.clear()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]) if len(sys.argv) > 2 else {})
+    kernels.DEVICES.add("cpu")
+    JITFunction.run = compile_instead
+    json.dump([launches(*case) for case in json.loads(sys.argv[1])], sys.stdout)

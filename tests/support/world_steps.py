@@ -65,7 +65,7 @@ class Run:
     options: Mapping[str, Any] | None = None
     engine: str = "auto"
     #: A learning rate for each step, as a multiple of the rule's.
-    rates: tuple[float, ...] = (1.0, 1.0, 0.5, 0.25)
+    rates: tuple[float, ...] = (1.0, 0.5, 0.25)
     #: Options of each group; parameters go to them in turn.
     groups: tuple[Mapping[str, Any], ...] = ({},)
     overrides: tuple[tuple[str, Mapping[str, Any]], ...] = ()

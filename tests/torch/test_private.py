@@ -1,55 +1,48 @@
-"""What torch does not publish is used in one module, and every fallback there steps to the same numbers."""
+"""What torch does not publish has fallbacks, and with these the steps are the same to the bit."""
 
 from __future__ import annotations
 
-import ast
+import hashlib
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import thalweg
+torch = pytest.importorskip("torch")
 
-pytest.importorskip("torch")
+from networks import make, model, train  # noqa: E402
+from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
-SOURCE = Path(thalweg.__file__).parent
-#: Not functions of torch's modules, but classes and parts of an optimizer that users' code relies on, too.
-KNOWN = {"_ConvNd", "_ConvTransposeNd"}
-
-
-def private_names(path: Path) -> set[str]:
-    """The private names of torch that a file takes, but for the operations on lists."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Attribute):
-            text = ast.unparse(node)
-            if re.match(r"(torch|nn|dist)\.", text) and node.attr.startswith("_"):
-                found.add(node.attr)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
-            parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
-            found |= {part for part in parts if part.startswith("_")}
-    return {name for name in found if not name.startswith(("_foreach_", "__"))} - KNOWN
+from thalweg.rules import RULES  # noqa: E402
+from thalweg.torch import private  # noqa: E402
 
 
-def test_one_module_alone_takes_what_torch_does_not_publish() -> None:
-    """But for the checks of any library's optimizers, which watch what torch does."""
-    taken = {path: private_names(path) for path in SOURCE.rglob("*.py") if path.name != "private.py"}
-    taken = {path: names for path, names in taken.items() if "check" not in path.parts}
-    assert not {path: names for path, names in taken.items() if names}
+def told() -> str:
+    """The bits of steps of every rule by every engine, some under autocast, and how many of them a hook has seen."""
+    digest, seen = hashlib.sha256(), list[object]()
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
+    for rule, engine in ((rule, engine) for rule in RULES for engine in ("auto", "foreach", "reference")):
+        net = model(torch.float32)
+        params = [p for p in net.parameters() if rule != "Muon" or p.ndim == 2]
+        optimizer, again = (make(rule, params, engine, max_grad_norm=1.0) for _ in range(2))
+        train(net, optimizer, 3)
+        again.load_state_dict(optimizer.state_dict())
+        with torch.autocast("cpu", torch.bfloat16):
+            train(net, again, 1)
+        for x in (*params, *(entry for p in params for entry in again.state[p].values())):
+            digest.update(x.detach().contiguous().numpy().tobytes())
+    handle.remove()
+    return f"{digest.hexdigest()} {len(seen)}"
 
 
 @pytest.mark.slow
 def test_every_fallback_steps_to_the_same_numbers() -> None:
-    """The tests of what torch asks of optimizers, with what it publishes alone; make test-all takes all of torch's."""
-    file = Path(__file__).with_name("test_torch_contract.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"]
-    given = {**os.environ, "THALWEG_TORCH_PRIVATE": "0"}
-    script = (
-        "import torch; from thalweg.torch import private; assert private.set_grad_enabled is torch.set_grad_enabled"
-    )
-    subprocess.run([sys.executable, "-c", script], env=given, check=True)
-    told = subprocess.run([*command, str(file)], env=given, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout[-3000:]
+    """make test-all runs all tests of torch with them."""
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+    script = f"import sys; sys.path[:0] = {paths}; import test_private as own; print(own.private.USED, own.told())"
+    command, surroundings = [sys.executable, "-c", script], {**os.environ, "THALWEG_TORCH_PRIVATE": "0"}
+    done = subprocess.run(command, env=surroundings, stdout=subprocess.PIPE, text=True, check=True)
+    assert private.USED
+    assert done.stdout == f"False {told()}\n"

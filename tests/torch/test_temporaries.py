@@ -19,7 +19,7 @@ from thalweg.rules import RULES, Direction  # noqa: E402
 Shapes = list[tuple[int, ...]]
 SHAPES: Shapes = [(66, 70), (34, 200), (130,), (7,), (), (0, 4), (3, 30, 25), (66, 70)]
 #: Several chunks of lists, and one tensor that is larger than a chunk.
-LARGE: Shapes = [(250, 4000)] * 8 + [(500, 8000)]
+LARGE: Shapes = [(100, 10_000)] * 4 + [(200, 20_000)]
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((rule, options) for rule in RULES for options in ({}, dict(on_nonfinite="skip"))),
     *(("AdamW", dict(on_nonfinite="raise")), ("Kron", dict(on_nonfinite="raise"))),

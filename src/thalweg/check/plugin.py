@@ -1,20 +1,18 @@
-"""The checks as tests of pytest, which runs them: ``pytest -p thalweg.check.plugin --optimizer torch.optim.AdamW``.
+"""Which checks there are, and their runs: ``thalweg check``, ``check()``, and as tests of pytest.
 
-A check is a function ``test_*`` of a module here. Its docstring says what must hold and why it matters; its group is
-its module, unless ``GROUPS`` names another.
+A check is a function ``test_*`` of a module here, which fails or skips as a test of pytest does. Its docstring says
+what must hold and why it matters; its group is its module, unless ``GROUPS`` names another. As tests they are run by
+``pytest -p thalweg.check.plugin --optimizer torch.optim.AdamW``.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
-import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, TypeAlias
-from unittest.mock import patch
 
 from thalweg.check.ranks import Ranks, Silence
 from thalweg.check.subject import Subject, keep_surroundings, parse_json, subject_of
@@ -54,11 +52,6 @@ GROUPS = {
 PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
 #: Seconds that other ranks may take to answer after the first one has.
 PATIENCE = 10.0
-#: What a run has of pytest: none of its output, and nothing that the user's own tests are set up with.
-ARGUMENTS = f"""-c {os.devnull} --rootdir . --noconftest --import-mode append --assert plain --capture no
-    -p no:cacheprovider -p no:terminal -p no:logging -p no:warnings -p no:faulthandler
-    -p no:unraisableexception -p no:threadexception"""
-SURROUNDINGS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
 
 
 class Verdict(NamedTuple):
@@ -99,15 +92,9 @@ def check(
 
 
 def run_checks(subject: Subject, checks: Sequence[Check], world: Ranks) -> Report:
-    """Run checks by pytest in this process, and report what each of them says."""
-    tests = Tests(subject, checks, world)
-    with patch.dict(os.environ, SURROUNDINGS):
-        code = pytest.main(ARGUMENTS.split(), plugins=[tests])
-    if code == pytest.ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
-    if len(tests.verdicts) != len(checks):
-        raise RuntimeError(f"pytest ended with {code!r} after {len(tests.verdicts)} of {len(checks)} checks")
-    return Report(subject.name, tests.verdicts)
+    """Run checks one after the other, and report what each of them says."""
+    require_sendable(subject, checks)
+    return Report(subject.name, [judge(check, subject, world) for check in checks])
 
 
 def checks_of(kind: str) -> list[Check]:
@@ -174,18 +161,8 @@ class Tests:
     """A plugin of pytest: its tests are these checks, of one optimizer."""
 
     def __init__(self, subject: Subject, checks: Sequence[Check], world: Ranks) -> None:
-        """Raises a CommandError for an optimizer that cannot be sent to other processes, where checks need that."""
-        self.subject = subject
-        self.checks = checks
-        self.verdicts: list[Verdict] = []
-        self.world = world
-        try:
-            self.sent = pickle.dumps(subject) if any(map(is_over_ranks, checks)) else b""
-        except Exception as error:
-            raise CommandError(
-                f"{subject.given!r} cannot be sent to other processes, which ranks=... needs "
-                f"({describe_error(error)}); say where it is, as module:Class, and give options that can be pickled"
-            ) from error
+        require_sendable(subject, checks)
+        self.subject, self.checks, self.world = subject, checks, world
 
     def pytest_configure(self, config: pytest.Config) -> None:
         config.args = [f"{inspect.getfile(check)}::{check.__name__}" for check in self.checks]
@@ -197,14 +174,27 @@ class Tests:
 
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
         """Run a check: a test fails with its docstring and what was seen."""
-        check = pyfuncitem.obj
-        verdict = run_over_ranks(self.world, check, self.sent) if is_over_ranks(check) else run(check, self.subject)
-        self.verdicts.append(verdict)
+        verdict = judge(pyfuncitem.obj, self.subject, self.world)
         if verdict.outcome == FAILED:
             pytest.fail(f"{verdict.holds} Seen: {verdict.seen}", pytrace=False)
         if verdict.outcome == NOT_OFFERED:
             pytest.skip(verdict.seen)
         return True
+
+
+def require_sendable(subject: Subject, checks: Iterable[Check]) -> None:
+    """Refuse a subject that checks need in other processes, and that cannot be sent there."""
+    try:
+        _ = pickle.dumps(subject) if any(map(is_over_ranks, checks)) else None
+    except Exception as error:
+        raise CommandError(
+            f"{subject.given!r} cannot be sent to other processes, which ranks=... needs ({describe_error(error)}); "
+            "say where it is, as module:Class, and give options that can be pickled"
+        ) from error
+
+
+def judge(check: Check, subject: Subject, world: Ranks) -> Verdict:
+    return run_over_ranks(world, check, subject) if is_over_ranks(check) else run(check, subject)
 
 
 def run(check: Check, subject: Subject) -> Verdict:
@@ -225,20 +215,14 @@ def make_world(size: int) -> Ranks:
     return Ranks(size, reply, preload=[f"thalweg.check.{name}" for name in MODULES["ranks"]])
 
 
-def reply(asked: tuple[Check, bytes]) -> Verdict:
+def reply(asked: tuple[Check, Subject]) -> Verdict:
     """What a check says in a rank."""
-    return run(asked[0], receive(asked[1]))
+    return run(*asked)
 
 
-@functools.lru_cache(maxsize=1)
-def receive(sent: bytes) -> Subject:
-    """A subject in a rank: the same for check after check."""
-    return pickle.loads(sent)  # type: ignore[no-any-return]
-
-
-def run_over_ranks(world: Ranks, check: Check, sent: bytes) -> Verdict:
+def run_over_ranks(world: Ranks, check: Check, subject: Subject) -> Verdict:
     """What the ranks say: the first failure, or what all of them say. Ranks that disagree are replaced."""
-    answers = world.ask(pickle.dumps((check, sent)), patience=PATIENCE, hurries=lambda _: True)
+    answers = world.ask(pickle.dumps((check, subject)), patience=PATIENCE, hurries=lambda _: True)
     verdicts: list[Verdict] = [answer for answer in answers if not isinstance(answer, Silence)]
     silent = [str(rank) for rank, answer in enumerate(answers) if isinstance(answer, Silence)]
     if silent or len({verdict.outcome for verdict in verdicts}) > 1:

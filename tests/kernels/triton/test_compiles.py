@@ -18,60 +18,56 @@ NARROW: dict[str, Any] = dict(
 )
 LEAN: dict[str, Any] = dict(state_dtype="int8", state_rounding="stochastic", rounding="compensated")
 
-EVERYWHERE: list[dict[str, Any]] = [
-    dict(weight_decay=0.1, nesterov=True, **NARROW),
-    dict(weight_decay=0.1, trust_clip=[0.1, 2.0]),
+#: What a step launches: by day the first two for every kind of GPU, and the others for one.
+STEPS: list[tuple[str, dict[str, Any]]] = [
+    ("LARS", dict(weight_decay=0.1, nesterov=True, **NARROW)),
+    ("LAMB", dict(weight_decay=0.1, trust_clip=[0.1, 2.0])),
+    ("LAMB", dict(dtype="float16", state_dtype="float16")),
+    ("Adafactor", dict(min_dim_size_to_factor=2, momentum=0.9, **NARROW)),
+    ("Adafactor", dict(min_dim_size_to_factor=2, eps_mode="clamp", eps=[1e-3, 1e-3])),
+    ("Kron", dict(precond_dtype="bfloat16", state_dtype="int8")),
+    ("LAMB", dict(**LEAN, dtype="bfloat16", on_nonfinite="skip")),
+    ("Adafactor", dict(**LEAN, min_dim_size_to_factor=2, momentum=0.9, dtype="float16")),
+]
+SOON: dict[str, Any] = {"targets": ["sm_90"]}
+#: State of many kinds, in kernels of which enough programs must run at a time.
+STATES: list[dict[str, Any]] = [
+    dict(state_dtype="float32"),
+    dict(state_dtype="bfloat16"),
+    dict(state_dtype="bfloat16", state_rounding="stochastic"),
+    dict(state_dtype="int8"),
 ]
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    ("rule", "options"),
-    [
-        *(("LARS", EVERYWHERE[0]), ("LAMB", EVERYWHERE[1])),
-        ("LAMB", dict(dtype="float16", state_dtype="float16")),
-        ("Adafactor", dict(min_dim_size_to_factor=2, momentum=0.9, **NARROW)),
-        ("Adafactor", dict(min_dim_size_to_factor=2, eps_mode="clamp", eps=[1e-3, 1e-3])),
-        ("Kron", dict(precond_dtype="bfloat16", state_dtype="int8")),
-        ("LAMB", dict(**LEAN, dtype="bfloat16", on_nonfinite="skip")),
-        ("Adafactor", dict(**LEAN, min_dim_size_to_factor=2, momentum=0.9, dtype="float16")),
-    ],
-    ids=str,
-)
-def test_what_a_step_launches(rule: str, options: dict[str, Any]) -> None:
-    """By day two of them for every kind of GPU, and the others for one."""
-    if "THALWEG_TESTS_SOON" in os.environ and options not in EVERYWHERE:
-        options = {**options, "targets": ["sm_90"]}
-    last = "derived_krontaken" if rule == "Kron" else "stages.settle_kernel"
-    assert any(name.startswith(last) for name in registers_by_kernel(rule, options))
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        dict(state_dtype="float32"),
-        dict(state_dtype="bfloat16"),
-        dict(state_dtype="bfloat16", state_rounding="stochastic"),
-        dict(state_dtype="int8"),
-    ],
-    ids=str,
-)
-def test_registers_are_left_for_enough_programs(state: dict[str, str]) -> None:
-    """Of 65536, for five programs of 128 threads at least: with fewer, too little is read at a time."""
-    found = registers_by_kernel("AdamW", dict(state, dtype="bfloat16", targets=["sm_90"]))
-    passes = {name: registers for name, registers in found.items() if name.endswith(".pass_0")}
-    assert passes
-    assert max(passes.values()) <= 96, found
-
-
-def registers_by_kernel(rule: str, options: dict[str, Any]) -> dict[str, int]:
-    """Compile what a step launches, in a process of its own: here kernels are interpreted."""
+def compile_launches(cases: list[tuple[str, dict[str, Any]]]) -> list[dict[str, int]]:
+    """The registers of what steps launch, by kernel, in a process of its own: here kernels are interpreted."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, str(SCRIPT), rule, json.dumps(options)]
+    command = [sys.executable, str(SCRIPT), json.dumps(cases)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return {name: int(registers) for name, registers in map(str.split, done.stdout.splitlines())}
+    found = json.loads(done.stdout)
+    failed = [f"{case}: {raised}" for case, raised in zip(cases, found, strict=True) if isinstance(raised, str)]
+    assert not failed, "\n".join(failed)
+    return found  # type: ignore[no-any-return]
+
+
+def test_what_a_step_launches() -> None:
+    by_day = [*STEPS[:2], *((rule, {**options, **SOON}) for rule, options in STEPS[2:])]
+    cases = by_day if "THALWEG_TESTS_SOON" in os.environ else STEPS
+    for (rule, options), found in zip(cases, compile_launches(cases), strict=True):
+        last = "derived_krontaken" if rule == "Kron" else "stages.settle_kernel"
+        assert any(name.startswith(last) for name in found), (rule, options)
+
+
+def test_registers_are_left_for_enough_programs() -> None:
+    """Of 65536, for five programs of 128 threads at least: with fewer, too little is read at a time."""
+    cases = [("AdamW", {**state, **SOON, "dtype": "bfloat16"}) for state in STATES]
+    for state, found in zip(STATES, compile_launches(cases), strict=True):
+        passes = {name: registers for name, registers in found.items() if name.endswith(".pass_0")}
+        assert passes, state
+        assert max(passes.values()) <= 96, (state, found)
 
 
 def test_what_calls_from_xla_launch() -> None:

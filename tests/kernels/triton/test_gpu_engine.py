@@ -12,12 +12,22 @@ import pytest
 import torch
 from on_device import DEVICE, FEW, agree, agree_in_products, gradients, make, parameters, train
 from side_by_side import RATES
+from tolerances import TENSOR_CORES
 
 import thalweg.torch
 from thalweg.kernels import triton as kernels
+from thalweg.torch import LAMB, AdamW, Kron, Mixture
 
 pytestmark = pytest.mark.slow  # programs are interpreted
 
+#: Three matrices of one shape, turned ones, and one of more axes; and such that products of them are kernels' too,
+#: symmetric or with an addend, by tiles of both sizes.
+MATRICES = {"a": (34, 20), "b": (34, 20), "c": (34, 20), "wide": (20, 34), "conv": (5, 4, 3, 2)}
+LARGE = {"tall": (1536, 768), "wide": (768, 1536), "square": (1024, 1024)}
+OF_KRON = {"a": (24, 12), "b": (24, 12), "c": (40,), "d": (50, 8)}
+#: So that kernels do what goes element by element, and stacks of tensors the rest.
+IN_PARTS: dict[str, Any] = dict(precond_precision="float32", precond_update_probability=0.3)
+MIXED = {"vector": (70,), "matrix": (12, 10), "conv": (5, 4, 3)}
 every_rule = pytest.mark.parametrize("rule", RATES)
 FACTORED: dict[str, Any] = dict(min_dim_size_to_factor=2, momentum=0.9)
 
@@ -132,3 +142,175 @@ def test_a_gradient_that_is_not_finite_leaves_all_alone_without_a_wait(rule: str
     assert optimizer.engine == engine
     assert all(torch.equal(p, before[name]) for name, p in named)
     assert (optimizer.skipped, optimizer.nonfinite()) == (1, ["a"])
+
+
+# ---- what all gradients decide together, where kernels measure them
+
+
+def test_all_at_once_with_a_scaler_and_gradients_of_two_dtypes() -> None:
+    """What a GradScaler leaves to a step comes first; a gradient lies across memory; two have 16 bits."""
+    runs = []
+    for engine in ("fused", "reference"):
+        named = parameters(shapes=FEW)
+        optimizer = make("AdamW", named, engine, lr=0.01, max_grad_norm=0.5, on_nonfinite="skip")
+        for t, step in enumerate(gradients(4, shapes=FEW)):
+            for name, p in named:
+                p.grad_dtype = None
+                g = step[name] * 8
+                p.grad = g.mT.contiguous().mT if name == "matrix" else g.bfloat16()
+            optimizer.grad_scale = torch.full((), 8.0, device=DEVICE)
+            optimizer.found_inf = torch.full((), float(t == 2), device=DEVICE)
+            optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
+        runs.append((optimizer, named))
+    (fused, ours), (reference, theirs) = runs
+    assert fused.skipped == reference.skipped == 1
+    agree(fused, ours, reference, theirs)
+
+
+def test_a_bound_that_changes_from_step_to_step() -> None:
+    runs = []
+    for engine in ("fused", "reference"):
+        named = parameters(shapes=FEW)
+        optimizer = make("AdamW", named, engine, lr=0.01, max_grad_norm=0.5)
+        for limit, step in zip((0.5, 0.1, None, 2.0), gradients(4, shapes=FEW), strict=True):
+            optimizer.param_groups[0]["max_grad_norm"] = limit
+            train(optimizer, named, [step])
+        runs += [optimizer, named]
+    agree(*runs)
+
+
+# ---- what is made of factors and kept from step to step
+
+
+@pytest.mark.parametrize("options", [{}, dict(block_size=8), dict(state_dtype="bfloat16")], ids=str)
+def test_factors_that_the_user_writes_are_those_of_the_next_step(options: dict[str, Any]) -> None:
+    results: list[Any] = []
+    for engine in ("fused", "reference"):
+        named = parameters(shapes=OF_KRON)
+        optimizer = thalweg.torch.Kron(named, 0.02, engine=engine, **IN_PARTS, **options)
+        for t, step in enumerate(gradients(8, shapes=OF_KRON)):
+            for name, p in named:
+                p.grad = step[name]
+            if t == 5:
+                with torch.no_grad():
+                    optimizer.state[named[0][1]]["Q_0"].mul_(1.5)
+            if t == 6:
+                optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.step()
+        assert optimizer.engine == engine
+        results += [optimizer, named]
+    agree_in_products(*results)
+
+
+# ---- mixtures
+
+
+def mixture(named: Any, engine: str, **arguments: Any) -> Any:
+    """Each rule by its own kernels, in one step."""
+    entries = [("matrix", Kron.options(lr=0.01)), ("vector", LAMB.options(lr=0.01)), ("*", AdamW.options(lr=0.01))]
+    return Mixture(named, entries, engine=engine, **arguments)
+
+
+@pytest.mark.parametrize("arguments", [{}, dict(max_grad_norm=1.0)], ids=str)
+def test_kernels_step_as_the_rules_do(arguments: dict[str, Any]) -> None:
+    ours, theirs, steps = parameters(shapes=MIXED), parameters(shapes=MIXED), gradients(3, shapes=MIXED)
+    fused, reference = mixture(ours, "fused", **arguments), mixture(theirs, "reference", **arguments)
+    train(fused, ours, steps)
+    train(reference, theirs, steps)
+    assert (fused.engine, reference.engine) == ("fused", "reference")
+    if DEVICE == "cuda":  # Kron's products are in TF32 there
+        (_, p), (_, q) = (next(pair for pair in some if pair[0] == "matrix") for some in (ours, theirs))
+        assert (p - q).abs().max() <= TENSOR_CORES["float32"] * q.abs().max()
+        ours, theirs = ([pair for pair in some if pair[0] != "matrix"] for some in (ours, theirs))
+    agree(fused, ours, reference, theirs)
+
+
+def test_one_decision_about_what_is_not_finite() -> None:
+    named, (first, second) = parameters(shapes=MIXED), gradients(2, shapes=MIXED)
+    optimizer = mixture(named, "auto", on_nonfinite="skip")
+    train(optimizer, named, [first])
+    before = [p.detach().clone() for _, p in named]
+    second["vector"][3] = float("nan")
+    train(optimizer, named, [second])
+    assert all(torch.equal(p, start) for (_, p), start in zip(named, before, strict=True))
+    assert (optimizer.skipped, optimizer.nonfinite()) == (1, ["vector"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs need a GPU")
+def test_captured_steps_of_mixtures_go_on() -> None:
+    entries = [("matrix", LAMB.options(lr=0.01)), ("*", AdamW.options(lr=0.01))]
+    results = []
+    for captured in (False, True):
+        named = parameters(shapes=MIXED)
+        optimizer = Mixture(named, entries, capturable=True)
+        for _, p in named:
+            p.grad = torch.ones_like(p)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            optimizer.step()
+            optimizer.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        run: Any = optimizer.step
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+            run = graph.replay
+        for _ in range(3):
+            for _, p in named:
+                p.grad.mul_(-0.5)
+            run()
+        torch.cuda.synchronize()
+        assert {float(state["step"]) for state in optimizer.state.values()} == {5.0}
+        results.append(named)
+    for (name, p), (_, q) in zip(*results, strict=True):
+        assert torch.equal(p, q), name
+
+
+# ---- products of matrices between kernels
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="matrices that are large enough for kernels of their own")
+@pytest.mark.parametrize("method", ["plain", "auto"])
+def test_products_by_kernels(method: str) -> None:
+    """As near to exact steps as the library's products in bfloat16 are."""
+    shapes = {f"{kind} {i}": shape for kind, shape in LARGE.items() for i in range(8)}
+    starts, found = [p.detach().clone() for _, p in parameters("float32", shapes)], {}
+    for name, engine, options in (
+        ("exact", "reference", dict(ns_dtype=None)),
+        ("library", "reference", {}),
+        ("kernels", "fused", dict(ns_method=method)),
+    ):
+        named = parameters("float32", shapes)
+        train(thalweg.torch.Muon(named, engine=engine, **options), named, gradients(5, "float32", shapes))
+        found[name] = [p.detach() for _, p in named]
+    for exact, library, own, start in zip(*found.values(), starts, strict=True):
+        assert (own - exact).norm() < 1.1 * (library - exact).norm() + 1e-3 * (exact - start).norm()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="steps are recorded on GPUs")
+def test_recorded_steps_follow_the_precision_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, found = {f"{i}": (1024, 1024) for i in range(8)}, []
+    before = torch.get_float32_matmul_precision()
+    try:
+        for replays, last in (("1", "highest"), ("0", "highest"), ("0", "high")):
+            monkeypatch.setenv("THALWEG_REPLAY", replays)
+            named, steps = parameters("float32", shapes), gradients(7, "float32", shapes)
+            optimizer = thalweg.torch.Muon(named, engine="fused", ns_dtype="float32")
+            for precision, given in (("high", steps[:6]), (last, steps[6:])):
+                torch.set_float32_matmul_precision(precision)
+                train(optimizer, named, given)
+            found.append(torch.stack([p.detach() for _, p in named]))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[1], found[2])
+
+
+def test_the_code_that_is_made_is_shown() -> None:
+    shown = str(thalweg.torch.Muon(parameters("float32", MATRICES)).explain(code=True))
+    assert "read p, g and write p, shown" in shown
+    assert "between them: matrix products by library calls" in shown
