@@ -116,8 +116,8 @@ class Graph(Run):
         """Give a value the name that the rule assigns it to: of all that a line computes, the last has it."""
         place = place_in(self.files)
         if not name and place is not None:
-            found = re.match(r"\s*([a-z]\w*)(?::[^=]+)? = ", linecache.getline(*place))
-            name = found.group(1) if found else ""
+            assignment = re.match(r"\s*([a-z]\w*)(?::[^=]+)? = ", linecache.getline(*place))
+            name = assignment.group(1) if assignment else ""
             self.names.pop(self.latest.get(place), None)  # type: ignore[arg-type]
             self.latest[place] = made
         if name:
@@ -133,11 +133,11 @@ def joint_extent(args: Iterable[Operand]) -> Extent:
 
 def needed_by(values: Iterable[Any]) -> set[Value]:
     """The values that some are computed from, and they themselves."""
-    found: set[Value] = set()
+    needed: set[Value] = set()
     waiting = [value for value in values if isinstance(value, Value)]
     while waiting:
         value = waiting.pop()
-        if value not in found:
-            found.add(value)
+        if value not in needed:
+            needed.add(value)
             waiting += value.values
-    return found
+    return needed

@@ -49,14 +49,14 @@ def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable
     lines: list[str] = []
     known: dict[Value, str] = {}
 
-    def of(operand: Any) -> str:
+    def write(operand: Any) -> str:
         if not isinstance(operand, Value):
             return repr(operand)
         if operand not in known:
             if operand.op == "input":
                 text = f"given[{operand.name!r}]"
             else:
-                args = [of(arg) for arg in operand.args]
+                args = [write(arg) for arg in operand.args]
                 text = f"_{operand.op}({', '.join(args)})"
                 if as_arrays and operand.extent is not None:
                     text = f"_single(_{operand.op}({', '.join(f'_single({arg})' for arg in args)}))"
@@ -64,7 +64,7 @@ def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable
             lines.append(f"    {known[operand]} = {text}")
         return known[operand]
 
-    results = [of(operand) for operand in operands]
+    results = [write(operand) for operand in operands]
     return function_from("\n".join([*lines, f"    return [{', '.join(f'float({r})' for r in results)}]"]))
 
 
@@ -82,25 +82,25 @@ def numbers_in(xp: Any, operands: Iterable[Any], given: Mapping[str, Any]) -> li
     """The same where inputs may be arrays of a space: they are computed as the rule computes with them there."""
     known: dict[Value, Any] = {}
 
-    def of(operand: Any) -> Any:
+    def compute(operand: Any) -> Any:
         if not isinstance(operand, Value):
             return operand
         if operand not in known and operand.op == "input":
             known[operand] = given[operand.name]
         elif operand not in known:
-            args, own = [of(arg) for arg in operand.args], OPERATIONS[operand.op]
-            in_space = getattr(xp, operand.op) if own.is_function else own.compute
+            args, operation = [compute(arg) for arg in operand.args], OPERATIONS[operand.op]
+            in_space = getattr(xp, operand.op) if operation.is_function else operation.compute
             known[operand] = (COMPUTE[operand.op] if all(map(is_number, args)) else in_space)(*args)
         return known[operand]
 
-    return [of(operand) for operand in operands]
+    return [compute(operand) for operand in operands]
 
 
 def options_of(rule: Rule) -> dict[str, Any]:
     """The options of a rule under the names of their inputs."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, value in vars(rule).items():
-        found[name] = value
+        options[name] = value
         if isinstance(value, tuple):
-            found.update({f"{name}[{i}]": each for i, each in enumerate(value)})
-    return found
+            options.update({f"{name}[{i}]": entry for i, entry in enumerate(value)})
+    return options

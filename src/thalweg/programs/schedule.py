@@ -31,7 +31,7 @@ class Pass:
     writes: tuple[str, ...]
 
     def __str__(self) -> str:
-        parts = [f"{verb} {', '.join(own)}" for verb, own in (("read", self.reads), ("write", self.writes)) if own]
+        parts = [f"{verb} {', '.join(keys)}" for verb, keys in (("read", self.reads), ("write", self.writes)) if keys]
         return " and ".join(parts)
 
 
@@ -49,12 +49,12 @@ class Schedule:
 
     def count_bytes(self, size: Mapping[str, int]) -> int:
         """Bytes that go to memory or come from it. size: of p, g and each entry of the state."""
-        large = sum(size[name] for each in self.passes for name in (*each.reads, *each.writes))
+        large = sum(size[name] for way in self.passes for name in (*way.reads, *way.writes))
         return large + sum(2 * size[name] for name in self.small)
 
     def loads(self, number: int) -> dict[str, Value]:
         """What a pass reads, by name: as it was before the step, or as an earlier pass has written it."""
-        program, written = self.program, {key for each in self.passes[:number] for key in each.writes}
+        program, written = self.program, {key for earlier in self.passes[:number] for key in earlier.writes}
         reads = self.passes[number].reads
         return {key: program.state[key] if key in written else program.inputs[key] for key in reads}
 
@@ -104,9 +104,9 @@ def schedule(
         if best is None or rank < best[0]:
             best = rank, passes
     assert best is not None, "to write everything in the last pass is always possible"
-    found = Schedule(program, best[1], small)
-    verify_schedule(found, set(exact), guarded=guarded, complete=complete)
-    return found
+    chosen_schedule = Schedule(program, best[1], small)
+    verify_schedule(chosen_schedule, set(exact), guarded=guarded, complete=complete)
+    return chosen_schedule
 
 
 def lay_out(
@@ -167,14 +167,14 @@ def reads_of(
     targets += [program.results[key] for key, place in written.items() if place == number]
     gone = {key for key, place in written.items() if place < number}
     results = {value: key for key, value in program.state.items() if key in gone and key in exact}
-    found = []
+    choices = []
     for chosen in subsets([value for value in results if isinstance(value, Value)]):
         names = leaves(program, targets, stop=chosen)
         if not names & gone:
-            found.append(names | {results[value] for value in chosen if value in reach(program, targets, chosen)})
+            choices.append(names | {results[value] for value in chosen if value in reach(program, targets, chosen)})
     if written[PARAMETER] == number:
-        found = [names | {PARAMETER} for names in found if PARAMETER not in gone]
-    return tuple(min(found, key=lambda names: (bytes_of(names, size), sorted(names)))) if found else None
+        choices = [names | {PARAMETER} for names in choices if PARAMETER not in gone]
+    return tuple(min(choices, key=lambda names: (bytes_of(names, size), sorted(names)))) if choices else None
 
 
 def subsets(values: Sequence[Value]) -> Iterator[set[Value]]:
@@ -185,16 +185,16 @@ def subsets(values: Sequence[Value]) -> Iterator[set[Value]]:
 def reach(program: Program, targets: Iterable[object], stop: set[Value]) -> set[Value]:
     """What is computed element by element on the way to the targets; sums, and all below an element, are known."""
     every = program.memory[PARAMETER]
-    found: set[Value] = set()
+    reached: set[Value] = set()
     waiting = [value for value in targets if isinstance(value, Value)]
     while waiting:
         value = waiting.pop()
-        if value in found or value.extent != every:
+        if value in reached or value.extent != every:
             continue
-        found.add(value)
+        reached.add(value)
         if value not in stop:
             waiting += value.values
-    return found
+    return reached
 
 
 def leaves(program: Program, targets: Iterable[object], stop: set[Value]) -> set[str]:
