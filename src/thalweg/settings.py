@@ -287,7 +287,7 @@ class RuleOptions:
     def default(self, name: str) -> Any:
         return defaults(self.rule)[name]
 
-    def of(
+    def choose(
         self, name: str, parameter: Any, base: ParameterOptions | None = None, *, shape: tuple[int, ...] | None = None
     ) -> tuple[ParameterOptions, list[int]]:
         """What holds for a parameter, and which entries of ``overrides`` matched it.

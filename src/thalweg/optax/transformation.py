@@ -360,5 +360,5 @@ class Transformation(Stepping):
             for choice, known in zip(self.choices, decided, strict=True):
                 base = combined(base, choice.options[known])
             self.known[tuple(decided)] = base
-        own, matched = self.settings.of(name, p, base)
+        own, matched = self.settings.choose(name, p, base)
         return self.known.setdefault((tuple(decided), tuple(matched), tuple(p.shape)), own), matched

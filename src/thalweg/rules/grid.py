@@ -27,7 +27,7 @@ class Grid:
     sides: Shape
 
     @classmethod
-    def of(cls, sizes: Shape, is_cut: Sequence[bool], block_size: int | None) -> Grid:
+    def make(cls, sizes: Shape, is_cut: Sequence[bool], block_size: int | None) -> Grid:
         """The blocks of a tensor that is cut along some axes. block_size: None cuts nothing."""
         most = max(sizes) if block_size is None else block_size
         return cls(sizes, tuple(min(n, most) if cut else n for n, cut in zip(sizes, is_cut, strict=True)))

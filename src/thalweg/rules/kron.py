@@ -219,7 +219,7 @@ class Kron(WholeRule):
     def grid(self, shape: Shape) -> Grid:
         """The blocks of a parameter of this shape. Axes with diagonal factors are not cut, which would save nothing."""
         sizes = self.sizes(shape)
-        return Grid.of(sizes, [not diagonal for diagonal in self.diagonals(sizes)], self.block_size)
+        return Grid.make(sizes, [not diagonal for diagonal in self.diagonals(sizes)], self.block_size)
 
     # ---- the rule
 

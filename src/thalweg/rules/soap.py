@@ -102,7 +102,7 @@ class SOAP(WholeRule):
         """The blocks of a parameter of this shape. Axes without a basis are not cut."""
         sizes = merge_axes(shape[self.stacked_axes :], self.merge)
         turned = self.turned_axes(sizes)
-        return Grid.of(sizes, [axis in turned for axis in range(len(sizes))], self.block_size)
+        return Grid.make(sizes, [axis in turned for axis in range(len(sizes))], self.block_size)
 
     # ---- the rule
 

@@ -52,12 +52,12 @@ def cache_folder() -> Path:
 def compiler() -> tuple[str, str] | None:
     """The C++ compiler of this machine, and what it says of its version."""
     for name in filter(None, (os.environ.get("CXX"), *COMPILERS)):
-        found = shutil.which(name)
-        if found is None:
+        path = shutil.which(name)
+        if path is None:
             continue
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True, timeout=30)
-            return found, said.stdout.splitlines()[0]
+            said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=30)
+            return path, said.stdout.splitlines()[0]
     return None
 
 
@@ -68,7 +68,7 @@ def flags_for(level: str) -> list[str]:
 
 
 def source_of(functions: Sequence[Function]) -> str:
-    text = library_source({each.name: each for each in functions})
+    text = library_source({function.name: function for function in functions})
     return f"{text}\nEXPORTED const Functions* thalweg_functions() {{ return EMITTED; }}\n"
 
 
@@ -78,7 +78,7 @@ def compile_functions(functions: Sequence[Function], level: str, title: str) -> 
     library = compile_source(source_of(functions), headers, flags_for(level), f"native code for {title}")
     library.thalweg_functions.restype = ctypes.c_void_p
     first, size = library.thalweg_functions(), 2 * ctypes.sizeof(ctypes.c_void_p)
-    return {each.name: first + index * size for index, each in enumerate(functions)}
+    return {function.name: first + index * size for index, function in enumerate(functions)}
 
 
 def compile_source(source: str, headers: Sequence[Path], more_flags: Sequence[str], title: str) -> ctypes.CDLL:
@@ -86,10 +86,10 @@ def compile_source(source: str, headers: Sequence[Path], more_flags: Sequence[st
 
     Raises Uncompiled.
     """
-    found = compiler()
-    if found is None:
+    available = compiler()
+    if available is None:
         raise Uncompiled(f"{title} must be compiled, and no C++ compiler was found: install g++ or clang, or set CXX")
-    path, version = found
+    path, version = available
     flags = (*FLAGS, *more_flags)
     included = "".join(header.read_text(encoding="utf-8") for header in headers)
     made_from = "\n".join([source, included, version, " ".join(flags), platform.machine()])
@@ -123,12 +123,12 @@ def find_kept(key: str) -> Path | None:
 def is_own(path: Path) -> bool:
     """Whether this user owns it and no other user may write to it."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return False
     if not hasattr(os, "getuid"):
         return True
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def digest_of(path: Path) -> str:

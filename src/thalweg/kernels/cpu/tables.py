@@ -110,16 +110,16 @@ class Rows(NamedTuple):
     streams: list[int]
 
     @classmethod
-    def of(cls, operand: Operand, options: Options, code: Compiled, place: int) -> Rows:
+    def lay_out(cls, operand: Operand, options: Options, code: Compiled, place: int) -> Rows:
         rule, stacked = options.rule, options.rule.stacked_axes
-        own, whole = operand.shape[stacked:], operand.shape if operand.whole is None else operand.whole
+        slice_shape, whole = operand.shape[stacked:], operand.shape if operand.whole is None else operand.whole
         entries = entries_of(options.declared or rule, operand.shape)
-        size = math.prod(own)
+        size = math.prod(slice_shape)
         lengths = [size, size, *(length_of(entry, operand.shape, stacked) for entry in entries.values())]
         groups = grouping(whole, stacked)
         drawn = state_streams(list(entries))
         streams = [(ROUNDING_STREAM, 0), (ROUNDING_STREAM, 0), *(drawn[key] for key in entries)]
-        seen = (0,) * 5 if code.axes is None else seen_as(own, *(axis - stacked for axis in code.axes))
+        seen = (0,) * 5 if code.axes is None else seen_as(slice_shape, *(axis - stacked for axis in code.axes))
         row = structs.Tensor(
             size=size,
             whole=size if operand.whole is None else math.prod(operand.whole),
@@ -174,26 +174,26 @@ class Tables:
             kind = operand.group, operand.shape, operand.whole, operand.dtypes
             if kind not in known:
                 place = self.place_of(operand.group, options[operand.group].code_for(operand))
-                known[kind] = place, Rows.of(operand, options[operand.group], self.used[place][1], place)
-            place, own = known[kind]
+                known[kind] = place, Rows.lay_out(operand, options[operand.group], self.used[place][1], place)
+            place, shared = known[kind]
             first = self.spans[-1].stop if self.spans else 0
             self.codes.append(place)
-            self.spans.append(range(first, first + own.slices))
-            self.stacks.append(own.stack if own.slices != 1 else None)
-            rows.append(own)
+            self.spans.append(range(first, first + shared.slices))
+            self.stacks.append(shared.stack if shared.slices != 1 else None)
+            rows.append(shared)
         self.count = self.spans[-1].stop if self.spans else 0
         self.tensors = (structs.Tensor * self.count)()
-        for operand, own, span in zip(operands, rows, self.spans, strict=True):
-            own.write(self.tensors, span.start, operand, options[operand.group].handling.seed)
+        for operand, shared, span in zip(operands, rows, self.spans, strict=True):
+            shared.write(self.tensors, span.start, operand, options[operand.group].handling.seed)
         self.options = (structs.Options * len(self.used))()
-        for each, (_, code) in zip(self.options, self.used, strict=True):
-            each.program = ctypes.addressof(code.native)
+        for option, (_, code) in zip(self.options, self.used, strict=True):
+            option.program = ctypes.addressof(code.native)
         self.width = max((code.registers for _, code in self.used), default=0)
         self.stats = [self.used[place][1].stats for place in self.codes]
         self.threads, self.scratch = 0, ctypes.create_string_buffer(0)
         #: Of each row: whose it is, and how far behind the beginning of its gradient it begins.
         self.owners = array("q", [i for i, span in enumerate(self.spans) for _ in span])
-        self.offsets = array("q", [i * own.strides[1] for own in rows for i in range(own.slices)])
+        self.offsets = array("q", [i * shared.strides[1] for shared in rows for i in range(shared.slices)])
         given = self.tensors, self.count, address_of(self.owners), address_of(self.offsets)
         self.set_gradients = functools.partial(load().thalweg_point, *given)
         self.run_stages = load().thalweg_run
@@ -214,17 +214,17 @@ class Tables:
         """Take the numbers of a step, for so many threads."""
         #: By group and the function that computes them.
         self.numbers: dict[Any, Any] = {}
-        for own, (group, code) in zip(self.options, self.used, strict=True):
+        for target, (group, code) in zip(self.options, self.used, strict=True):
             given = options[group]
             handling, t = given.handling, given.t
             numbers = self.numbers.get((group, code.numbers))
             if numbers is None:
                 numbers = code.numbers_of(given.rule, t, given.lr, given.lr_scale, given.gradient_scale)
                 self.numbers[group, code.numbers] = numbers
-            own.numbers, own.count, own.t = ctypes.addressof(numbers), len(numbers), t & 0xFFFFFFFF
-            own.stochastic = handling.rounding == "stochastic"
-            own.guarded = given.is_guarded
-            own.state_stochastic = handling.state_rounding == "stochastic"
+            target.numbers, target.count, target.t = ctypes.addressof(numbers), len(numbers), t & 0xFFFFFFFF
+            target.stochastic = handling.rounding == "stochastic"
+            target.guarded = given.is_guarded
+            target.state_stochastic = handling.state_rounding == "stochastic"
         if threads != self.threads:
             self.scratch = ctypes.create_string_buffer(self.scratch_bytes(threads))
             self.threads = threads
@@ -283,11 +283,11 @@ class Figures(NamedTuple):
     registers: array[float]
     width: int
 
-    def of(self, operand: int, stacked: Callable[[list[float], Shape], Any]) -> dict[str, Any]:
+    def read(self, operand: int, stacked: Callable[[list[float], Shape], Any]) -> dict[str, Any]:
         """The figures of an operand: numbers, or for stacked slices what ``stacked`` makes of a list and a shape."""
         stack, rows = self.stacks[operand], [row * self.width for row in self.spans[operand]]
-        found = {key: [self.registers[row + place] for row in rows] for key, place in self.stats[operand].items()}
-        return {key: values[0] if stack is None else stacked(values, stack) for key, values in found.items()}
+        figures = {key: [self.registers[row + place] for row in rows] for key, place in self.stats[operand].items()}
+        return {key: values[0] if stack is None else stacked(values, stack) for key, values in figures.items()}
 
 
 class Counts:
@@ -339,8 +339,8 @@ class GradientSquares:
         """gradients: the dtype and the size of each."""
         self.count, self.sums = len(gradients), array("d", bytes(8 * len(gradients)))
         self.tensors = (structs.Tensor * self.count)()
-        for own, (dtype, size) in zip(self.tensors, gradients, strict=True):
-            own.dtype[1], own.size = structs.DTYPES[dtype], size
+        for tensor, (dtype, size) in zip(self.tensors, gradients, strict=True):
+            tensor.dtype[1], tensor.size = structs.DTYPES[dtype], size
         self.owners, self.offsets = array("q", range(self.count)), array("q", bytes(8 * self.count))
 
     def measure(self, addresses: array[int], threads: int) -> array[float]:

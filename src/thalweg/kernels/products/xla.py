@@ -30,7 +30,7 @@ def launch_product(
     """
     side, wide, deep = tiling.side, tiling.side * tiling.halves, tiling.depth
     blocks = [(side, deep), (deep, wide), *[(side, side)] * (len(stacks) - 2)]
-    blocks[:2] = (block[::-1] if own else block for block, own in zip(blocks, turned, strict=False))
+    blocks[:2] = (block[::-1] if is_turned else block for block, is_turned in zip(blocks, turned, strict=False))
     adds, (count, rows, columns) = len(stacks) == 4, stacks[-1][0]
     depth = stacks[0][0][1 if turned[0] else 2]
     buffers = [0, 1, 2 if adds else len(stacks) - 1, len(stacks) - 1]

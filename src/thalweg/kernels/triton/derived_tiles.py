@@ -68,20 +68,20 @@ def kernels_for(
     """As in ``derived``: what was emitted for tiles, and its kernels by name."""
     program = traced(rule, shape, rated)
     kinds = kinds_of(program, rule.stacked_axes)
-    size, exact = sizes_of(stored), [own.key for own in stored if own.exact]
+    size, exact = sizes_of(stored), [entry.key for entry in stored if entry.exact]
     for whole in (complete or guarded, True):
-        found = schedule(program, size, exact=exact, guarded=guarded, complete=whole)
+        chosen = schedule(program, size, exact=exact, guarded=guarded, complete=whole)
         # sums of the last pass may be for people to look at, and then are such that all passes over tiles can make
-        over = [(kinds.of(value.args[0]), kinds.of(value)) for value in found.passes[-1].sums]
-        waited_for = reductions_before(program.state[key] for key in found.small) & set(found.passes[-1].sums)
-        if len(found.passes) > 1 and all(each == (ELEMENT, TENSOR) for each in over) and not waited_for:
+        over = [(kinds.find(value.args[0]), kinds.find(value)) for value in chosen.passes[-1].sums]
+        waited_for = reductions_before(program.state[key] for key in chosen.small) & set(chosen.passes[-1].sums)
+        if len(chosen.passes) > 1 and all(pair == (ELEMENT, TENSOR) for pair in over) and not waited_for:
             break
-    emitted = emit_tiles(found, title_of(rule), kinds, stored, guarded=guarded, random=random)
-    own = loaded(emitted.source, type(rule).__name__, named_in(of_tiles, of_statistics))
+    emitted = emit_tiles(chosen, title_of(rule), kinds, stored, guarded=guarded, random=random)
+    module = loaded(emitted.source, type(rule).__name__, named_in(of_tiles, of_statistics))
     return (
         emitted,
         kinds,
-        {name: own[name] for name in own if name.startswith(("pass_", "between_", "decide_")) or name == "keep"},
+        {name: module[name] for name in module if name.startswith(("pass_", "between_", "decide_")) or name == "keep"},
     )
 
 
@@ -121,7 +121,7 @@ class TilePasses(Passes):
             for operand in operands
         ]
         self.vector = ALIGNMENT // min(tensor.element_size() for tensor in (*large[0], grads[0]))
-        self.aligned = all(tensor.data_ptr() % ALIGNMENT == 0 for own in large for tensor in own)
+        self.aligned = all(tensor.data_ptr() % ALIGNMENT == 0 for tensors in large for tensor in tensors)
         seen = [
             matrices_of(tuple(operand.p.shape[stacked:]), axes[0] - stacked, axes[1] - stacked)
             for operand, slices in zip(operands, self.tables.slices, strict=True)
@@ -138,8 +138,8 @@ class TilePasses(Passes):
             for _ in range(slices)
         ]
         self.counts = self.uploads.table(array("f", itertools.chain.from_iterable(counts)), 3)
-        self.blocks = {number: self.statistics.blocks(own) for number, own in self.emitted.between.items()}
-        self.kept = self.statistics.blocks(self.emitted.kept) if self.emitted.kept else None
+        self.blocks = {number: self.statistics.blocks(kinds_) for number, kinds_ in self.emitted.between.items()}
+        self.kept_blocks = self.statistics.blocks(self.emitted.guarded_kinds) if self.emitted.guarded_kinds else None
         self.sums = self.sums_of_passes()
 
     def sums_of_passes(self) -> list[list[Sum]]:
@@ -265,15 +265,15 @@ class TilePasses(Passes):
     def keep(self, step: Step, stage: int) -> None:
         """Under a guard: write what rows and columns have now, or find out whether that can be stored."""
         overflows = any(dtype == tl.float16 for dtype in self.stored)
-        if self.kept is None or not len(self.kept) or (stage == REHEARSE and not overflows):
+        if self.kept_blocks is None or not len(self.kept_blocks) or (stage == REHEARSE and not overflows):
             return
         self.compiled.run(
             self.kernels["keep"],
-            (len(self.kept),),
+            (len(self.kept_blocks),),
             (
                 self.tables.rows,
                 self.statistics.tensors,
-                self.kept,
+                self.kept_blocks,
                 self.statistics.sums,
                 self.figures,
                 self.failures,

@@ -43,11 +43,11 @@ class Direct:
         self.current_stream = triton.runtime.driver.active.get_current_stream
 
     def __call__(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
-        stream, own = self.current_stream(self.device), self.compiled
+        stream, kernel = self.current_stream(self.device), self.compiled
         if is_watched():
-            own[grid](*arguments, stream=stream)
+            kernel[grid](*arguments, stream=stream)
         else:
-            self.launcher(*grid, stream, own.function, own.packed_metadata, None, None, None, *arguments)
+            self.launcher(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments)
 
 
 def is_watched() -> bool:

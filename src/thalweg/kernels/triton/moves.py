@@ -30,8 +30,8 @@ def move(source, target, count, room, TYPE: tl.constexpr, WIDE: tl.constexpr, TU
 @triton.jit
 def moves_kernel(table, TYPE: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
     """table: of each copy its source and target, how many elements are read, and how many written, the rest as 0."""
-    own = table + 4 * tl.program_id(0)
-    source, target, count, room = tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
+    entry = table + 4 * tl.program_id(0)
+    source, target, count, room = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
     if (source % 16 == 0) & (target % 16 == 0) & (count % WIDE == 0) & (room % WIDE == 0):
         move(source, target, count, room, TYPE, WIDE, TURNS, BLOCK)
     else:

@@ -172,12 +172,12 @@ class Passes:
     def keep_numbers(self, step: Step) -> None:
         """Write what the state has one number of for each tensor, when all have read what it was."""
         if self.scalars is not None and self.tables.count:
-            allowed, kept = step.allowed is not None, len(self.scalars)
+            allowed, count = step.allowed is not None, len(self.scalars)
             self.compiled.run(
                 keep_kernel,
                 (self.tables.count,),
                 (self.tables.rows, self.figures, self.scalars, step.allowed, self.tables.count),
-                lambda: dict(KEPT=kept, ALLOWED=allowed, GUARDED=self.guarded),
+                lambda: dict(KEPT=count, ALLOWED=allowed, GUARDED=self.guarded),
                 warps=1,
                 key=kind_of(step.allowed),
             )

@@ -139,8 +139,8 @@ class Memory:
 
     def __getitem__(self, index: slice | tuple[slice, slice]) -> Memory:
         """Some rows, or some columns of all rows."""
-        axis, own = (1, index[1]) if isinstance(index, tuple) else (0, index)
-        begin, end, _ = own.indices(self.shape[axis])
+        axis, chosen = (1, index[1]) if isinstance(index, tuple) else (0, index)
+        begin, end, _ = chosen.indices(self.shape[axis])
         shape = *self.shape[:axis], max(0, end - begin), *self.shape[axis + 1 :]
         before = begin * (1 if axis else self.stride(0)) * self.element_size()
         return replace(self, shape=shape, offset=self.offset + before, width=self.stride(0))
@@ -291,29 +291,29 @@ class Recorded(NamedTuple):
     slices: list[int]
 
 
-def record(own: Parameters, compiled: Callable[..., Any], *, observed: bool) -> Recorded:
+def record(group: Parameters, compiled: Callable[..., Any], *, observed: bool) -> Recorded:
     """observed: figures that only people look at are computed too."""
-    made, guarded = Recording(compiled), own.handling.on_nonfinite != "propagate"
-    p_dtype, g_dtype = own.dtypes
-    grads = [made.take(shape, g_dtype) for shape in own.shapes]
+    made, guarded = Recording(compiled), group.handling.on_nonfinite != "propagate"
+    p_dtype, g_dtype = group.dtypes
+    grads = [made.take(shape, g_dtype) for shape in group.shapes]
     numbers, *singles = (made.take((1,), "float32") for _ in range(4))
     allowed = made.take((1,), "int32")
     count, lr, scale = singles
-    keys = tuple(own.rule.entries((own.wholes or own.shapes)[0]))
+    keys = tuple(group.rule.entries((group.wholes or group.shapes)[0]))
     written, operands = [], []
-    wholes: Sequence[Shape | None] = own.wholes or [None] * len(own.shapes)
-    for name, shape, state, whole in zip(own.names, own.shapes, own.states, wholes, strict=True):
+    wholes: Sequence[Shape | None] = group.wholes or [None] * len(group.shapes)
+    for name, shape, state, whole in zip(group.names, group.shapes, group.states, wholes, strict=True):
         p = made.take(shape, p_dtype)
-        kept = {key: made.take(*entry) for key, entry in state.items()}
-        written += [p, *kept.values()]
-        scales = tuple(kept.get(scale_key(key)) for key in (PARAMETER, *keys))
-        entries = tuple(kept.get(key) for key in keys)
-        operands.append(Operand(name, p, entries, count, scales, kept.get(RECORD), shape=whole))
+        arrays = {key: made.take(*entry) for key, entry in state.items()}
+        written += [p, *arrays.values()]
+        scales = tuple(arrays.get(scale_key(key)) for key in (PARAMETER, *keys))
+        entries = tuple(arrays.get(key) for key in keys)
+        operands.append(Operand(name, p, entries, count, scales, arrays.get(RECORD), shape=whole))
     memory = dict(uploads=made, compiled=made, counted=False)
-    sharded = own.wholes is not None
-    passes = passes_for(operands, grads, own.rule, own.handling, keys, sharded=sharded, rated=own.rated, **memory)
+    sharded = group.wholes is not None
+    passes = passes_for(operands, grads, group.rule, group.handling, keys, sharded=sharded, rated=group.rated, **memory)
     passes.options = numbers
-    step = Step(lr if own.rated else None, own.lr_scale, scale if own.scaled else None)
+    step = Step(lr if group.rated else None, group.lr_scale, scale if group.scaled else None)
     for sums in passes.measure(step):
         if sharded:
             made.cut(sums)
@@ -321,7 +321,7 @@ def record(own: Parameters, compiled: Callable[..., Any], *, observed: bool) -> 
         made.cut()
         step = step._replace(allowed=allowed)
     passes.write(step, observed=observed)
-    inputs = [*grads, numbers, count, *([lr] if own.rated else []), *([scale] if own.scaled else [])]
+    inputs = [*grads, numbers, count, *([lr] if group.rated else []), *([scale] if group.scaled else [])]
     return number_buffers(made, passes, [*inputs, *([allowed] if guarded else [])], written)
 
 
@@ -329,12 +329,12 @@ def number_buffers(made: Recording, passes: Passes, inputs: list[Memory], writte
     """Buffers in the order of a call's, without those that nothing uses."""
     used = {buffer for call in made.calls for launch in call for buffer, *_ in launch.arguments}
     used |= {passes.figures.buffer, passes.finite.buffer}
-    known = {each.buffer for each in (*inputs, *written, made.table_of_addresses)}
-    others = [each for each in made.buffers if each.buffer in used - known]
-    tables = [each for each in others if each.buffer in made.constants]
-    scratch = [each for each in others if each.buffer not in made.constants]
+    known = {memory.buffer for memory in (*inputs, *written, made.table_of_addresses)}
+    others = [memory for memory in made.buffers if memory.buffer in used - known]
+    tables = [memory for memory in others if memory.buffer in made.constants]
+    scratch = [memory for memory in others if memory.buffer not in made.constants]
     results = [*written, *scratch, replace(made.table_of_addresses, shape=(8 * len(made.addresses),))]
-    order = [each.buffer for each in (*inputs, *tables, *results)]
+    order = [memory.buffer for memory in (*inputs, *tables, *results)]
     place = {buffer: index for index, buffer in enumerate(order)} | {NUMBER: NUMBER}
     below = (1 << PLACE_BITS) - 1
     addresses = [
@@ -342,7 +342,7 @@ def number_buffers(made: Recording, passes: Passes, inputs: list[Memory], writte
         for value in made.addresses
     ]
     calls = [
-        [each._replace(arguments=[(place[buffer], value) for buffer, value in each.arguments]) for each in call]
+        [launch._replace(arguments=[(place[buffer], value) for buffer, value in launch.arguments]) for launch in call]
         for call in made.calls
     ]
     first = len(inputs) + len(tables)
@@ -354,12 +354,12 @@ def number_buffers(made: Recording, passes: Passes, inputs: list[Memory], writte
 
     return Recorded(
         calls,
-        [[part_of(each) for each in sums] for sums in made.sums],
+        [[part_of(sum_) for sum_ in sums] for sums in made.sums],
         addresses,
         passes.emitted.numbers,
         first,
-        [in_words(made.constants[each.buffer]) for each in tables],
-        [(each.shape, each.dtype) for each in results],
+        [in_words(made.constants[memory.buffer]) for memory in tables],
+        [(memory.shape, memory.dtype) for memory in results],
         place[passes.figures.buffer] - first,
         place[passes.finite.buffer] - first,
         passes.emitted.stats,
@@ -413,13 +413,13 @@ _plans: dict[str, Any] = {}
 def register(library: ctypes.CDLL, call: Sequence[Launched], inputs: int, addresses: Sequence[int] = ()) -> str:
     """The key under which programs make a call. inputs: how many buffers are read alone. addresses: their table."""
     kernels: list[Any] = []
-    for each in call:
-        if not any(each.kernel is known for known in kernels):
-            kernels.append(each.kernel)
-    places = [next(i for i, known in enumerate(kernels) if known is each.kernel) for each in call]
+    for launch in call:
+        if not any(launch.kernel is known for known in kernels):
+            kernels.append(launch.kernel)
+    places = [next(i for i, known in enumerate(kernels) if known is launch.kernel) for launch in call]
     images = [made.asm["cubin"] for made in kernels]
     named = [made.metadata.name.encode() for made in kernels]
-    told = repr((places, [each[1:] for each in call], addresses, inputs, named)).encode()
+    told = repr((places, [launch[1:] for launch in call], addresses, inputs, named)).encode()
     key = hashlib.sha256(b"".join([told, *images])).hexdigest()[:32]
     if key in _plans:
         return key
@@ -427,10 +427,11 @@ def register(library: ctypes.CDLL, call: Sequence[Launched], inputs: int, addres
     launches: list[Launch] = []
     arguments: list[Argument] = []
     maps: list[Map] = []
-    for place, each in zip(places, call, strict=True):
-        launches.append(Launch(place, each.threads, len(arguments), len(each.arguments), (c_int32 * 3)(*each.grid), 0))
-        for buffer, value, *fields in each.arguments:
-            maps += (Map(*own[:3], (c_int32 * 3)(*own[3:6]), (c_int32 * 3)(*own[6:])) for own in fields)
+    for place, launch in zip(places, call, strict=True):
+        grid = (c_int32 * 3)(*launch.grid)
+        launches.append(Launch(place, launch.threads, len(arguments), len(launch.arguments), grid, 0))
+        for buffer, value, *fields in launch.arguments:
+            maps += (Map(*layout[:3], (c_int32 * 3)(*layout[3:6]), (c_int32 * 3)(*layout[6:])) for layout in fields)
             arguments.append(Argument(buffer, value, ctypes.addressof(maps[-1]) if fields else None))
     parts: tuple[Any, ...] = (
         (Kernel * len(images))(
