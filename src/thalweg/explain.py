@@ -88,7 +88,7 @@ class Explanation:
         told = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings if warning not in alike]
         told = [f"all {len(self.rows)} parameters: {warning}" for warning in sorted(alike)] + told
         unused = {"overrides": self.unused_overrides, "entries": self.unused_entries}
-        idle = [f"{what}: {pattern!r} matches no parameter" for what, own in unused.items() for pattern in own]
+        idle = [f"{what}: {pattern!r} matches no parameter" for what, named in unused.items() for pattern in named]
         return [*told, *idle]
 
     @property
@@ -144,7 +144,7 @@ def explain_parameter(
     """
     rule = setting.rule_at(1)
     entries = describe_state(rule, setting.handling, shape, dtype).items()
-    state = {key: math.prod(own) * bytes_of(stored) for key, (own, stored) in entries}
+    state = {key: math.prod(entry_shape) * bytes_of(stored) for key, (entry_shape, stored) in entries}
     factors = sum(state[key] for key in rule.keys(shape, Factor))
     told = []
     if factors > HUGE:
@@ -173,20 +173,20 @@ def explain_parameter(
     )
 
 
-def list_hints(found: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """Hints in words, each with the parameters that it is about. found: the name of each parameter, and its hints."""
+def list_hints(hinted: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Hints in words, each with the parameters that it is about. hinted: the name of each parameter, and its hints."""
     names: dict[str, list[str]] = {}
-    for name, hints in found:
+    for name, hints in hinted:
         for hint in hints:
             names.setdefault(hint, []).append(name)
-    more = {hint: f" and {len(own) - 2} more" if len(own) > 2 else "" for hint, own in names.items()}
-    return [f"{', '.join(own[:2])}{more[hint]}: {hint}" for hint, own in names.items()]
+    more = {hint: f" and {len(owners) - 2} more" if len(owners) > 2 else "" for hint, owners in names.items()}
+    return [f"{', '.join(owners[:2])}{more[hint]}: {hint}" for hint, owners in names.items()]
 
 
 def hint_of_stack(name: str, shape: Shape, rule: Rule) -> str:
     """What to say of a tensor of three axes that is no kernel of a convolution: it may be a stack of matrices."""
-    own = name.rpartition(".")[2]
-    is_kernel = own in ("weight", "kernel") and "expert" not in name
+    last_name = name.rpartition(".")[2]
+    is_kernel = last_name in ("weight", "kernel") and "expert" not in name
     if len(shape) != 3 or min(shape) < 2 or is_kernel or rule.stacked_axes or not rule.looks_at_shapes:
         return ""
     return "taken for one tensor; if it is a stack, as of experts, say overrides=[(name, dict(stacked_axes=1))]"
@@ -196,8 +196,8 @@ def kept_wide(shape: Shape, setting: ParameterOptions) -> list[str]:
     """Whether eight bits were asked for, and a tensor that is not small has rows that cannot be grouped."""
     rule, handling = setting.rule_at(1), setting.handling
     wanted = any(handling.stored(entry) in CODECS for entry in rule.entries(shape).values())
-    own = shape[rule.stacked_axes :]
-    if not wanted or len(own) < 2 or math.prod(own) < LEAST_SIZE or grouping(shape, rule.stacked_axes):
+    slice_shape = shape[rule.stacked_axes :]
+    if not wanted or len(slice_shape) < 2 or math.prod(slice_shape) < LEAST_SIZE or grouping(shape, rule.stacked_axes):
         return []
     return [f"its state stays in float32: no row of {shape} can be cut into equal groups of {LEAST_GROUP} or more"]
 

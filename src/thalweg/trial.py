@@ -40,8 +40,8 @@ DECORATED = "write @dataclass(frozen=True, kw_only=True) above its class"
 @functools.cache
 def is_shipped(rule: type[Rule]) -> bool:
     """Whether a rule comes with the package, as does all that is around it; or that of which it is a part."""
-    own, wrappers = parts_of(getattr(rule, "PART_OF", rule))
-    return RULES.get(own.__name__) is own and set(wrappers) <= set(AROUND)
+    inner, wrappers = parts_of(getattr(rule, "PART_OF", rule))
+    return RULES.get(inner.__name__) is inner and set(wrappers) <= set(AROUND)
 
 
 def find_own(rule: Rule) -> list[type[Rule]]:
@@ -74,7 +74,7 @@ def check_rule(rule: type[Rule]) -> None:
         if f.default is MISSING:
             wanted = "a number, a text, True or False, None or a tuple of these"
             raise RuleError(f"option {f.name!r} of {name} has no default: give it one, {wanted}")
-        if f.name in {own.name for own in fields(Rule)}:
+        if f.name in {base_field.name for base_field in fields(Rule)}:
             continue
         owner = around_options().get(f.name)
         if f.name in RESERVED_OPTIONS or (owner is not None and not issubclass(rule, owner)):
