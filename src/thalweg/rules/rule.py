@@ -205,7 +205,7 @@ def replaced_numbers(rule: Rule, stand_in: Callable[[str], Any]) -> dict[str, An
 
     def replace_in(name: str, value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(replace_in(f"{name}[{i}]", each) for i, each in enumerate(value))
+            return tuple(replace_in(f"{name}[{i}]", entry) for i, entry in enumerate(value))
         return stand_in(name) if is_number(value) and not is_structure(value) else value
 
     numbers = number_options(type(rule))
