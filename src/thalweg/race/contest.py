@@ -136,7 +136,7 @@ def find_task(name: str) -> Task:
     if ":" not in name and name not in TASKS:
         raise CommandError(f"there is no task {name!r} (your own would be mymodule:task): {suggest(name, TASKS)}")
     path = TASKS.get(name, name)
-    value, module = import_attribute(path, "task", "mymodule:task", lambda each: isinstance(each, Task))
+    value, module = import_attribute(path, "task", "mymodule:task", lambda candidate: isinstance(candidate, Task))
     if not isinstance(value, Task) and callable(value):
         with blame(name, "calling it"):
             value = value()

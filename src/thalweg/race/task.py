@@ -77,7 +77,7 @@ class Task(ABC):
         if not self.name or not isinstance(self.name, str):
             raise CommandError(f"a task needs a name, such as 'mine', got {self.name!r}")
         numbers = {"steps": self.steps, "seeds": self.seeds, "batch_size": self.batch_size or 1}
-        functions = [each.name for each in fields(self) if str(each.type).startswith("Callable")]
+        functions = [f.name for f in fields(self) if str(f.type).startswith("Callable")]
         wanted = {name: "a whole number from 1 on" for name, n in numbers.items() if not isinstance(n, int) or n < 1}
         wanted |= {name: "a function" for name in functions if not callable(getattr(self, name))}
         if not isinstance(self.warm_up, Real) or not 0 <= self.warm_up < 1:

@@ -239,11 +239,11 @@ def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
 
 
 def cut(x: Any, axis: int, sizes: Shape) -> Sequence[Any]:
-    return [TensorList(list(own)) for own in zip(*(single.cut(t, axis, sizes) for t in x.tensors), strict=True)]
+    return [TensorList(list(pieces)) for pieces in zip(*(single.cut(t, axis, sizes) for t in x.tensors), strict=True)]
 
 
 def join(parts: Sequence[Any], axis: int) -> Any:
-    return _apply(lambda *own: single.join(own, axis), *parts)
+    return _apply(lambda *tensors: single.join(tensors, axis), *parts)
 
 
 def lifted(function: Callable[..., Any]) -> Callable[..., Any]:

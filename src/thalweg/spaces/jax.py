@@ -198,7 +198,7 @@ def take_apart(stacks: Sequence[Arr], shapes: Sequence[Sequence[Shape]]) -> list
             return jax.lax.index_in_dim(x, place, keepdims=False)
         return jax.lax.slice(x, (place, 0), (place + 1, *shape)).reshape(shape)
 
-    return [[row(x, *each) for each in enumerate(own)] for x, own in zip(stacks, shapes, strict=True)]
+    return [[row(x, *pair) for pair in enumerate(rows)] for x, rows in zip(stacks, shapes, strict=True)]
 
 
 def matmul(x: Arr, y: Arr, precision: str | None = None) -> Arr:
