@@ -96,13 +96,13 @@ def update_by(
     given: dict[str, Any],
     complete: Complete,
 ) -> Generator[Any, Any, Update]:
-    """What the rule answers. given: p, g, the entries of the state, t, lr and lr_scale."""
+    """The rule's update, computed in rounds. given: p, g, the entries of the state, t, lr and lr_scale."""
     given.update(options_of(rule))
     return Update(*(yield from evaluate(order, xp, given, complete)))
 
 
 def order_for(rule: Rule, declared: Rule, keys: Sequence[str], shape: Shape, *, with_lr: bool) -> Order:
-    """Of a rule, for parameters of the same kind as one of this shape; a RuleError says why there is none.
+    """The order of a rule for parameters of the same kind as one of this shape; a RuleError says why there is none.
 
     declared: the rule whose state is given, with these keys; it may be another at other steps.
     """

@@ -103,7 +103,7 @@ def matrix_kinds_of(program: Program, stacked_axes: int) -> MatrixKinds:
 
 
 def kinds_of(program: Program, stacked_axes: int) -> Kinds:
-    """The kinds of a program's values, seen over those axes along which some do not vary."""
+    """The kinds of a program's values; rows and columns lie along the axes along which some value does not vary."""
     every = program.memory[PARAMETER] or frozenset()
     stacked = frozenset(range(stacked_axes))
     extents = {value.extent for value in program.needed} | set(program.memory.values())

@@ -44,7 +44,7 @@ class Value(Symbol):
 
     @property
     def values(self) -> list[Value]:
-        """Those that it is computed from."""
+        """The operands that are values, without plain numbers."""
         return [arg for arg in self.args if isinstance(arg, Value)]
 
     @property
@@ -84,7 +84,7 @@ class Graph(Run):
         return self.value("input", (), extent, name)
 
     def apply(self, op: str, *args: Operand) -> Any:
-        """An elementwise operation; what is known already is computed at once."""
+        """The value of an elementwise operation, or a number if all operands are numbers."""
         for arg in args:
             if not isinstance(arg, Value) and not is_number(arg):
                 self.refuse_operand(arg)
@@ -113,7 +113,7 @@ class Graph(Run):
         return self.known[key]
 
     def call(self, made: Value, name: str) -> None:
-        """Give a value the name that the rule assigns it to: of all that a line computes, the last has it."""
+        """Give a value the name that the rule's line assigns: the last value that the line computes has it."""
         place = place_in(self.files)
         if not name and place is not None:
             assignment = re.match(r"\s*([a-z]\w*)(?::[^=]+)? = ", linecache.getline(*place))
@@ -132,7 +132,7 @@ def joint_extent(args: Iterable[Operand]) -> Extent:
 
 
 def needed_by(values: Iterable[Any]) -> set[Value]:
-    """The values that some are computed from, and they themselves."""
+    """These values, and all values that they are computed from."""
     needed: set[Value] = set()
     waiting = [value for value in values if isinstance(value, Value)]
     while waiting:

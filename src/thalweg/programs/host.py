@@ -42,7 +42,7 @@ def single(x: float) -> float:
 
 
 def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable[[Mapping[str, float]], list[float]]:
-    """From inputs, by name, to the numbers of these values, all of which the host can know.
+    """A Python function that computes these values from a dict of inputs by name; none may depend on tensors.
 
     as_arrays: what is one number for each tensor has the digits of float32, as in an array.
     """
@@ -70,7 +70,7 @@ def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable
 
 @functools.lru_cache(maxsize=1024)
 def function_from(body: str) -> Callable[[Mapping[str, float]], list[float]]:
-    """Programs that compute the same numbers share the function."""
+    """Compile the body of a function of ``given``, once for all programs with the same body."""
     operations = {f"_{name}": compute for name, compute in COMPUTE.items()}
     names: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "_single": single, **operations}
     exec(compile(f"def numbers(given):\n{body}", "<numbers of a program>", "exec"), names)
@@ -79,7 +79,7 @@ def function_from(body: str) -> Callable[[Mapping[str, float]], list[float]]:
 
 
 def numbers_in(xp: Any, operands: Iterable[Any], given: Mapping[str, Any]) -> list[Any]:
-    """The same where inputs may be arrays of a space: they are computed as the rule computes with them there."""
+    """The numbers of these values, where inputs may be arrays: operations are those of the space ``xp``."""
     known: dict[Value, Any] = {}
 
     def compute(operand: Any) -> Any:

@@ -27,7 +27,7 @@ SHOWN = "shown"
 
 
 class Adapted:
-    """A space with some functions of another."""
+    """A space of which some functions are replaced."""
 
     def __init__(self, xp: Any, **functions: Any) -> None:
         self.xp = xp
@@ -38,7 +38,7 @@ class Adapted:
 
 
 def decides_by_tensors(rule: WholeRule, entry_key: str, counts: tuple[str, ...]) -> bool:
-    """Whether tensors have a say in what is due in a step. entry_key: the key of the one entry of the first part."""
+    """Whether what is due in a step depends on tensors. entry_key: the key of the one entry of the first part."""
     read = {value.name for value in needed_by(trace_decision(stand_in(rule), entry_key, counts)) if value.op == "input"}
     return not read.isdisjoint((GRADIENT, PARAMETER, entry_key))
 
@@ -50,7 +50,7 @@ def own_keys(rule: WholeRule, shape: Shape) -> list[str]:
 
 
 def own_key(rule: WholeRule, shape: Shape) -> str:
-    """The one key of them."""
+    """The key of the only such entry."""
     (key,) = own_keys(rule, shape)
     return key
 
@@ -126,7 +126,7 @@ def decide_by(rule: WholeRule, entry_key: str, counts: Mapping[str, float], t: i
 def decision_of(
     rule: WholeRule, entry_key: str, counts: tuple[str, ...]
 ) -> tuple[dict[str, Any], Callable[..., list[float]]]:
-    """The options of a rule by name, and what they, t and counts decide."""
+    """The options of a rule by name, and the function of options, t and counts that decides what is due."""
     return options_of(rule), make_decision(stand_in(rule), entry_key, counts)
 
 

@@ -49,12 +49,12 @@ class Schedule:
 
     def count_bytes(self, size: Mapping[str, int]) -> int:
         """Bytes that go to memory or come from it. size: of p, g and each entry of the state."""
-        large = sum(size[name] for way in self.passes for name in (*way.reads, *way.writes))
+        large = sum(size[name] for pass_ in self.passes for name in (*pass_.reads, *pass_.writes))
         return large + sum(2 * size[name] for name in self.small)
 
     def loads(self, number: int) -> dict[str, Value]:
         """What a pass reads, by name: as it was before the step, or as an earlier pass has written it."""
-        program, written = self.program, {key for earlier in self.passes[:number] for key in earlier.writes}
+        program, written = self.program, {key for pass_ in self.passes[:number] for key in pass_.writes}
         reads = self.passes[number].reads
         return {key: program.state[key] if key in written else program.inputs[key] for key in reads}
 
@@ -119,7 +119,7 @@ def lay_out(
     exact: set[str],
     size: Mapping[str, int],
 ) -> tuple[Pass, ...] | None:
-    """Passes that write each result where it was chosen; None if one would need what is overwritten by then."""
+    """Passes that write each result in the chosen pass; None if a pass would need what is overwritten by then."""
     sums: list[list[Value]] = [[] for _ in range(last + 1)]
     for value in sorted(waited_for, key=lambda value: value.index):
         sums[depth[value]].append(value)
@@ -183,7 +183,7 @@ def subsets(values: Sequence[Value]) -> Iterator[set[Value]]:
 
 
 def reach(program: Program, targets: Iterable[object], stop: set[Value]) -> set[Value]:
-    """What is computed element by element on the way to the targets; sums, and all below an element, are known."""
+    """The values as large as a parameter that targets are computed from, up to those in ``stop`` and to sums."""
     every = program.memory[PARAMETER]
     reached: set[Value] = set()
     waiting = [value for value in targets if isinstance(value, Value)]
@@ -198,7 +198,7 @@ def reach(program: Program, targets: Iterable[object], stop: set[Value]) -> set[
 
 
 def leaves(program: Program, targets: Iterable[object], stop: set[Value]) -> set[str]:
-    """The names of what is read for them, of what is as large as a parameter."""
+    """The names of the inputs as large as a parameter that targets are computed from."""
     return {v.name for v in reach(program, targets, stop) if v.op == "input" and v not in stop and v.name}
 
 

@@ -67,17 +67,17 @@ class Program:
 
     @property
     def answers(self) -> list[Any]:
-        """All that the rule answers with."""
+        """All that the rule's update returns."""
         return [self.delta, *self.state.values(), self.finite, *self.stats.values()]
 
     @functools.cached_property
     def needed(self) -> set[Value]:
-        """All that something is computed from."""
+        """All values that an answer is computed from."""
         return needed_by(self.answers)
 
 
 class Tracing:
-    """The space of a trace."""
+    """The space in which a rule is traced: its functions add values to a graph."""
 
     def __init__(self, graph: Graph, shape: Shape) -> None:
         self.graph, self.whole = graph, shape

@@ -66,30 +66,30 @@ def dtype_of(operand: Any) -> str:
 def verify_schedule(schedule: Schedule, exact: Collection[str], *, guarded: bool, complete: bool) -> None:
     """Check that each pass can be taken from what it reads and what is known before it. Raises a RuleError.
 
-    exact, guarded, complete: as passes were chosen for.
+    exact, guarded, complete: those that the passes were chosen with.
     """
     program, passes = schedule.program, schedule.passes
     large = {key for key in program.results if key not in schedule.small}
     sums = {value for value in program.needed if value.is_reduction}
-    check_each_once(program, "write", [key for part in passes for key in part.writes], large)
-    check_each_once(program, "make", [value for part in passes for value in part.sums], sums)
+    check_each_once(program, "write", [key for pass_ in passes for key in pass_.writes], large)
+    check_each_once(program, "make", [value for pass_ in passes for value in pass_.sums], sums)
     known: set[Value] = set()
     written: set[str] = set()
-    for number, part in enumerate(passes, 1):
-        where = f"{program.rule_name}, pass {number} ({part})"
-        if again := [key for key in part.reads if key in written and key not in exact]:
+    for number, pass_ in enumerate(passes, 1):
+        where = f"{program.rule_name}, pass {number} ({pass_})"
+        if again := [key for key in pass_.reads if key in written and key not in exact]:
             raise RuleError(f"{where} reads {again[0]}, which an earlier pass has written and rounded")
-        if "p" in part.writes and "p" not in part.reads:
+        if "p" in pass_.writes and "p" not in pass_.reads:
             raise RuleError(f"{where} writes p, and must read it: a step is added to it")
-        if guarded and part.writes:
+        if guarded and pass_.writes:
             check_known(where, program, [program.finite], {}, known)
         read = {value: key for key, value in schedule.loads(number - 1).items()}
-        results = [program.results[key] for key in part.writes]
-        check_known(where, program, [*results, *(arg for value in part.sums for arg in value.args)], read, known)
-        known |= set(part.sums)
-        written |= set(part.writes)
-        if complete and number == len(passes) and part.sums:
-            raise RuleError(f"{where} makes {part.sums[0]!r}, which must be complete before the last pass")
+        results = [program.results[key] for key in pass_.writes]
+        check_known(where, program, [*results, *(arg for value in pass_.sums for arg in value.args)], read, known)
+        known |= set(pass_.sums)
+        written |= set(pass_.writes)
+        if complete and number == len(passes) and pass_.sums:
+            raise RuleError(f"{where} makes {pass_.sums[0]!r}, which must be complete before the last pass")
     small = [program.state[key] for key in schedule.small]
     check_known(f"{program.rule_name}, between passes", program, [*small, *program.stats.values()], {}, known)
 
@@ -105,7 +105,7 @@ def check_each_once(program: Program, verb: str, done: list[Any], wanted: set[An
 def check_known(
     where: str, program: Program, targets: Iterable[Any], read: Collection[Value], known: set[Value]
 ) -> None:
-    """Whether these can be computed from what is read, and from reductions that are complete."""
+    """Raise a RuleError unless targets can be computed from what is read and from complete reductions."""
     every = program.memory["p"]
     waiting = [value for value in targets if isinstance(value, Value)]
     seen: set[Value] = set()

@@ -76,7 +76,7 @@ class Between:
         return None
 
     def emit(self, after_pass: int, places: Mapping[str, int]) -> EmittedBetween:
-        """places: of the entries of the state among a tensor's operands."""
+        """The function between passes. places: of the entries of the state among a tensor's operands."""
         loops = []
         for kind in (ROW, COLUMN):
             letter, array, stride = WORDS[kind]
@@ -109,7 +109,7 @@ class Between:
         return EmittedBetween(made, after_pass, self.numbers.values, row_state, column_state)
 
     def add_up(self, value: Value, name: str) -> list[str]:
-        """Loops that add up what a matrix has of something."""
+        """Loops that sum a value over the rows or columns of a matrix."""
         kind = self.kinds.find(value.args[0])
         if kind == ELEMENT:
             same = next((i for i, rows in enumerate(self.sums[ROW]) if self.kinds.is_part(rows, value)), None)

@@ -25,7 +25,7 @@ def bound_step(program: Program, kinds: Kinds) -> Any:
     limits: list[Any] = []
 
     def bound(operand: Any) -> Any:
-        """Something that no element exceeds in size, or None."""
+        """A value that no element of the operand exceeds in size; None: none follows from norms."""
         most = None
         if kinds.find(operand) in (HOST, TENSOR):
             most = graph.apply("abs", operand) if isinstance(operand, Value) else abs(operand)

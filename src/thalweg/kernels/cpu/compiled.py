@@ -38,7 +38,7 @@ FILLED = {COUNT: structs.COUNT, LARGEST: structs.LARGEST}
 
 @dataclass(frozen=True)
 class Kind:
-    """What decides which code steps a tensor: no number of the rule does, and no size."""
+    """What decides which code steps a tensor. Numbers of the rule and sizes do not."""
 
     #: One that stands for all of its structure.
     rule: Rule
@@ -147,7 +147,7 @@ class Registers:
         self.code = [[] for _ in range(1 + self.passes)]
 
     def need(self, operand: Any) -> Any:
-        """A handle of the register that will hold it: resolved by ``place`` when all are known."""
+        """A handle of the register that will hold an operand: resolved by ``place`` when all are known."""
         if isinstance(operand, str):  # the scale of the gradient
             return "filled", SCALE
         if not isinstance(operand, Value):
@@ -180,7 +180,7 @@ class Registers:
         self.code[1 + after].append((op, ("result", self.results[value]), args))
 
     def is_host(self, value: Value) -> bool:
-        """Whether it follows from options and the step alone."""
+        """Whether a value follows from options and the step alone."""
         if value.op == "input":
             return value.name not in FILLED and value.name not in self.scalars
         return (
@@ -188,7 +188,7 @@ class Registers:
         )
 
     def known_after(self, value: Value) -> int:
-        """The pass after which it can be computed; -1: before all of them."""
+        """The pass after which a value can be computed; -1: before all of them."""
         if value.is_reduction:
             return self.made_by[value]
         return max((self.known_after(arg) for arg in value.values), default=-1)
@@ -215,11 +215,11 @@ class Compiled:
     def __init__(self, emitted: Emitted) -> None:
         program, kinds = emitted.schedule.program, emitted.kinds
         self.emitted, self.schedule, self.axes = emitted, emitted.schedule, kinds.axes
-        sums = [value for step in emitted.passes for value in step.sums]
-        made_by = {value: number for number, step in enumerate(emitted.passes) for value in step.sums}
+        sums = [value for pass_ in emitted.passes for value in pass_.sums]
+        made_by = {value: number for number, pass_ in enumerate(emitted.passes) for value in pass_.sums}
         registers = Registers(program, kinds, sums, made_by, len(emitted.passes), list(emitted.scalars))
         every = [*emitted.passes, *([emitted.short] if emitted.short is not None else [])]
-        numbers = [[registers.need(number) for number in step.numbers] for step in every]
+        numbers = [[registers.need(number) for number in pass_.numbers] for pass_ in every]
         between = [] if emitted.between is None else [registers.need(number) for number in emitted.between.numbers]
         stats = {name: registers.need(value) for name, value in program.stats.items()}
         scalars = [
@@ -235,7 +235,7 @@ class Compiled:
         #: What the numbers of a step are: values of the program, and plain numbers.
         self.literals = [key[1] if isinstance(key, tuple) else key for key in registers.numbers]
         self.numbers = function_of(self.literals)
-        self.sums = [[place(("sum", index_of(sums, value))) for value in step.sums] for step in emitted.passes]
+        self.sums = [[place(("sum", index_of(sums, value))) for value in pass_.sums] for pass_ in emitted.passes]
         code = [
             structs.Instruction(CODES.index(op), place(to), *map(place, args))
             for stage in registers.code
@@ -247,18 +247,18 @@ class Compiled:
         self.arrays: list[Any] = []
         library = functions_of(emitted.functions, program.rule_name)
         self.passes = (structs.Pass * len(every))()
-        for step, handles, target in zip(every, numbers, self.passes, strict=True):
-            target.index, target.functions = library[step.function.name]
-            target.operands, target.numbers = len(step.operands), len(handles)
-            target.sums, target.kept = len(step.sums), len(step.stored)
-            target.written = sum(1 << k for k, written in enumerate(step.written) if written)
-            target.operand[: len(step.operands)] = step.operands
-            target.rows, target.columns = len(step.rows), len(step.columns)
-            target.row_sums, target.column_sums = len(step.row_sums), len(step.column_sums)
-            target.row[: len(step.rows)] = [index_of(emitted.rows, value) for value in step.rows]
-            target.column[: len(step.columns)] = [index_of(emitted.columns, value) for value in step.columns]
-            target.column_of[: len(step.column_of)] = step.column_of
-            target.column_squared[: len(step.column_sums)] = [v.is_squared for v in step.column_sums]
+        for pass_, handles, target in zip(every, numbers, self.passes, strict=True):
+            target.index, target.functions = library[pass_.function.name]
+            target.operands, target.numbers = len(pass_.operands), len(handles)
+            target.sums, target.kept = len(pass_.sums), len(pass_.stored)
+            target.written = sum(1 << k for k, written in enumerate(pass_.written) if written)
+            target.operand[: len(pass_.operands)] = pass_.operands
+            target.rows, target.columns = len(pass_.rows), len(pass_.columns)
+            target.row_sums, target.column_sums = len(pass_.row_sums), len(pass_.column_sums)
+            target.row[: len(pass_.rows)] = [index_of(emitted.rows, value) for value in pass_.rows]
+            target.column[: len(pass_.columns)] = [index_of(emitted.columns, value) for value in pass_.columns]
+            target.column_of[: len(pass_.column_of)] = pass_.column_of
+            target.column_squared[: len(pass_.column_sums)] = [v.is_squared for v in pass_.column_sums]
             target.registers = self.address(ctypes.c_int32, list(map(place, handles)))
         self.between = structs.Between(after_pass=-1)
         if emitted.between is not None:

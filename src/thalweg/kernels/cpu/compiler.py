@@ -27,7 +27,7 @@ from thalweg.kernels.cpu.lines import Function
 
 
 class Uncompiled(RuleError):
-    """Native code of a rule could be made, and is not, for want of a compiler or of a place to keep it."""
+    """Native code of a rule was not compiled: there is no compiler, no folder for it, or it does not compile."""
 
 
 HEADERS = Path(__file__).with_name("native")
@@ -110,7 +110,7 @@ def load_library(path: Path) -> ctypes.CDLL:
 
 
 def find_kept(key: str) -> Path | None:
-    """What was compiled under this key before, if it is still what it was."""
+    """The library that was compiled under this key before, if its file is unchanged."""
     folder = cache_folder()
     if not is_own(folder):
         return None

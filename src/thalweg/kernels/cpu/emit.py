@@ -85,17 +85,17 @@ class Emission:
             self.state_slots[kind].append(key)
 
     def emit_pass(self, number: int, at_hand: Sequence[Value] = ()) -> EmittedPass:
-        """at_hand: what the pass before has kept, to be read instead of computed again."""
-        plan, program, loads = self.schedule.passes[number], self.program, self.schedule.loads(number)
+        """The function of a pass. at_hand: what the pass before has kept, to be read instead of computed again."""
+        pass_, program, loads = self.schedule.passes[number], self.program, self.schedule.loads(number)
         names = Names()
         numbers = Numbers(names)
         slots: dict[Value, int] = {}
         if at_hand:
             loaded = set(loads.values())
-            needed = reach(program, [program.results[key] for key in plan.writes], loaded.union(at_hand))
+            needed = reach(program, [program.results[key] for key in pass_.writes], loaded.union(at_hand))
             slots = {value: slot for slot, value in enumerate(at_hand) if value in needed - loaded}
             loads = {key: value for key, value in loads.items() if value in needed or key == PARAMETER}
-        keys = [key for key in program.memory if key in loads or key in plan.writes]
+        keys = [key for key in program.memory if key in loads or key in pass_.writes]
         places = {key: names.new(None, f"{key}_tile") for key in keys}
         rows: dict[Value, str] = {}
         columns: dict[Value, str] = {}
@@ -119,7 +119,7 @@ class Emission:
         for value, slot in slots.items():
             lines.known[value] = name = names.new(value)
             lines.lines.append(f"[[maybe_unused]] const X {name} = load<X>(kept + {slot} * TILE + i);")
-        summed = [value for value in plan.sums if self.kinds.find(value.args[0]) == ELEMENT]
+        summed = [value for value in pass_.sums if self.kinds.find(value.args[0]) == ELEMENT]
         body: list[str] = []
         before: list[str] = []
         after: list[str] = []
@@ -129,7 +129,7 @@ class Emission:
 
         def found_again(value: Any, *, computed: bool = False) -> tuple[str, str, int]:
             """Where a value is, if its sum overflows, and what it is to be multiplied by."""
-            key = next((key for key in keys if value is program.inputs[key] and key not in plan.writes), None)
+            key = next((key for key in keys if value is program.inputs[key] and key not in pass_.writes), None)
             if key is not None:
                 scale = numbers.add("scale") if key == GRADIENT else "T(1)"
                 return places[key], scale, OPERAND + keys.index(key)
@@ -148,7 +148,7 @@ class Emission:
             total = names.new(None, "total")
             after.append(f"const double {total} = {name}.total();")
             check = "checked_squares" if squared else "checked_sum"
-            place, scale, _ = found_again(value.args[0], computed=not plan.writes)
+            place, scale, _ = found_again(value.args[0], computed=not pass_.writes)
             checks.append((total, f"tile.sums[{index}] += {check}<T>({total}, {place}, {scale}, tile.n);", squared))
         if again:
             doubts = " || ".join(f"is_doubtful<T, {cpp(squared)}>({total})" for total, _, squared in checks)
@@ -175,9 +175,9 @@ class Emission:
             column_of.append(found_again(value.args[0])[2])
         stores = []
         for key in keys:
-            if key in plan.writes and key != PARAMETER:
+            if key in pass_.writes and key != PARAMETER:
                 stores.append(f"store({places[key]} + i, widened<X>({lines.write(program.state[key])}));")
-        if PARAMETER in plan.writes:
+        if PARAMETER in pass_.writes:
             new = f"{lines.write(program.inputs[PARAMETER])} + {lines.write(program.delta)}"
             stores.append(f"store({places[PARAMETER]} + i, widened<X>({new}));")
         head = [f"T* const {name} = tile.x[{index}];" for index, name in enumerate(places.values())]
@@ -210,11 +210,11 @@ class Emission:
             ]
         )
         reads = (*loads, *(["what the pass before has kept"] if slots else []))
-        made = function("pass", text, names, str(replace(plan, reads=reads)))
+        made = function("pass", text, names, str(replace(pass_, reads=reads)))
         return EmittedPass(
             made,
             [self.places[key] for key in keys],
-            [key in plan.writes for key in keys],
+            [key in pass_.writes for key in keys],
             numbers.values,
             sums,
             list(stored),
@@ -246,17 +246,17 @@ def emit(schedule: Schedule, kinds: MatrixKinds) -> Emitted:
         short = emission.emit_pass(len(passes) - 1, passes[-2].stored)
         short.stored = passes[-2].stored
         short = short if short.function != passes[-1].function else None
-    for step in passes:  # rows that are one number for each matrix are spread over its rows
-        for kind, values in ((ROW, step.rows), (COLUMN, step.columns)):
+    for pass_ in passes:  # rows that are one number for each matrix are spread over its rows
+        for kind, values in ((ROW, pass_.rows), (COLUMN, pass_.columns)):
             for value in values:
                 emission.slots[kind].setdefault(value, len(emission.slots[kind]))
-    summing = {number: step for number, step in enumerate(passes) if step.row_sums or step.column_sums}
+    summing = {number: pass_ for number, pass_ in enumerate(passes) if pass_.row_sums or pass_.column_sums}
     between = None
     if kinds.axes is not None:
         if len(summing) != 1:
             raise RuleError(f"{name} needs sums of rows and columns in {len(summing)} passes")
-        ((number, step),) = summing.items()
-        sums = {ROW: step.row_sums, COLUMN: step.column_sums}
+        ((number, pass_),) = summing.items()
+        sums = {ROW: pass_.row_sums, COLUMN: pass_.column_sums}
         between = Between(kinds, sums, emission.slots, emission.state_slots).emit(number, emission.places)
     check_room(name, passes, emission)
     scalars = {key: emission.places[key] for key in emission.scalars}

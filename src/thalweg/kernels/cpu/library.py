@@ -135,8 +135,8 @@ def functions_of(functions: Sequence[Function], title: str) -> dict[str, tuple[i
 def borrow_openmp(folders: tuple[str, ...]) -> bool:
     """Run on the threads of the OpenMP library that was loaded from one of these folders, so that no two pools compete.
 
-    Whether there is one: elsewhere than on Linux, or in a forked child, whose parent's threads do not exist, a pool
-    of ours serves.
+    Whether there is one: elsewhere than on Linux, or in a forked child, whose parent's threads do not exist, the
+    library uses a pool of its own.
     """
     if _forked:
         return False

@@ -59,7 +59,7 @@ class Names:
         return f"«{len(self.values) - 1}»"
 
     def name_values(self, text: str) -> str:
-        """With the names that the rule has for values."""
+        """The text with the names that the rule has for values in place of tokens."""
         used: set[str] = set()
         names = []
         for index, (value, hint) in enumerate(self.values):
@@ -73,7 +73,7 @@ class Names:
         return self.TOKEN.sub(lambda token: names[int(token.group(1))], text)
 
     def bare(self, text: str) -> str:
-        """With numbers for names: the same for all that compute the same."""
+        """The text with numbered names: equal for functions that compute the same."""
         order: dict[str, int] = {}
         return self.TOKEN.sub(lambda token: f"v{order.setdefault(token.group(1), len(order))}", text)
 
@@ -103,7 +103,7 @@ class Lines:
         self.lines: list[str] = []
 
     def write(self, operand: Any) -> str:
-        """A value as something to compute with."""
+        """The text of a value in an expression, after the statements that compute it."""
         text = self.name(operand)
         if self.is_truth(operand):
             return f"chosen_of<X>({text}, T(1), T(0))"
@@ -114,7 +114,7 @@ class Lines:
         return text if self.is_truth(operand) else f"is_other<X>({text}, T(0))"
 
     def is_truth(self, operand: Any) -> bool:
-        """Whether it is a mask here; elsewhere truths are numbers, 1 and 0."""
+        """Whether an operand is a mask here; elsewhere truths are numbers, 1 and 0."""
         if not isinstance(operand, Value) or operand.op not in OPERATIONS:
             return False
         return OPERATIONS[operand.op].makes == TRUTH and self.kinds.find(operand) == self.kind
@@ -173,7 +173,7 @@ def function(kind: str, text: str, names: Names, comment: str) -> Function:
 
 
 def index_of(values: Sequence[Any], wanted: Any) -> int:
-    """Where a value is: values have no truth by which a list could compare them."""
+    """The index of a value, by identity: ``==`` of values makes a new value."""
     return next(index for index, value in enumerate(values) if value is wanted)
 
 

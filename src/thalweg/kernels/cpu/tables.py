@@ -94,7 +94,7 @@ class Options(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the rows of operands have in common that are alike: all but addresses, names and positions."""
+    """What is equal in the rows of operands of one kind: all but addresses, names and positions."""
 
     #: The row, as bytes.
     template: bytes
@@ -207,7 +207,7 @@ class Tables:
         return len(self.used) - 1
 
     def point(self, bases: array[int]) -> None:
-        """Follow gradients to where they are now, in the order of the operands."""
+        """Take the addresses of the gradients as they are now, in the order of the operands."""
         self.set_gradients(bases.buffer_info()[0])
 
     def fill(self, options: Sequence[Options], threads: int) -> None:
@@ -232,7 +232,7 @@ class Tables:
         self.outcomes, self.registers = self.new_outcomes(), ZERO * (self.count * self.width)
 
     def scratch_bytes(self, threads: int) -> int:
-        """What so many threads need; it is laid out for them."""
+        """Bytes of scratch memory for so many threads, for which native code lays it out."""
         needed: int = load().thalweg_layout(self.options, self.tensors, self.count, threads)
         return needed
 
@@ -300,7 +300,7 @@ class Counts:
         self.count = functools.partial(load().thalweg_count, *given)
 
     def read(self) -> float | None:
-        """The number that all of them are; None if they differ."""
+        """The number that all counts have; None if they differ."""
         return self.number.value if self.compare() else None
 
     def advance(self, chosen: Sequence[bool] | None = None) -> None:
@@ -344,7 +344,7 @@ class GradientSquares:
         self.owners, self.offsets = array("q", range(self.count)), array("q", bytes(8 * self.count))
 
     def measure(self, addresses: array[int], threads: int) -> array[float]:
-        """Those of the gradients that are there now."""
+        """The sums of squares of gradients at these addresses."""
         places = address_of(self.owners), address_of(self.offsets), address_of(addresses)
         load().thalweg_point(self.tensors, self.count, *places)
         load().thalweg_squares(self.tensors, self.count, address_of(self.sums), threads)

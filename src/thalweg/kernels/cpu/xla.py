@@ -55,7 +55,7 @@ def place_of(buffer: int) -> int:
 
 
 @dataclass(frozen=True)
-class Laid:
+class NativeStep:
     """A step that programs can call by its key."""
 
     key: str
@@ -69,7 +69,7 @@ _plans: dict[str, Any] = {}
 
 def lay_out(
     library: ctypes.CDLL, operands: Sequence[Operand], options: Sequence[Options], written: int, *, threads: int
-) -> Laid:
+) -> NativeStep:
     """operands: with places for addresses. written: how many buffers there are before those of gradients."""
     tables = Tables(operands, options)
     for target, (group, code) in zip(tables.options, tables.used, strict=True):
@@ -101,7 +101,7 @@ def lay_out(
         )
         _plans[key] = plan, figures, tables
         library.thalweg_plan(key.encode(), ctypes.addressof(plan))
-    return Laid(key, tables, sum(parts) + 64 * (len(parts) + 1))
+    return NativeStep(key, tables, sum(parts) + 64 * (len(parts) + 1))
 
 
 def address(function: Any) -> int | None:
@@ -109,12 +109,12 @@ def address(function: Any) -> int | None:
 
 
 def key_of(parts: Sequence[bytes]) -> str:
-    """The same for what is the same, in every process: programs that were compiled before find it again."""
+    """A key that is equal in every process for equal parts: programs compiled before find their step by it."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 
 def describe(code: Compiled) -> list[bytes]:
-    """All of a program but where it lies."""
+    """The bytes of a program, without addresses."""
     names = " ".join(function.name for function in code.emitted.functions)
     structures = [*code.passes, code.between, code.native]
     return [names.encode(), *map(without_addresses, structures), bytes(code.code), *map(bytes, code.arrays)]

@@ -98,7 +98,7 @@ def multiply_tiles(
     symmetric: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The same by the kernel, in TF32 where operands are float32. Stacks that can be described, and so results."""
+    """``multiply`` by the kernel, in TF32 where operands are float32. Stacks that can be described, and so results."""
     from thalweg.kernels.products.kernel import product_kernel
 
     (count, rows, depth), columns = a.shape, b.shape[2]

@@ -139,18 +139,18 @@ STEPPING = Limits(4096, 8, 32, block=2048, deep_block=1024, warps=4, widths=(102
 
 
 def cut_to_measure(seen: Sequence[Matrices], vector: int = 4, limits: Limits = MEASURING) -> list[Cut]:
-    """Into tiles for passes that sum rows and columns. vector: elements of one load."""
+    """Cut tensors into tiles for passes that sum rows and columns. vector: elements of one load."""
     # a thread has two loads of a line in hand if they are of four elements, and one if they are of eight
     return cut(seen, limits._replace(block=limits.block * 4 // vector), vector, few_places=1)
 
 
 def cut_to_step(seen: Sequence[Matrices], vector: int = 4, limits: Limits = STEPPING) -> list[Cut]:
-    """Into tiles for all other passes."""
+    """Cut tensors into tiles for all other passes."""
     return cut(seen, limits, vector, few_places=FEW_PLACES)
 
 
 def cut(seen: Sequence[Matrices], limits: Limits, vector: int, few_places: int) -> list[Cut]:
-    """Into tiles that are about equal, among those of one form. few_places: how many combs are made for."""
+    """Cut tensors into tiles, about equal among those of one form. few_places: how many combs are made for."""
     width = width_for([matrices for matrices in seen if matrices.after == 1], limits)
     combs = [matrices for matrices in seen if 1 < matrices.after <= few_places]
     steps = min(STEPS, key=lambda steps: sum(comb(matrices, steps, vector, limits).lanes for matrices in combs))
@@ -208,5 +208,5 @@ def evened(rows: int, most: int, lines: int) -> int:
 
 
 def pieces(size: int, most: int) -> int:
-    """Into how many pieces of at most so many. At least one: what is empty has sums too, which are 0."""
+    """How many pieces of at most ``most`` a size makes. At least one: what is empty has sums too, which are 0."""
     return max(1, -(-size // most))

@@ -31,7 +31,7 @@ def whole_of(operand: Operand) -> Shape:
 
 
 def elements_of(operand: Operand, stacked_axes: int) -> int:
-    """Of the whole tensor: a mean is that of all its parts. At least 1, so that a mean of nothing is 0."""
+    """Elements of the whole tensor, by which means are divided. At least 1, so that a mean of nothing is 0."""
     return max(1, math.prod(whole_of(operand)[stacked_axes:]))
 
 

@@ -65,7 +65,7 @@ def kernels_for(
     rated: bool,
     random: bool,
 ) -> tuple[EmittedTiles, Kinds, dict[str, Any]]:
-    """As in ``derived``: what was emitted for tiles, and its kernels by name."""
+    """What was emitted for tiles, the kinds of its values, and its kernels by name."""
     program = traced(rule, shape, rated)
     kinds = kinds_of(program, rule.stacked_axes)
     size, exact = sizes_of(stored), [entry.key for entry in stored if entry.exact]

@@ -53,7 +53,7 @@ class Emission:
         #: Of the state: what is one number for each tensor, and what else is smaller than a parameter.
         self.scalars = self.program.scalars
         self.small = [key for key in self.schedule.small if key not in self.scalars]
-        every = [(number, value) for number, step in enumerate(self.schedule.passes) for value in step.sums]
+        every = [(number, value) for number, pass_ in enumerate(self.schedule.passes) for value in pass_.sums]
         #: Of each reduction: its place among all, and the pass that makes it.
         self.sums = {value: (place, number) for place, (number, value) in enumerate(every)}
 
@@ -78,12 +78,12 @@ class Emission:
         return f"{number} != 0" if dtype_of(value) == TRUTH else number
 
     def stats(self) -> dict[str, int | float]:
-        """What people may look at: the figures that show it, or the numbers that it always is."""
+        """The rule's statistics by name: the figure that holds each, or the number that it always is."""
         shown = self.program.stats.items()
         return {name: self.figure(value) if isinstance(value, Value) else float(value) for name, value in shown}
 
     def rounds_before(self, value: Any) -> int:
-        """In how many rounds the sums are made that a value is computed from."""
+        """How many rounds of sums come before a value can be computed."""
         if not isinstance(value, Value):
             return 0
         if value.is_reduction:
@@ -126,7 +126,7 @@ class Decision(Lines):
         return f"tl.store(figures + {self.emission.figure(value)} * count + row, nothing + {number}, mask)"
 
     def finite_by(self, rounds: int) -> list[str]:
-        """What tells whether steps are finite, if so many rounds of sums can tell."""
+        """The value that says whether steps are finite, if it is known after so many rounds of sums."""
         finite = self.emission.program.finite
         if self.emission.rounds_before(finite) > rounds:
             return []
@@ -168,7 +168,7 @@ class Elements(Lines):
         return self.scalars.known[value]
 
     def is_one(self, operand: Any) -> bool:
-        """Whether there is one for a tensor, not one for each element."""
+        """Whether an operand is one number for a tensor, not one for each element."""
         return not isinstance(operand, Value) or operand.extent != self.emission.large
 
     def read(self, key: str, value: Value) -> None:

@@ -126,15 +126,15 @@ class Tile(Lines):
 
 def emit_pass(emission: TileEmission, number: int) -> str:
     schedule, program, last, memory = emission.schedule, emission.program, emission.last, emission.memory
-    step = schedule.passes[number]
+    pass_ = schedule.passes[number]
     lines = Tile(emission, number)
     loads = schedule.loads(number)
-    if any(memory.is_coded(key) for key in (*loads, *step.writes)):
+    if any(memory.is_coded(key) for key in (*loads, *pass_.writes)):
         groups = "groups_at(origin, first, end, between, run, along, GROUP, LINES, WIDTH)"
         lines.lines.append(f"groups, groups_mask = {groups}")
     for key in program.memory:
         name = memory.short(key)
-        if key in loads or key in step.writes:
+        if key in loads or key in pass_.writes:
             place(lines, name, memory.base(key))
             if key == PARAMETER and memory.has_record:
                 place(lines, "record", memory.record)
@@ -149,14 +149,14 @@ def emit_pass(emission: TileEmission, number: int) -> str:
                 lines.let(loads[key], f"decoded({name}_codes, {name}_scale, GROUP)")
             else:
                 lines.let(loads[key], f"{memory.read(key)}{' * factor' if key == GRADIENT else ''}")
-    finally_ = (emit_gathering if emission.gathers(step) else emit_totals)(emission, lines, step, number)
-    results = {key: lines.write(program.state[key]) for key in step.writes if key != PARAMETER}
+    finally_ = (emit_gathering if emission.gathers(pass_) else emit_totals)(emission, lines, pass_, number)
+    results = {key: lines.write(program.state[key]) for key in pass_.writes if key != PARAMETER}
     stores = memory.write_all(results)
-    if any(map(memory.is_random, results)) or PARAMETER in step.writes:
+    if any(map(memory.is_random, results)) or PARAMETER in pass_.writes:
         lines.once.append(
             "now = tl.load(figures + T * count + row)" if number == last > 0 else "now = step_number(rows, row)"
         )
-    if PARAMETER not in step.writes:
+    if PARAMETER not in pass_.writes:
         if stores:
             lines.lines += ["if is_allowed(allowed, ALLOWED):", *indented(stores, 4)]
     else:
@@ -184,7 +184,7 @@ def emit_pass(emission: TileEmission, number: int) -> str:
         emission,
         modes=block(modes, 4),
         number=number,
-        words=str(step).capitalize() or "Sum what is known",
+        words=str(pass_).capitalize() or "Sum what is known",
         once=block(lines.once, 4),
         each=block([*lines.rows, *lines.lines], 8),
         finally_=block(finally_, 4),
@@ -213,10 +213,10 @@ def masked(emission: TileEmission, lines: Tile, value: Value) -> str:
     return f"tl.where({mask}, {text}, 0.0)"
 
 
-def emit_totals(emission: TileEmission, lines: Tile, step: Pass, number: int) -> list[str]:
+def emit_totals(emission: TileEmission, lines: Tile, pass_: Pass, number: int) -> list[str]:
     """Sums over whole tensors, of which each tile has a part."""
     ends = []
-    for value in step.sums:
+    for value in pass_.sums:
         place = emission.totals[value]
         lines.once.append(
             f"sum_{place} = tl.zeros((LINES, STEPS, WIDTH), tl.float32)  # across threads at the end alone"
@@ -226,11 +226,11 @@ def emit_totals(emission: TileEmission, lines: Tile, step: Pass, number: int) ->
     return ends
 
 
-def emit_gathering(emission: TileEmission, lines: Tile, step: Pass, number: int) -> list[str]:
+def emit_gathering(emission: TileEmission, lines: Tile, pass_: Pass, number: int) -> list[str]:
     """Sums over columns, rows, matrices and whole tensors."""
     ends: list[str] = []
     summed: dict[tuple[Value, bool], list[Value]] = {}
-    for value in step.sums:
+    for value in pass_.sums:
         summed.setdefault((value.args[0], value.is_squared), []).append(value)
     for targets in summed.values():
         source = emission.source(targets[0])

@@ -124,15 +124,15 @@ def emit_tiles(
     statistics += [Statistic(kinds.find(value), inherits=inherited.get(value, -1)) for value in emission.lasting]
     size = f"TENSOR = tl.constexpr(GEOMETRY.value + FACTS.value * {len(statistics)})"
     words = f"{schedule}; between them, read and write {', '.join(schedule.small)}" if schedule.small else str(schedule)
-    counts = [0 if emission.gathers(step) else len(step.sums) for step in schedule.passes]
+    counts = [0 if emission.gathers(pass_) else len(pass_.sums) for pass_ in schedule.passes]
     return EmittedTiles(
         "\n\n".join([f'"""{title}\n\n{words}\n"""', size, *passes, *kernels]),
         list(emission.numbers),
-        [step.sums for step in schedule.passes],
+        [pass_.sums for pass_ in schedule.passes],
         len(emission.figures),
         stats,
         scalars,
-        [emission.gathers(step) for step in schedule.passes],
+        [emission.gathers(pass_) for pass_ in schedule.passes],
         [sum(counts[:number]) for number in range(last + 2)],
         statistics,
         between,

@@ -117,7 +117,7 @@ class Compiled:
 
     @contextlib.contextmanager
     def preparing(self, device: torch.device) -> Iterator[None]:
-        """Within: nothing is launched. At the end, all that would have been is compiled."""
+        """A context in which nothing is launched; at its end, all that would have been launched is compiled."""
         self.waiting = []
         try:
             yield
@@ -133,7 +133,7 @@ def compile_side_by_side(compilations: Iterable[Compilation], device: torch.devi
         return
 
     def compile_them() -> None:
-        with Workshop(device) as workers, mode(workers):
+        with CompilePool(device) as workers, mode(workers):
             for compilation in compilations:
                 compilation()
 
@@ -141,7 +141,7 @@ def compile_side_by_side(compilations: Iterable[Compilation], device: torch.devi
     contextvars.copy_context().run(compile_them)
 
 
-class Workshop(ThreadPoolExecutor):
+class CompilePool(ThreadPoolExecutor):
     """Threads that compile kernels, and what launches them, which Triton compiles from C."""
 
     def __init__(self, device: torch.device) -> None:

@@ -66,7 +66,7 @@ class Statements:
         return name
 
     def write(self, operand: Any) -> str:
-        """What stands for a value or a number, computed in the lines so far."""
+        """The text of a value or a number, after the lines that compute it."""
         if not isinstance(operand, Value):
             return literal(operand)
         if operand not in self.known:

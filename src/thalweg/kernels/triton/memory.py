@@ -73,11 +73,11 @@ class Memory:
         return f"{self.short(key).upper()}_DTYPE"
 
     def which(self, key: str) -> int:
-        """Its place among the columns that a table has for the parameter and each entry."""
+        """The place of an entry among the columns that a table has for the parameter and each entry."""
         return 0 if key == PARAMETER else 1 + self.program.entries.index(key)
 
     def base(self, key: str) -> str:
-        """Where it begins."""
+        """Where an array begins."""
         if key == GRADIENT:
             return "pointer(tl.load(gradients + row), G_DTYPE, ALIGNED)"
         column = "P" if key == PARAMETER else f"STATE + {self.which(key) - 1}"
@@ -98,7 +98,7 @@ class Memory:
         return f"{name}_codes, {name}_scale = read_codes({name}_place, {name}_scales, mask, groups_mask)"
 
     def read(self, key: str) -> str:
-        """Its numbers, of which there are no codes."""
+        """The numbers of an array that has no codes."""
         name = self.short(key)
         numbers = f"loaded({name}_place, mask)"
         if key == PARAMETER and self.has_record:

@@ -41,18 +41,18 @@ class TileEmission(Emission):
         #: Sums that are statistics, and all others, each with its place.
         self.gathered: dict[Value, int] = {}
         self.totals: dict[Value, int] = {}
-        for step in self.schedule.passes:
-            home = self.gathered if self.gathers(step) else self.totals
-            for value in step.sums:
+        for pass_ in self.schedule.passes:
+            home = self.gathered if self.gathers(pass_) else self.totals
+            for value in pass_.sums:
                 home[value] = len(home)
 
     @property
     def last(self) -> int:
         return len(self.schedule.passes) - 1
 
-    def gathers(self, step: Pass) -> bool:
+    def gathers(self, pass_: Pass) -> bool:
         """Whether a pass makes sums for rows or columns, or of them."""
-        return not all(self.source(value) == ELEMENT and self.kinds.find(value) == TENSOR for value in step.sums)
+        return not all(self.source(value) == ELEMENT and self.kinds.find(value) == TENSOR for value in pass_.sums)
 
     def source(self, value: Value) -> str:
         return self.kinds.find(value.args[0])
@@ -74,7 +74,7 @@ class TileEmission(Emission):
 
 
 def inherited_by(emission: TileEmission) -> dict[Value, int]:
-    """For what is kept between passes the sums whose memory it may have: nothing reads them afterwards."""
+    """For values kept between passes, the sums whose memory they take over because nothing reads these afterwards."""
     stages = [(value, emission.first_use[value] - 1) for value in emission.lasting]
     readers = [*stages, *((emission.program.state[key], emission.settled) for key in emission.small)]
     last_read: dict[Value, int] = {}
@@ -92,7 +92,7 @@ def inherited_by(emission: TileEmission) -> dict[Value, int]:
 
 
 def sums_below(value: Value) -> set[Value]:
-    """The sums that a value is computed of at once, not by way of another sum."""
+    """The sums that a value is computed from directly, not by way of another sum."""
     sums: set[Value] = set()
     waiting, known = [value], {value}
     while waiting:

@@ -219,7 +219,7 @@ class Recording:
         self.calls[-1].append(Launched(made, WARP * warps, (*grid, 1, 1)[:3], passed))
 
     def cut(self, sums: Sequence[Sum] = ()) -> None:
-        """Let another call begin. sums: to be completed over devices before it does."""
+        """Begin another call. sums: to be completed over devices before it."""
         self.calls.append([])
         self.sums.append(sums)
 
@@ -292,7 +292,7 @@ class Recorded(NamedTuple):
 
 
 def record(group: Parameters, compiled: Callable[..., Any], *, observed: bool) -> Recorded:
-    """observed: figures that only people look at are computed too."""
+    """Run the passes of a step over buffers, and note launches. observed: compute figures for users to look at too."""
     made, guarded = Recording(compiled), group.handling.on_nonfinite != "propagate"
     p_dtype, g_dtype = group.dtypes
     grads = [made.take(shape, g_dtype) for shape in group.shapes]
