@@ -85,11 +85,11 @@ class Explanation:
     def warnings(self) -> list[str]:
         several = [set(row.warnings) for row in self.rows] if len(self.rows) > 1 else [set[str]()]
         alike = set[str].intersection(*several)
-        told = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings if warning not in alike]
-        told = [f"all {len(self.rows)} parameters: {warning}" for warning in sorted(alike)] + told
+        problems = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings if warning not in alike]
+        problems = [f"all {len(self.rows)} parameters: {warning}" for warning in sorted(alike)] + problems
         unused = {"overrides": self.unused_overrides, "entries": self.unused_entries}
         idle = [f"{what}: {pattern!r} matches no parameter" for what, named in unused.items() for pattern in named]
-        return [*told, *idle]
+        return [*problems, *idle]
 
     @property
     def hints(self) -> list[str]:
@@ -122,8 +122,8 @@ class Explanation:
             lines.append(f"temporaries at most: {self.temporary_bytes:,} bytes")
         groups = [f"group {index}{group}" for index, group in enumerate(self.groups)]
         code = [f"\n{title}\n\n{source}" for title, source in self.code.items()]
-        told = [f"warning: {warning}" for warning in self.warnings] + [f"hint: {hint}" for hint in self.hints]
-        return "\n".join([*lines, *groups, *told, *code])
+        notes = [f"warning: {warning}" for warning in self.warnings] + [f"hint: {hint}" for hint in self.hints]
+        return "\n".join([*lines, *groups, *notes, *code])
 
 
 def explain_parameter(
@@ -146,19 +146,19 @@ def explain_parameter(
     entries = describe_state(rule, setting.handling, shape, dtype).items()
     state = {key: math.prod(entry_shape) * bytes_of(stored) for key, (entry_shape, stored) in entries}
     factors = sum(state[key] for key in rule.keys(shape, Factor))
-    told = []
+    warnings = []
     if factors > HUGE:
-        told.append(f"its factors take {factors / 2**20:,.0f} MiB: lower max_size_dense, or max_skew")
+        warnings.append(f"its factors take {factors / 2**20:,.0f} MiB: lower max_size_dense, or max_skew")
     if rms is not None and math.isnan(rms):
-        told.append(
+        warnings.append(
             "it holds NaN, which no step removes: load a checkpoint from before, and on_nonfinite='raise' names the "
             "parameter where it begins"
         )
-    told += kept_wide(shape, setting)
+    warnings += kept_wide(shape, setting)
     if rms is not None and (lr is None or is_number(lr)):
-        told += lost_to_rounding(dtype, setting, lr, rms)
+        warnings += lost_to_rounding(dtype, setting, lr, rms)
     if (lr is None or is_number(lr)) and (1.0 if lr is None else lr) * setting.lr_scale == 0:
-        told.append("its learning rate is 0")
+        warnings.append("its learning rate is 0")
     return Row(
         name,
         shape,
@@ -167,7 +167,7 @@ def explain_parameter(
         setting.lr_scale,
         getattr(rule, "weight_decay", 0.0),
         sum(state.values()) + counter_bytes,
-        tuple(told),
+        tuple(warnings),
         parts_of(type(rule))[0].__name__,
         tuple(hint for hint in (*hints, hint_of_stack(name, shape, rule)) if hint),
     )

@@ -225,10 +225,10 @@ def places_of(entries: Sequence[PatternEntry], named: Sequence[tuple[Any, Any]])
     """For each parameter the place of the first entry that matches it; raise if there are some without."""
     places = [first_match(entries, str(name), parameter) for name, parameter in named]
     if missing := [name for (name, _), place in zip(named, places, strict=True) if place is None]:
-        told = ", ".join(map(repr, missing[:MOST_TOLD]))
+        listed = ", ".join(map(repr, missing[:MOST_TOLD]))
         more = f" and {len(missing) - MOST_TOLD} more" if len(missing) > MOST_TOLD else ""
         raise ParameterError(
-            f"no entry of this mixture matches {told}{more}: add a last entry for all others, such as "
+            f"no entry of this mixture matches {listed}{more}: add a last entry for all others, such as "
             "('*', AdamW.options(lr=1e-3))"
         )
     return [place for place in places if place is not None]

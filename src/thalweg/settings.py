@@ -203,26 +203,26 @@ class RuleOptions:
     chosen: dict[tuple[Any, ...], ParameterOptions] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        known = self.rule
+        rule = self.rule
         given = {name: plain(value) for name, value in self.given.items()}
         object.__setattr__(self, "given", given)
-        check_known(known, given, option_names(known))
+        check_known(rule, given, option_names(rule))
         if self.variant is not None:
-            require(bool(known.VARIANTS), f"{known.__name__} has no variants: leave out variant={self.variant!r}")
-            check_choice("variant", self.variant, *known.VARIANTS)
-        if self.variant is not None and given.keys() >= set(option_names(known)):
+            require(bool(rule.VARIANTS), f"{rule.__name__} has no variants: leave out variant={self.variant!r}")
+            check_choice("variant", self.variant, *rule.VARIANTS)
+        if self.variant is not None and given.keys() >= set(option_names(rule)):
             # a command line that was made of the signature: what is at its default there was not asked for
             given = {name: value for name, value in given.items() if differ(value, self.default(name))}
             object.__setattr__(self, "given", given)
-        options = {**known.VARIANTS.get(self.variant or "", {}), **given}
-        object.__setattr__(self, "base", combined(ParameterOptions(known(), Handling()), options))
+        options = {**rule.VARIANTS.get(self.variant or "", {}), **given}
+        object.__setattr__(self, "base", combined(ParameterOptions(rule(), Handling()), options))
         object.__setattr__(self, "overrides", tuple(self.checked_overrides()))
 
     def within(self, whole: Mapping[str, Any], overrides: OverrideList) -> RuleOptions:
         """The options in a mixture. whole: options of the whole step. overrides: of all rules; its own come later."""
-        made = RuleOptions(self.rule, {**self.given, **whole}, self.variant, (*overrides, *self.overrides), self.lr)
-        made.validate_lr(self.lr(1) if callable(self.lr) else self.lr)
-        return made
+        options = RuleOptions(self.rule, {**self.given, **whole}, self.variant, (*overrides, *self.overrides), self.lr)
+        options.validate_lr(self.lr(1) if callable(self.lr) else self.lr)
+        return options
 
     def __repr__(self) -> str:
         given = {"lr": self.lr, **({"variant": self.variant} if self.variant else {}), **self.given}
@@ -266,13 +266,13 @@ class RuleOptions:
 
     def check_effect(self, given: Mapping[str, Any], entry: Mapping[str, Any], lr: Any) -> None:
         """Refuse what has no effect after an entry, nor when any one option of another is added to it."""
-        known = {*rule_options(self.rule)}
-        rule = with_options(self.base.rule, {name: v for name, v in entry.items() if name in known}, AROUND)
+        names = {*rule_options(self.rule)}
+        rule = with_options(self.base.rule, {name: v for name, v in entry.items() if name in names}, AROUND)
         idle = find_idle(rule, lr)
         for name, value in given.items():
             if value is None or value is False or name not in idle:  # what is off anyway may be said to be off
                 continue
-            singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in known)
+            singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in names)
             used = any(name not in find_idle(with_options(rule, {n: v}, AROUND), lr) for n, v in singles)
             require(used, f"{name}={value!r} has no effect here: it needs {idle[name]}")
 
@@ -301,23 +301,23 @@ class RuleOptions:
             return self.overridden(base, name, shape, matched), matched
         key = shape, *matched
         if key not in self.chosen:
-            made = self.overridden(self.base, name, shape, matched)
+            setting = self.overridden(self.base, name, shape, matched)
             # equal settings are one object, so that their parameters are stepped together
-            self.chosen[key] = next((known for known in self.chosen.values() if known == made), made)
+            self.chosen[key] = next((same for same in self.chosen.values() if same == setting), setting)
         return self.chosen[key], matched
 
     def overridden(
         self, setting: ParameterOptions, name: str, shape: tuple[int, ...], matched: Sequence[int]
     ) -> ParameterOptions:
         """What holds for a parameter after the entries of ``overrides`` that match it."""
-        said: dict[str, Any] = {}
+        overriding: dict[str, Any] = {}
         for pattern, options in (self.overrides[index] for index in matched):
-            said |= options
+            overriding |= options
             with say_where(f"parameter {name!r}, overrides, entry {pattern!r}"):
                 setting = combined(setting, options)
         shaped = setting.for_shape(shape)
-        # what is said by name holds for every shape
-        by_name = {name: value for name, value in said.items() if name in vars(shaped.rule) and name != "exempt"}
+        # what an override names holds for every shape
+        by_name = {name: value for name, value in overriding.items() if name in vars(shaped.rule) and name != "exempt"}
         return shaped if shaped is setting or not by_name else replace(shaped, rule=replace(shaped.rule, **by_name))
 
     @property
@@ -419,12 +419,12 @@ def checked_entries(
         "a mixture is a list of (pattern, options), such as "
         "[('*.weight', Kron.options(lr=3e-4)), ('*', AdamW.options(lr=3e-4))]"
     )
-    known: dict[str, type[Rule]] = {}
-    result: list[tuple[Pattern | None, RuleOptions]] = []
+    by_name: dict[str, type[Rule]] = {}
+    checked: list[tuple[Pattern | None, RuleOptions]] = []
     for pattern, options in check_entries(entries, RuleOptions, wanted):
-        check_one_rule(known, options.rule)
-        result.append((pattern, merged(options, whole, overrides, f"entry {pattern!r}")))
-    return result
+        check_one_rule(by_name, options.rule)
+        checked.append((pattern, merged(options, whole, overrides, f"entry {pattern!r}")))
+    return checked
 
 
 def merged(options: RuleOptions, whole: Mapping[str, Any], overrides: OverrideList, where: str) -> RuleOptions:

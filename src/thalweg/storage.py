@@ -154,10 +154,11 @@ def converted(xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A]) -
 
 def warn_converted(name: object, before: Iterable[str], now: Iterable[str]) -> None:
     """Tell that state is kept otherwise than it was. before, now: its keys then and now."""
-    lost, made = (", ".join(sorted(set(x) - set(y))) or "nothing else" for x, y in ((before, now), (now, before)))
+    lost = ", ".join(sorted(set(before) - set(now))) or "nothing else"
+    added = ", ".join(sorted(set(now) - set(before))) or "nothing else"
     warn(
         f"state was kept otherwise than state_dtype, momentum_dtype and rounding have it now, and was converted: that "
-        f"of {name!r} now has {made} and has no longer {lost}, and all others alike",
+        f"of {name!r} now has {added} and has no longer {lost}, and all others alike",
         ResumeWarning,
     )
 
@@ -196,8 +197,8 @@ def completed(xp: Space[A], name: object, rule: Rule, handling: Handling, p: A, 
     new = sorted(keys_around(rule, xp.shape(p)) - s.keys())
     if not new:
         return s
-    told = f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step; and so for all others alike"
-    warn(told, ResumeWarning)
+    message = f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step; and so for all others alike"
+    warn(message, ResumeWarning)
     first = first_state(xp, rule, handling, p)
     return {**s, **{key: first[key] for key in new}}
 

@@ -257,8 +257,8 @@ def optimizer(rule: type[Rule]) -> type[Optimizer]:
         "__signature__": inspect.Signature([*parameters, *KERAS_ARGUMENTS.values()]),
     }
     register = keras.saving.register_keras_serializable("thalweg" if shipped else rule.__module__)
-    made: type[Optimizer] = register(type(rule.__name__, (Optimizer,), body))
-    return made
+    optimizer: type[Optimizer] = register(type(rule.__name__, (Optimizer,), body))
+    return optimizer
 
 
 globals().update({name: optimizer(rule) for name, rule in RULES.items()})

@@ -96,8 +96,8 @@ def build_optimizer(candidate: Candidate, module: nn.Module, given: Sequence[Giv
         raise
     except Exception as error:
         wanted = "a rule, or a function that takes a model and returns an optimizer of thalweg.torch"
-        said = describe_error(error)
-        raise CommandError(f"{candidate.name} could not be made, it must be {wanted}: {said}") from error
+        reason = describe_error(error)
+        raise CommandError(f"{candidate.name} could not be made, it must be {wanted}: {reason}") from error
     for path, p in module.named_parameters():
         if p.requires_grad and id(p) not in stepped:
             raise ParameterError(f"it leaves out parameter {path!r}")

@@ -104,18 +104,18 @@ def matrix_kinds_of(program: Program, stacked_axes: int) -> MatrixKinds:
 
 def kinds_of(program: Program, stacked_axes: int) -> Kinds:
     """The kinds of a program's values; rows and columns lie along the axes along which some value does not vary."""
-    every = program.memory[PARAMETER] or frozenset()
+    all_axes = program.memory[PARAMETER] or frozenset()
     stacked = frozenset(range(stacked_axes))
     extents = {value.extent for value in program.needed} | set(program.memory.values())
-    partial = [extent for extent in extents if extent is not None and extent != every and not extent <= stacked]
-    missing = sorted(frozenset().union(*(every - extent for extent in partial)))
+    partial = [extent for extent in extents if extent is not None and extent != all_axes and not extent <= stacked]
+    missing = sorted(frozenset().union(*(all_axes - extent for extent in partial)))
     if not missing:
-        return Kinds(every, stacked, None)
+        return Kinds(all_axes, stacked, None)
     if len(missing) == 1:  # the other one may be any: its neighbour
         (axis,) = missing
         other = axis - 1 if axis - 1 >= stacked_axes else axis + 1
         missing = sorted((axis, other))
-    return Kinds(every, stacked, (missing[0], missing[1]))
+    return Kinds(all_axes, stacked, (missing[0], missing[1]))
 
 
 def check_seen(program: Program, kinds: Kinds) -> None:

@@ -106,22 +106,22 @@ class Graph(Run):
     ) -> Value:
         key = op, tuple(arg.index if isinstance(arg, Value) else (type(arg), arg) for arg in args), name, axes
         if key not in self.known:
-            made = Value(self, op, args, extent, name, axes)
-            self.values.append(made)
-            self.known[key] = made
-            self.call(made, name)
+            value = Value(self, op, args, extent, name, axes)
+            self.values.append(value)
+            self.known[key] = value
+            self.call(value, name)
         return self.known[key]
 
-    def call(self, made: Value, name: str) -> None:
+    def call(self, value: Value, name: str) -> None:
         """Give a value the name that the rule's line assigns: the last value that the line computes has it."""
         place = place_in(self.files)
         if not name and place is not None:
             assignment = re.match(r"\s*([a-z]\w*)(?::[^=]+)? = ", linecache.getline(*place))
             name = assignment.group(1) if assignment else ""
             self.names.pop(self.latest.get(place), None)  # type: ignore[arg-type]
-            self.latest[place] = made
+            self.latest[place] = value
         if name:
-            self.names[made] = name
+            self.names[value] = name
 
 
 def joint_extent(args: Iterable[Operand]) -> Extent:

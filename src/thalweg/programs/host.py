@@ -74,8 +74,8 @@ def function_from(body: str) -> Callable[[Mapping[str, float]], list[float]]:
     operations = {f"_{name}": compute for name, compute in COMPUTE.items()}
     names: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "_single": single, **operations}
     exec(compile(f"def numbers(given):\n{body}", "<numbers of a program>", "exec"), names)
-    made: Callable[[Mapping[str, float]], list[float]] = names["numbers"]
-    return made
+    numbers: Callable[[Mapping[str, float]], list[float]] = names["numbers"]
+    return numbers
 
 
 def numbers_in(xp: Any, operands: Iterable[Any], given: Mapping[str, Any]) -> list[Any]:

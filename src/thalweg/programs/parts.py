@@ -97,10 +97,10 @@ def last_kind(cls: type[WholeRule]) -> type[Rule]:
             """Figures are numbers here, and so are sums of them."""
             return tuple(term[0] if is_number(term[0]) else xp.sums(term)[0] for term in terms)
 
-        made, space = Direction(g, dict.fromkeys(cls.FIGURES, 1.0), {}), Adapted(xp, sums=sums)
+        direction, space = Direction(g, dict.fromkeys(cls.FIGURES, 1.0), {}), Adapted(xp, sums=sums)
         # what is around the rule has its own state, and reads no gradient
         state = {CARRIED: (None, t)} if issubclass(cls, Around) else {}
-        answer = cls.apply(self, space, made, s, p, state, due=True, lr=lr * lr_scale)
+        answer = cls.apply(self, space, direction, s, p, state, due=True, lr=lr * lr_scale)
         return Update(answer.delta, answer.state, True, {})
 
     return make_kind(cls, "Taken", entries, update)

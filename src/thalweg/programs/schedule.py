@@ -77,8 +77,8 @@ def schedule(
     so that reading them back gives what was written. guarded: nothing is written before all is known to be finite.
     complete: all sums are complete before the last pass, those that are for people to look at too.
     """
-    every = program.memory[PARAMETER]
-    small = tuple(key for key in program.state if program.memory[key] != every)
+    all_axes = program.memory[PARAMETER]
+    small = tuple(key for key in program.state if program.memory[key] != all_axes)
     large = {key: value for key, value in program.results.items() if key not in small}
     depth = depths(program)
     finite = rounds_before([program.finite], depth) if guarded else 0
@@ -184,12 +184,12 @@ def subsets(values: Sequence[Value]) -> Iterator[set[Value]]:
 
 def reach(program: Program, targets: Iterable[object], stop: set[Value]) -> set[Value]:
     """The values as large as a parameter that targets are computed from, up to those in ``stop`` and to sums."""
-    every = program.memory[PARAMETER]
+    all_axes = program.memory[PARAMETER]
     reached: set[Value] = set()
     waiting = [value for value in targets if isinstance(value, Value)]
     while waiting:
         value = waiting.pop()
-        if value in reached or value.extent != every:
+        if value in reached or value.extent != all_axes:
             continue
         reached.add(value)
         if value not in stop:

@@ -145,8 +145,8 @@ def trace(
             f"{type(rule).__name__} looks at the number of axes, and no fused code is made for tensors of none"
         )
     graph = Graph(type(rule).__name__, files_of(type(rule)), simplified=simplified)
-    every = frozenset(range(len(shape)))
-    memory: dict[str, Extent] = {PARAMETER: every, GRADIENT: every}
+    all_axes = frozenset(range(len(shape)))
+    memory: dict[str, Extent] = {PARAMETER: all_axes, GRADIENT: all_axes}
     memory.update({key: extent_of(entry, shape) for key, entry in state.items()})
     inputs = {name: graph.input(name, extent) for name, extent in memory.items()}
     try:

@@ -106,7 +106,7 @@ def check_known(
     where: str, program: Program, targets: Iterable[Any], read: Collection[Value], known: set[Value]
 ) -> None:
     """Raise a RuleError unless targets can be computed from what is read and from complete reductions."""
-    every = program.memory["p"]
+    all_axes = program.memory["p"]
     waiting = [value for value in targets if isinstance(value, Value)]
     seen: set[Value] = set()
     while waiting:
@@ -116,6 +116,6 @@ def check_known(
         seen.add(value)
         if value.is_reduction:
             raise RuleError(f"{where} needs {value!r} before it is complete")
-        if value.op == "input" and value.extent == every:
+        if value.op == "input" and value.extent == all_axes:
             raise RuleError(f"{where} needs {value.name}, and does not read it")
         waiting += value.values

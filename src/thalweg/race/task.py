@@ -107,11 +107,11 @@ class Task(ABC):
 
     def begin_batches(self, run: Run) -> Iterator[Any]:
         """The batches of a run; too few of them are a mistake, not an end."""
-        made = self.call("batches", self.batches, run.seed, run.batch_size)
+        batches = self.call("batches", self.batches, run.seed, run.batch_size)
         try:
-            remaining = iter(made)
+            remaining = iter(batches)
         except TypeError:
-            raise self.error(f"batches must return something to iterate over, got {type(made).__name__}") from None
+            raise self.error(f"batches must return something to iterate over, got {type(batches).__name__}") from None
         end = object()
         while (batch := self.call("batches", next, remaining, end)) is not end:
             yield batch

@@ -178,8 +178,8 @@ def make(rule: type[Rule], wrappers: tuple[type[Around], ...]) -> type[Rule]:
     body = {"RULE": rule, "AROUND": wrappers, "__module__": rule.__module__, "__doc__": rule.__doc__}
     if issubclass(rule, WholeRule) and any(wrapper.READS_GRADIENT or wrapper.HAS_SUMS for wrapper in wrappers):
         body |= {"IN_PARTS": False, "goes_in_parts": lambda self: False}
-    made: Any = WrappedClass(name, (Wrapped, *reversed(wrappers), rule), body)
-    kind: type[Rule] = dataclass(frozen=True, kw_only=True)(made)
+    wrapped: Any = WrappedClass(name, (Wrapped, *reversed(wrappers), rule), body)
+    kind: type[Rule] = dataclass(frozen=True, kw_only=True)(wrapped)
     return kind
 
 

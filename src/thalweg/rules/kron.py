@@ -282,10 +282,10 @@ class Kron(WholeRule):
             return refresh_all(xp, rule, gradients, together=len(wholes) > 1)
 
         new = iter(xp.cond(due, refreshed, lambda: [pair for factors in old for pair in factors]))
-        made = [[next(new) for _ in factors] for factors in old]
+        new_stacks = [[next(new) for _ in factors] for factors in old]
         return [
             whole.rule.direct(whole, [factors for factors, _ in stacks], precondition, whole.rule.pack(whole, stacks))
-            for whole, stacks in zip(wholes, made, strict=True)
+            for whole, stacks in zip(wholes, new_stacks, strict=True)
         ]
 
     def gradients(self, whole: Whole, old: list[Factors[Any]]) -> list[FactorGradient]:

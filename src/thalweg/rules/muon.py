@@ -172,9 +172,9 @@ class Muon(WholeRule):
         super().validate()
         sizes: tuple[Any, ...] = self.split if isinstance(self.split, tuple) and self.split else (self.split,)
         for size in sizes:
-            said = "split" if size is self.split else f"each size of split={self.split!r}"
-            check_count(said, size)
-            require(size >= 1, f"{said} must be a whole number >= 1, got {size!r}")
+            label = "split" if size is self.split else f"each size of split={self.split!r}"
+            check_count(label, size)
+            require(size >= 1, f"{label} must be a whole number >= 1, got {size!r}")
         wanted = f"ns_coefficients must be three numbers, or three for each step, got {self.ns_coefficients!r}"
         is_named = isinstance(self.ns_coefficients, str)
         require(is_named or (isinstance(self.ns_coefficients, tuple) and len(self.ns_coefficients) > 0), wanted)

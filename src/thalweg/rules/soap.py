@@ -134,15 +134,15 @@ class SOAP(WholeRule):
         products, bases = (
             [grid.cut_factor(xp, s[f"{key}_{axis}"], axis, batch) for axis in axes] for key in ("GG", "Q")
         )
-        made = [
+        stepped = [
             self.step_blocks(xp, *blocks, [x[i] for x in products], [q[i] for q in bases], axes, due)
             for i, blocks in enumerate(zip(grid.cut(xp, m), grid.cut(xp, g), grid.cut(xp, v), strict=True))
         ]
-        h, v = (grid.join(xp, [block[k] for block in made]) for k in (0, 1))
+        h, v = (grid.join(xp, [block[k] for block in stepped]) for k in (0, 1))
         state = {"exp_avg_sq": v}
         for i, axis in enumerate(axes):
-            state[f"GG_{axis}"] = grid.join_factor(xp, [block[2][i] for block in made], axis)
-            state[f"Q_{axis}"] = grid.join_factor(xp, [block[3][i] for block in made], axis)
+            state[f"GG_{axis}"] = grid.join_factor(xp, [block[2][i] for block in stepped], axis)
+            state[f"Q_{axis}"] = grid.join_factor(xp, [block[3][i] for block in stepped], axis)
         own_axes = tuple(range(1, 1 + len(grid.sizes)))
         figures = dict(zip(self.FIGURES, xp.sums(Squares(h, own_axes), Squares(g, own_axes)), strict=True))
         reshaped = {key: xp.reshape(entry, xp.shape(s[key])) for key, entry in state.items()}

@@ -70,11 +70,11 @@ def judge(xp: Space[A], spikes: Spikes, norm: A, history: A) -> SpikeCheck:
     without it, a rise that lasts would be taken for spikes for ever.
     """
     count, norms = xp.cut(history, 0, (1, spikes.window))
-    known = xp.where(norms > 0, 1.0, 0.0 * norms)
-    number, total = xp.sums((known, (0,)), (norms, (0,)))
+    counted = xp.where(norms > 0, 1.0, 0.0 * norms)
+    number, total = xp.sums((counted, (0,)), (norms, (0,)))
     mean = total / xp.maximum(number, 1.0)
     if spikes.quantile is None:
-        (squares,) = xp.sums((known * (norms - mean) ** 2, (0,)))
+        (squares,) = xp.sums((counted * (norms - mean) ** 2, (0,)))
         limit = mean + spikes.z * xp.sqrt(squares / xp.maximum(number - 1, 1.0))
     else:
         place = (1 - spikes.quantile) * (number - 1)  # from the largest, between two norms

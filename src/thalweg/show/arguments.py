@@ -54,8 +54,8 @@ def check_options(options: Iterable[Given], known: Mapping[str, Iterable[str]]) 
     for option in options:
         owner, name, _ = option
         if owner and owner not in known:
-            told = f"the option {option.spelt} is for {owner}, which is not among the optimizers"
-            raise CommandError(f"{told}: {', '.join(known)}")
+            message = f"the option {option.spelt} is for {owner}, which is not among the optimizers"
+            raise CommandError(f"{message}: {', '.join(known)}")
         if not owner and name not in names:
             hint = hint_for("", name, names, cutoff=0.6) or f"there are {', '.join(names) or 'none'}"
             raise CommandError(f"no optimizer here has an option {name!r}: {hint}")

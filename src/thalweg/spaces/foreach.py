@@ -231,9 +231,9 @@ def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
         return yes() if condition else no()
     answers = [condition.values] if isinstance(condition, PerTensor) else condition.tensors
     if all(answer.device.type == "cpu" for answer in answers):
-        known = {truth for answer in answers for truth in answer.reshape(-1).tolist()}
-        if len(known) == 1:
-            return yes() if known.pop() else no()
+        truths = {truth for answer in answers for truth in answer.reshape(-1).tolist()}
+        if len(truths) == 1:
+            return yes() if truths.pop() else no()
     chosen: R = single.select(where, condition, yes(), no())
     return chosen
 

@@ -215,8 +215,8 @@ def wide_product(x: Arr, y: Arr, asked: str | None) -> Arr:
 
 
 def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float, precision: str | None = None) -> Arr:
-    made = wide_product(x, y, precision)
-    return (product * made + plus * z.astype(made.dtype)).astype(x.dtype)
+    xy = wide_product(x, y, precision)
+    return (product * xy + plus * z.astype(xy.dtype)).astype(x.dtype)
 
 
 matmul_symmetric, matmul_add_symmetric = matmul, matmul_add

@@ -126,8 +126,8 @@ class Sharded:
         return self.parts[0].shape
 
     def astype(self, x: Any, dtype: str) -> Any:
-        made = foreach.astype(x, dtype)
-        return ReducedList(made.tensors, x.axes) if isinstance(x, ReducedList) else made
+        converted = foreach.astype(x, dtype)
+        return ReducedList(converted.tensors, x.axes) if isinstance(x, ReducedList) else converted
 
     def zeros_reduced(self, x: TensorList, axes: tuple[int, ...]) -> ReducedList:
         return ReducedList(foreach.zeros_reduced(x, axes).tensors, axes)

@@ -105,8 +105,8 @@ class Between:
             [places[key] for key in self.states[kind]] + [-1] * (len(self.slots[kind]) - len(self.states[kind]))
             for kind in (ROW, COLUMN)
         )
-        made = function("between", text, self.names, "from sums of rows and columns to what passes need of them")
-        return EmittedBetween(made, after_pass, self.numbers.values, row_state, column_state)
+        emitted = function("between", text, self.names, "from sums of rows and columns to what passes need of them")
+        return EmittedBetween(emitted, after_pass, self.numbers.values, row_state, column_state)
 
     def add_up(self, value: Value, name: str) -> list[str]:
         """Loops that sum a value over the rows or columns of a matrix."""

@@ -43,10 +43,10 @@ def bound_step(program: Program, kinds: Kinds) -> Any:
             limits.append(graph.apply("lt", most, largest))
         return most
 
-    known = bound(program.inputs[PARAMETER]), bound(program.delta)
-    if any(size is None for size in known):
+    sizes = bound(program.inputs[PARAMETER]), bound(program.delta)
+    if any(size is None for size in sizes):
         return None
-    answer = graph.apply("lt", graph.apply("add", *known), largest)
+    answer = graph.apply("lt", graph.apply("add", *sizes), largest)
     for limit in limits:
         answer = graph.apply("and", answer, limit)
     return answer

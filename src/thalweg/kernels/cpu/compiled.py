@@ -218,8 +218,8 @@ class Compiled:
         sums = [value for pass_ in emitted.passes for value in pass_.sums]
         made_by = {value: number for number, pass_ in enumerate(emitted.passes) for value in pass_.sums}
         registers = Registers(program, kinds, sums, made_by, len(emitted.passes), list(emitted.scalars))
-        every = [*emitted.passes, *([emitted.short] if emitted.short is not None else [])]
-        numbers = [[registers.need(number) for number in pass_.numbers] for pass_ in every]
+        passes = [*emitted.passes, *([emitted.short] if emitted.short is not None else [])]
+        numbers = [[registers.need(number) for number in pass_.numbers] for pass_ in passes]
         between = [] if emitted.between is None else [registers.need(number) for number in emitted.between.numbers]
         stats = {name: registers.need(value) for name, value in program.stats.items()}
         scalars = [
@@ -246,8 +246,8 @@ class Compiled:
         #: What the structures below point to.
         self.arrays: list[Any] = []
         library = functions_of(emitted.functions, program.rule_name)
-        self.passes = (structs.Pass * len(every))()
-        for pass_, handles, target in zip(every, numbers, self.passes, strict=True):
+        self.passes = (structs.Pass * len(passes))()
+        for pass_, handles, target in zip(passes, numbers, self.passes, strict=True):
             target.index, target.functions = library[pass_.function.name]
             target.operands, target.numbers = len(pass_.operands), len(handles)
             target.sums, target.kept = len(pass_.sums), len(pass_.stored)

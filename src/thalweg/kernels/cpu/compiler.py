@@ -56,15 +56,15 @@ def compiler() -> tuple[str, str] | None:
         if path is None:
             continue
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=30)
-            return path, said.stdout.splitlines()[0]
+            answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=30)
+            return path, answer.stdout.splitlines()[0]
     return None
 
 
 def flags_for(level: str) -> list[str]:
     """The flags of a vector level with which the package's own code is compiled too: the same bits on every one."""
-    known = dict(line.split(": ", 1) for line in (HEADERS / "flags.txt").read_text(encoding="utf-8").splitlines())
-    return [flag for key in ("always", level) for flag in known.get(key, "").split()]
+    by_level = dict(line.split(": ", 1) for line in (HEADERS / "flags.txt").read_text(encoding="utf-8").splitlines())
+    return [flag for key in ("always", level) for flag in by_level.get(key, "").split()]
 
 
 def source_of(functions: Sequence[Function]) -> str:
@@ -145,11 +145,11 @@ def build(key: str, source: str, path: str, flags: Sequence[str], title: str) ->
             "(chmod go-w), or set THALWEG_CACHE to a folder that is"
         )
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as work:
-        text, result = Path(work) / "rule.cpp", Path(work) / f"rule{SUFFIX}"
+        text, library = Path(work) / "rule.cpp", Path(work) / f"rule{SUFFIX}"
         text.write_text(source, encoding="utf-8")
         try:
             done = subprocess.run(
-                [path, *flags, f"-I{HEADERS}", str(text), "-o", str(result)],
+                [path, *flags, f"-I{HEADERS}", str(text), "-o", str(library)],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -159,10 +159,10 @@ def build(key: str, source: str, path: str, flags: Sequence[str], title: str) ->
             raise Uncompiled(f"{title}: {path} needed more than {LIMIT} seconds") from None
         if done.returncode != 0:
             raise Uncompiled(f"{title} does not compile: {done.stderr.strip()[:500]}")
-        result.chmod(0o700)
-        final = folder / f"{key}-{digest_of(result)}{SUFFIX}"
+        library.chmod(0o700)
+        final = folder / f"{key}-{digest_of(library)}{SUFFIX}"
         try:
-            result.replace(final)
+            library.replace(final)
         except PermissionError:  # Windows replaces no file that a process has loaded
             if find_kept(key) is None:
                 raise

@@ -210,9 +210,9 @@ class Emission:
             ]
         )
         reads = (*loads, *(["what the pass before has kept"] if slots else []))
-        made = function("pass", text, names, str(replace(pass_, reads=reads)))
+        emitted = function("pass", text, names, str(replace(pass_, reads=reads)))
         return EmittedPass(
-            made,
+            emitted,
             [self.places[key] for key in keys],
             [key in pass_.writes for key in keys],
             numbers.values,

@@ -74,25 +74,25 @@ def make_rule(rule: type[Rule], options: dict[str, Any]) -> Rule | None:
     """The rule with these options, if they go together."""
     factoring = {"min_dim_size_to_factor": 1} if "min_dim_size_to_factor" in {f.name for f in fields(rule)} else {}
     try:
-        made = rule(**factoring, **options)
-        made.validate()
+        instance = rule(**factoring, **options)
+        instance.validate()
     except ValueError:
         return None
-    return made
+    return instance
 
 
 def find_telling(rule: type[Rule]) -> dict[str, list[Any]]:
     """The options that change the code of passes, alone or beside one other; the rest changes numbers alone."""
-    every = choices(rule)
+    options = choices(rule)
 
     @functools.cache
-    def code(options: frozenset[tuple[str, Any]]) -> frozenset[str]:
-        made = make_rule(rule, dict(options))
-        return frozenset(functions_for(made, [(True, True, False)]) if made else ())
+    def code(given: frozenset[tuple[str, Any]]) -> frozenset[str]:
+        instance = make_rule(rule, dict(given))
+        return frozenset(functions_for(instance, [(True, True, False)]) if instance else ())
 
-    bases = [frozenset[Any](), *(frozenset({(name, value)}) for name, values in every.items() for value in values[1:])]
+    bases = [frozenset[Any](), *(frozenset({(key, value)}) for key, values in options.items() for value in values[1:])]
     telling = {}
-    for name, values in every.items():
+    for name, values in options.items():
         others = [base for base in bases if name not in dict(base)]
         known = {base: code(base) for base in others}
         differing = values[:1]
@@ -109,18 +109,18 @@ def find_telling(rule: type[Rule]) -> dict[str, list[Any]]:
 def rules_of(rule: type[Rule]) -> Iterator[Rule]:
     options = find_telling(rule)
     for values in itertools.product(*options.values()):
-        made = make_rule(rule, dict(zip(options, values, strict=True)))
-        if made is not None:
-            yield made
+        instance = make_rule(rule, dict(zip(options, values, strict=True)))
+        if instance is not None:
+            yield instance
 
 
 def usual_rules_of(rule: type[Rule]) -> Iterator[Rule]:
     """The rule with its defaults, and with one option that differs from them."""
     options = choices(rule)
     for given in ({}, *({name: value} for name, values in options.items() for value in values[1:])):
-        made = make_rule(rule, given)
-        if made is not None:
-            yield made
+        instance = make_rule(rule, given)
+        if instance is not None:
+            yield instance
 
 
 def emit_shipped(quick: bool = False) -> dict[str, Function]:

@@ -168,14 +168,14 @@ class Tables:
         self.codes: list[int] = []
         self.spans: list[range] = []
         self.stacks: list[Shape | None] = []
-        known: dict[Any, tuple[int, Rows]] = {}
+        by_kind: dict[Any, tuple[int, Rows]] = {}
         rows = []
         for operand in operands:
             kind = operand.group, operand.shape, operand.whole, operand.dtypes
-            if kind not in known:
+            if kind not in by_kind:
                 place = self.place_of(operand.group, options[operand.group].code_for(operand))
-                known[kind] = place, Rows.lay_out(operand, options[operand.group], self.used[place][1], place)
-            place, shared = known[kind]
+                by_kind[kind] = place, Rows.lay_out(operand, options[operand.group], self.used[place][1], place)
+            place, shared = by_kind[kind]
             first = self.spans[-1].stop if self.spans else 0
             self.codes.append(place)
             self.spans.append(range(first, first + shared.slices))
@@ -200,8 +200,8 @@ class Tables:
         self.new_outcomes = structs.Outcome * self.count
 
     def place_of(self, group: int, code: Compiled) -> int:
-        for place, (known, its) in enumerate(self.used):
-            if known == group and its is code:
+        for place, (its_group, its_code) in enumerate(self.used):
+            if its_group == group and its_code is code:
                 return place
         self.used.append((group, code))
         return len(self.used) - 1

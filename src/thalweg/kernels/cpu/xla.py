@@ -89,8 +89,8 @@ def lay_out(
     parts = [tables.count * ctypes.sizeof(structs.Tensor), len(tables.used) * ctypes.sizeof(structs.Options)]
     parts += [tables.count * ctypes.sizeof(structs.Outcome), tables.count * tables.width * 8, numbers * 8, scratch]
     flags = [(target.count, target.stochastic, target.guarded, target.state_stochastic) for target in tables.options]
-    told = [bytes(tables.tensors), repr((flags, places, written, threads)).encode()]
-    key = key_of([*told, *(part for _, code in tables.used for part in describe(code))])
+    contents = [bytes(tables.tensors), repr((flags, places, written, threads)).encode()]
+    key = key_of([*contents, *(part for _, code in tables.used for part in describe(code))])
     if key not in _plans:  # else it is the same, and numbers may have other names or values
         figures = (c_int64 * max(1, len(places)))(*places)
         plan = Plan(

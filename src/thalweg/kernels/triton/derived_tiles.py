@@ -46,8 +46,8 @@ def passes_for(
 ) -> Passes:
     """The passes of a rule over parameters of one kind. rated: whether there is an lr. memory: as Passes takes it."""
     program = traced(stand_in(rule), example_for(operands, rule), rated)
-    made = DerivedPasses if kinds_of(program, rule.stacked_axes).axes is None else TilePasses
-    return made(operands, grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
+    kind = DerivedPasses if kinds_of(program, rule.stacked_axes).axes is None else TilePasses
+    return kind(operands, grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
 
 
 def example_for(operands: Sequence[Operand], rule: Rule) -> Shape:
@@ -108,8 +108,8 @@ class TilePasses(Passes):
         """measuring, stepping: how large tiles may be in passes that sum, and in all others."""
         stored, dtypes = stored_as(operands[0], grads[0], keys)
         guarded, random = handling.on_nonfinite != "propagate", handling.state_rounding == "stochastic"
-        made = kernels_for(stand_in(rule), example_for(operands, rule), stored, guarded, sharded, rated, random)
-        emitted, kinds, self.kernels = made
+        code = kernels_for(stand_in(rule), example_for(operands, rule), stored, guarded, sharded, rated, random)
+        emitted, kinds, self.kernels = code
         super().__init__(operands, grads, rule, handling, emitted, emitted.begins[-1], dtypes, **memory)
         assert kinds.axes is not None
         stacked, axes = rule.stacked_axes, kinds.axes
@@ -144,15 +144,15 @@ class TilePasses(Passes):
 
     def sums_of_passes(self) -> list[list[Sum]]:
         """Of each pass the sums that are to be completed over ranks, with the axes that they go over."""
-        every, gathered = [], iter(self.statistics.totals)
+        sums, gathered = [], iter(self.statistics.totals)
         for number, values in enumerate(self.emitted.sums):
             if self.emitted.gathers[number]:
                 over = [tuple(sorted(set(value.axes) & value.args[0].extent)) for value in values]
-                every.append([Sum(next(gathered), axes) for axes in over])
+                sums.append([Sum(next(gathered), axes) for axes in over])
             else:
                 begin, end = self.emitted.begins[number : number + 2]
-                every.append([Sum(self.totals[:, begin:end], None)] if end > begin else [])
-        return every
+                sums.append([Sum(self.totals[:, begin:end], None)] if end > begin else [])
+        return sums
 
     # ---- one step
 

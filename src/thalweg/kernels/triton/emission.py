@@ -53,9 +53,9 @@ class Emission:
         #: Of the state: what is one number for each tensor, and what else is smaller than a parameter.
         self.scalars = self.program.scalars
         self.small = [key for key in self.schedule.small if key not in self.scalars]
-        every = [(number, value) for number, pass_ in enumerate(self.schedule.passes) for value in pass_.sums]
+        numbered = [(number, value) for number, pass_ in enumerate(self.schedule.passes) for value in pass_.sums]
         #: Of each reduction: its place among all, and the pass that makes it.
-        self.sums = {value: (place, number) for place, (number, value) in enumerate(every)}
+        self.sums = {value: (place, number) for place, (number, value) in enumerate(numbered)}
 
     def number(self, value: Value) -> int:
         return 1 + self.numbers.setdefault(value, len(self.numbers))  # behind the sign of the gradient

@@ -102,9 +102,9 @@ class Compiled:
         key: Hashable = (),
     ) -> None:
         """Launch a kernel, whose constants come behind its arguments. key: all that may differ between launches."""
-        known = self.known.get((id(kernel), key))  # kernels have a hash that takes its time
-        if known is not None:
-            again, values = known
+        remembered = self.known.get((id(kernel), key))  # kernels have a hash that takes its time
+        if remembered is not None:
+            again, values = remembered
             again((*grid, 1, 1)[:3], arguments + values)
             return
         given = constants()

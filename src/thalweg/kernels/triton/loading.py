@@ -60,9 +60,8 @@ def kernels_for(
     chosen = schedule(program, sizes_of(stored), exact=exact, guarded=guarded, complete=complete or guarded)
     emitted = emit(chosen, title_of(rule), stored, random=random)
     kernels = loaded(emitted.source, type(rule).__name__)
-    passes, decisions = (
-        [kernel for name, kernel in kernels.items() if name.startswith(kind)] for kind in ("pass_", "decide_")
-    )
+    passes = [kernel for name, kernel in kernels.items() if name.startswith("pass_")]
+    decisions = [kernel for name, kernel in kernels.items() if name.startswith("decide_")]
     return Kernels(emitted, passes, decisions)
 
 

@@ -41,5 +41,5 @@ def moves_kernel(table, TYPE: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.conste
 def launch_moves(compiled: Callable[..., Any], count: int, width: int, table: int) -> Launched:
     """width: bytes of an element. table: the buffer with the table."""
     constants = dict(TYPE=TYPES[width], WIDE=16 // width, TURNS=TURNS, BLOCK=BLOCK)
-    made = compiled(moves_kernel, {"table": ("*i64", True)}, constants, WARPS)
-    return Launched(made, WARP * WARPS, (count, TURNS, 1), [(table, 0)])
+    kernel = compiled(moves_kernel, {"table": ("*i64", True)}, constants, WARPS)
+    return Launched(kernel, WARP * WARPS, (count, TURNS, 1), [(table, 0)])

@@ -51,9 +51,8 @@ class Statistics:
 
     def __init__(self, statistics: Sequence[Statistic], cuts: Sequence[Cut], uploads: Any) -> None:
         self.statistics, self.uploads = statistics, uploads
-        lengths, copies = (
-            [[fact(cut, statistic) for statistic in statistics] for cut in cuts] for fact in (length_of, copies_of)
-        )
+        lengths = [[length_of(cut, statistic) for statistic in statistics] for cut in cuts]
+        copies = [[copies_of(cut, statistic) for statistic in statistics] for cut in cuts]
         # by statistic, then by tensor: all first copies, then all others
         owned = [[row[i] if statistic.is_owner else 0 for row in lengths] for i, statistic in enumerate(statistics)]
         rest = [length * (copy[i] - 1) for i, row in enumerate(owned) for length, copy in zip(row, copies, strict=True)]
@@ -71,19 +70,14 @@ class Statistics:
                 table.extend((first, others, lengths[place][i], copies[place][i]))
         self.tensors = uploads.table(table, GEOMETRY.value + FACTS.value * len(statistics))
         #: By pass: blocks of entries of statistics with several copies, (tensor and statistic, block).
-        self.shared = {
-            number: uploads.table(
-                enumerate_pieces(
-                    [
-                        blocks_of(length, several) if statistic.made_by == number and several > 1 else 0
-                        for row, counts in zip(lengths, copies, strict=True)
-                        for statistic, length, several in zip(statistics, row, counts, strict=True)
-                    ]
-                ),
-                2,
-            )
-            for number in {statistic.made_by for statistic in statistics if statistic.made_by >= 0}
-        }
+        self.shared = {}
+        for number in {statistic.made_by for statistic in statistics if statistic.made_by >= 0}:
+            blocks = []
+            for row, counts in zip(lengths, copies, strict=True):
+                for statistic, length, count in zip(statistics, row, counts, strict=True):
+                    is_shared = statistic.made_by == number and count > 1
+                    blocks.append(blocks_of(length, count) if is_shared else 0)
+            self.shared[number] = uploads.table(enumerate_pieces(blocks), 2)
         self.entries = [cut.matrices.entries for cut in cuts]
 
     def blocks(self, kinds: Sequence[str]) -> Any:

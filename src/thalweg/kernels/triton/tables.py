@@ -76,8 +76,8 @@ class Tables:
         """
         places = array("Q", [g.data_ptr() for g in grads]) if places is None else places
         # a graph carries its own copy along, which its replays leave in the table
-        known = places == self.grad_places and not anew
-        if known and not self.uploads.captured and not self.uploads.is_capturing():
+        is_known = places == self.grad_places and not anew
+        if is_known and not self.uploads.captured and not self.uploads.is_capturing():
             return
         self.grad_places = places
         if self.count != len(places):

@@ -94,14 +94,14 @@ def inherited_by(emission: TileEmission) -> dict[Value, int]:
 def sums_below(value: Value) -> set[Value]:
     """The sums that a value is computed from directly, not by way of another sum."""
     sums: set[Value] = set()
-    waiting, known = [value], {value}
+    waiting, seen = [value], {value}
     while waiting:
         below = waiting.pop()
         if below.is_reduction:
             sums.add(below)
         else:
-            waiting += [arg for arg in below.values if arg not in known]
-            known.update(below.values)
+            waiting += [arg for arg in below.values if arg not in seen]
+            seen.update(below.values)
     return sums
 
 

@@ -194,9 +194,9 @@ class Recording:
             offset = 8 * len(self.addresses)
             self.addresses += values
             return replace(self.table_of_addresses, shape=shape, dtype="int64", offset=offset)
-        made = self.take(shape, TYPECODES[values.typecode])
-        self.constants[made.buffer] = values
-        return made
+        memory = self.take(shape, TYPECODES[values.typecode])
+        self.constants[memory.buffer] = values
+        return memory
 
     def refill(self, table: Memory, values: Sequence[int]) -> None:
         self.addresses[table.offset // 8 : table.offset // 8 + len(values)] = values
@@ -214,9 +214,9 @@ class Recording:
         given = dict(zip(kernel.arg_names, arguments, strict=False))
         absent = {name: None for name, value in given.items() if value is None}
         kinds = {name: kind_of_argument(value) for name, value in given.items() if value is not None}
-        made = self.compiled(kernel, kinds, {**constants(), **absent}, warps)
+        binary = self.compiled(kernel, kinds, {**constants(), **absent}, warps)
         passed = [argument_of(value) for value in arguments if value is not None]
-        self.calls[-1].append(Launched(made, WARP * warps, (*grid, 1, 1)[:3], passed))
+        self.calls[-1].append(Launched(binary, WARP * warps, (*grid, 1, 1)[:3], passed))
 
     def cut(self, sums: Sequence[Sum] = ()) -> None:
         """Begin another call. sums: to be completed over devices before it."""
@@ -293,72 +293,72 @@ class Recorded(NamedTuple):
 
 def record(group: Parameters, compiled: Callable[..., Any], *, observed: bool) -> Recorded:
     """Run the passes of a step over buffers, and note launches. observed: compute figures for users to look at too."""
-    made, guarded = Recording(compiled), group.handling.on_nonfinite != "propagate"
+    recording, guarded = Recording(compiled), group.handling.on_nonfinite != "propagate"
     p_dtype, g_dtype = group.dtypes
-    grads = [made.take(shape, g_dtype) for shape in group.shapes]
-    numbers, *singles = (made.take((1,), "float32") for _ in range(4))
-    allowed = made.take((1,), "int32")
+    grads = [recording.take(shape, g_dtype) for shape in group.shapes]
+    numbers, *singles = (recording.take((1,), "float32") for _ in range(4))
+    allowed = recording.take((1,), "int32")
     count, lr, scale = singles
     keys = tuple(group.rule.entries((group.wholes or group.shapes)[0]))
     written, operands = [], []
     wholes: Sequence[Shape | None] = group.wholes or [None] * len(group.shapes)
     for name, shape, state, whole in zip(group.names, group.shapes, group.states, wholes, strict=True):
-        p = made.take(shape, p_dtype)
-        arrays = {key: made.take(*entry) for key, entry in state.items()}
+        p = recording.take(shape, p_dtype)
+        arrays = {key: recording.take(*entry) for key, entry in state.items()}
         written += [p, *arrays.values()]
         scales = tuple(arrays.get(scale_key(key)) for key in (PARAMETER, *keys))
         entries = tuple(arrays.get(key) for key in keys)
         operands.append(Operand(name, p, entries, count, scales, arrays.get(RECORD), shape=whole))
-    memory = dict(uploads=made, compiled=made, counted=False)
+    memory = dict(uploads=recording, compiled=recording, counted=False)
     sharded = group.wholes is not None
     passes = passes_for(operands, grads, group.rule, group.handling, keys, sharded=sharded, rated=group.rated, **memory)
     passes.options = numbers
     step = Step(lr if group.rated else None, group.lr_scale, scale if group.scaled else None)
     for sums in passes.measure(step):
         if sharded:
-            made.cut(sums)
+            recording.cut(sums)
     if guarded:
-        made.cut()
+        recording.cut()
         step = step._replace(allowed=allowed)
     passes.write(step, observed=observed)
     inputs = [*grads, numbers, count, *([lr] if group.rated else []), *([scale] if group.scaled else [])]
-    return number_buffers(made, passes, [*inputs, *([allowed] if guarded else [])], written)
+    return number_buffers(recording, passes, [*inputs, *([allowed] if guarded else [])], written)
 
 
-def number_buffers(made: Recording, passes: Passes, inputs: list[Memory], written: list[Memory]) -> Recorded:
+def number_buffers(recording: Recording, passes: Passes, inputs: list[Memory], written: list[Memory]) -> Recorded:
     """Buffers in the order of a call's, without those that nothing uses."""
-    used = {buffer for call in made.calls for launch in call for buffer, *_ in launch.arguments}
+    used = {buffer for call in recording.calls for launch in call for buffer, *_ in launch.arguments}
     used |= {passes.figures.buffer, passes.finite.buffer}
-    known = {memory.buffer for memory in (*inputs, *written, made.table_of_addresses)}
-    others = [memory for memory in made.buffers if memory.buffer in used - known]
-    tables = [memory for memory in others if memory.buffer in made.constants]
-    scratch = [memory for memory in others if memory.buffer not in made.constants]
-    results = [*written, *scratch, replace(made.table_of_addresses, shape=(8 * len(made.addresses),))]
+    known = {memory.buffer for memory in (*inputs, *written, recording.table_of_addresses)}
+    others = [memory for memory in recording.buffers if memory.buffer in used - known]
+    tables = [memory for memory in others if memory.buffer in recording.constants]
+    scratch = [memory for memory in others if memory.buffer not in recording.constants]
+    results = [*written, *scratch, replace(recording.table_of_addresses, shape=(8 * len(recording.addresses),))]
     order = [memory.buffer for memory in (*inputs, *tables, *results)]
     place = {buffer: index for index, buffer in enumerate(order)} | {NUMBER: NUMBER}
     below = (1 << PLACE_BITS) - 1
     addresses = [
         place_of(place[(value >> PLACE_BITS) - 1]) + (value & below) if value >> PLACE_BITS else value
-        for value in made.addresses
+        for value in recording.addresses
     ]
     calls = [
         [launch._replace(arguments=[(place[buffer], value) for buffer, value in launch.arguments]) for launch in call]
-        for call in made.calls
+        for call in recording.calls
     ]
     first = len(inputs) + len(tables)
 
     def part_of(sum_: Sum) -> Part:
-        buffer, begin = made.buffers[sum_.tensor.buffer], sum_.tensor.offset // sum_.tensor.element_size()
+        buffer, begin = recording.buffers[sum_.tensor.buffer], sum_.tensor.offset // sum_.tensor.element_size()
         end = begin + sum_.tensor.shape[-1]
         return Part(place[buffer.buffer] - first, begin, end, sum_.axes)
 
     return Recorded(
         calls,
-        [[part_of(sum_) for sum_ in sums] for sums in made.sums],
+        [[part_of(sum_) for sum_ in sums] for sums in recording.sums],
         addresses,
         passes.emitted.numbers,
         first,
-        [in_words(made.constants[memory.buffer]) for memory in tables],
+        [in_words(recording.constants[memory.buffer]) for memory in tables],
         [(memory.shape, memory.dtype) for memory in results],
         place[passes.figures.buffer] - first,
         place[passes.finite.buffer] - first,
@@ -388,8 +388,8 @@ def compile_for(
 ) -> Any:
     """A kernel for GPUs of a generation, as one launch needs it."""
     target, options = GPUTarget("cuda", capability, WARP), {"num_warps": warps, "num_stages": stages}
-    told = repr(sorted((k, str(v)) for k, v in {**constants, **options}.items()))
-    key = kernel, tuple(kinds.items()), told, target
+    settings = repr(sorted((k, str(v)) for k, v in {**constants, **options}.items()))
+    key = kernel, tuple(kinds.items()), settings, target
     if key not in _compiled:
         types = {name: kind for name, (kind, _) in kinds.items()}
         signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
@@ -399,10 +399,10 @@ def compile_for(
             if kinds.get(name, ("", False))[1]
         }
         source = triton.compiler.ASTSource(kernel, signature, dict(constants), attributes)
-        made = triton.compile(source, target=target, options=options)
-        if getattr(made.metadata, "global_scratch_size", 0):
+        binary = triton.compile(source, target=target, options=options)
+        if getattr(binary.metadata, "global_scratch_size", 0):
             raise RuleError(f"{kernel.__name__} needs memory of its own, which calls from XLA do not give it")
-        _compiled[key] = made
+        _compiled[key] = binary
     return _compiled[key]
 
 
@@ -414,13 +414,13 @@ def register(library: ctypes.CDLL, call: Sequence[Launched], inputs: int, addres
     """The key under which programs make a call. inputs: how many buffers are read alone. addresses: their table."""
     kernels: list[Any] = []
     for launch in call:
-        if not any(launch.kernel is known for known in kernels):
+        if not any(launch.kernel is earlier for earlier in kernels):
             kernels.append(launch.kernel)
-    places = [next(i for i, known in enumerate(kernels) if known is launch.kernel) for launch in call]
-    images = [made.asm["cubin"] for made in kernels]
-    named = [made.metadata.name.encode() for made in kernels]
-    told = repr((places, [launch[1:] for launch in call], addresses, inputs, named)).encode()
-    key = hashlib.sha256(b"".join([told, *images])).hexdigest()[:32]
+    places = [next(i for i, earlier in enumerate(kernels) if earlier is launch.kernel) for launch in call]
+    images = [kernel.asm["cubin"] for kernel in kernels]
+    named = [kernel.metadata.name.encode() for kernel in kernels]
+    launched = repr((places, [launch[1:] for launch in call], addresses, inputs, named)).encode()
+    key = hashlib.sha256(b"".join([launched, *images])).hexdigest()[:32]
     if key in _plans:
         return key
     held = [ctypes.create_string_buffer(image, len(image)) for image in images]
@@ -436,8 +436,8 @@ def register(library: ctypes.CDLL, call: Sequence[Launched], inputs: int, addres
     parts: tuple[Any, ...] = (
         (Kernel * len(images))(
             *(
-                Kernel(ctypes.addressof(image), name, made.metadata.shared)
-                for image, name, made in zip(held, named, kernels, strict=True)
+                Kernel(ctypes.addressof(image), name, kernel.metadata.shared)
+                for image, name, kernel in zip(held, named, kernels, strict=True)
             )
         ),
         (Launch * len(launches))(*launches),
