@@ -98,11 +98,11 @@ else:  # unseen by type checkers, which would take every name for one that is th
         """A front end, loaded when it is asked for; for the name of a rule, where it is."""
         if name in _FRONT_ENDS:
             return _front_end(name)
-        if (told := _whereabouts(name)) is None:
+        if (message := _whereabouts(name)) is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         # ``from thalweg import LAMB`` asks by ``hasattr`` first, and would drop the message of an AttributeError
         importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"
-        raise ImportError(told, name=__name__) if importing else AttributeError(told)
+        raise ImportError(message, name=__name__) if importing else AttributeError(message)
 
     def __dir__() -> list[str]:
         return [*globals(), *_FRONT_ENDS]

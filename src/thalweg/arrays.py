@@ -321,7 +321,7 @@ def in_precisions(
     """A space, the functions of a module by name, with products in each precision. The products take ``precision``."""
 
     def make(precision: str) -> SimpleNamespace:
-        product, sum_of_both = (functools.partial(each, precision=precision) for each in (matmul, matmul_add))
+        product, sum_of_both = (functools.partial(function, precision=precision) for function in (matmul, matmul_add))
         ours: dict[str, Any] = dict.fromkeys(("matmul", "matmul_symmetric"), product)
         ours |= dict.fromkeys(("matmul_add", "matmul_add_symmetric"), sum_of_both)
         ours["matmul_rounded"] = lambda x, y, dtype: space["rounded"](product(x, y), dtype)

@@ -133,9 +133,9 @@ def stored(
     """The new state in the dtypes in which it is kept."""
     shape = xp.shape(p)
     entries, state = rule.entries(shape), dict(s)  # in the old order: a program compiled for one step serves the next
-    kept = declared(xp, s)
-    streams = state_streams(list(kept))
-    for key, old in kept.items():
+    entries_before = declared(xp, s)
+    streams = state_streams(list(entries_before))
+    for key, old in entries_before.items():
         entry = entries.get(key)  # None: a schedule has it at 0 in this step, and state is kept for the next
         groups = grouping(shape, rule.stacked_axes) if xp.dtype(old) in CODECS else None
         as_kept = xp.dtype(old) if entry is None else storage(entry, xp.dtype(p), handling, groups)

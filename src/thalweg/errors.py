@@ -40,7 +40,7 @@ class StateError(OptimError):
 
 
 class Refused(Exception):
-    """An engine refuses a parameter, and says why. Others take it then; who has asked for this one is told."""
+    """An engine refuses a parameter, and says why. Others take it then, unless the user asked for this one."""
 
 
 class UnusedOverrideWarning(UserWarning):
@@ -85,7 +85,7 @@ def refusal(admit: Callable[..., object], *args: Any, **named: Any) -> str:
 
 
 def asked_once(admit: F) -> F:
-    """The same, and its answers are remembered: an ``lru_cache`` forgets what is raised."""
+    """A check whose answers are remembered, refusals too: an ``lru_cache`` alone forgets what is raised."""
     answer = functools.lru_cache(maxsize=1024)(functools.partial(refusal, admit))
 
     @functools.wraps(admit)
@@ -97,14 +97,14 @@ def asked_once(admit: F) -> F:
 
 
 def no_fused_code(where: str, reason: str) -> OptionError:
-    """For who has asked for fused code. where: what is refused, after a space."""
+    """The error where a user asked for fused code. where: what is refused, after a space."""
     better = "use engine='auto', which takes the fastest engine that can run"
     return OptionError(f"engine='fused' cannot run{where}: {reason}; {better}")
 
 
 @contextmanager
 def say_where(where: str) -> Iterator[None]:
-    """Within: errors of options say where the options were given."""
+    """A context in which errors of options say where the options were given."""
     try:
         yield
     except OptionError as error:
@@ -113,7 +113,7 @@ def say_where(where: str) -> Iterator[None]:
 
 @contextmanager
 def read_as(what: str) -> Iterator[None]:
-    """Within: errors that values of no sensible type or size lead to are said of what is read, a state from a file."""
+    """A context in which errors from values of no sensible type or size name what is read, such as a file."""
     try:
         yield
     except OptimError:

@@ -85,11 +85,11 @@ class Explanation:
     def warnings(self) -> list[str]:
         several = [set(row.warnings) for row in self.rows] if len(self.rows) > 1 else [set[str]()]
         alike = set[str].intersection(*several)
-        told = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings if warning not in alike]
-        told = [f"all {len(self.rows)} parameters: {warning}" for warning in sorted(alike)] + told
+        problems = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings if warning not in alike]
+        problems = [f"all {len(self.rows)} parameters: {warning}" for warning in sorted(alike)] + problems
         unused = {"overrides": self.unused_overrides, "entries": self.unused_entries}
-        idle = [f"{what}: {pattern!r} matches no parameter" for what, own in unused.items() for pattern in own]
-        return [*told, *idle]
+        idle = [f"{what}: {pattern!r} matches no parameter" for what, named in unused.items() for pattern in named]
+        return [*problems, *idle]
 
     @property
     def hints(self) -> list[str]:
@@ -122,8 +122,8 @@ class Explanation:
             lines.append(f"temporaries at most: {self.temporary_bytes:,} bytes")
         groups = [f"group {index}{group}" for index, group in enumerate(self.groups)]
         code = [f"\n{title}\n\n{source}" for title, source in self.code.items()]
-        told = [f"warning: {warning}" for warning in self.warnings] + [f"hint: {hint}" for hint in self.hints]
-        return "\n".join([*lines, *groups, *told, *code])
+        notes = [f"warning: {warning}" for warning in self.warnings] + [f"hint: {hint}" for hint in self.hints]
+        return "\n".join([*lines, *groups, *notes, *code])
 
 
 def explain_parameter(
@@ -144,21 +144,21 @@ def explain_parameter(
     """
     rule = setting.rule_at(1)
     entries = describe_state(rule, setting.handling, shape, dtype).items()
-    state = {key: math.prod(own) * bytes_of(stored) for key, (own, stored) in entries}
+    state = {key: math.prod(entry_shape) * bytes_of(stored) for key, (entry_shape, stored) in entries}
     factors = sum(state[key] for key in rule.keys(shape, Factor))
-    told = []
+    warnings = []
     if factors > HUGE:
-        told.append(f"its factors take {factors / 2**20:,.0f} MiB: lower max_size_dense, or max_skew")
+        warnings.append(f"its factors take {factors / 2**20:,.0f} MiB: lower max_size_dense, or max_skew")
     if rms is not None and math.isnan(rms):
-        told.append(
+        warnings.append(
             "it holds NaN, which no step removes: load a checkpoint from before, and on_nonfinite='raise' names the "
             "parameter where it begins"
         )
-    told += kept_wide(shape, setting)
+    warnings += kept_wide(shape, setting)
     if rms is not None and (lr is None or is_number(lr)):
-        told += lost_to_rounding(dtype, setting, lr, rms)
+        warnings += lost_to_rounding(dtype, setting, lr, rms)
     if (lr is None or is_number(lr)) and (1.0 if lr is None else lr) * setting.lr_scale == 0:
-        told.append("its learning rate is 0")
+        warnings.append("its learning rate is 0")
     return Row(
         name,
         shape,
@@ -167,26 +167,26 @@ def explain_parameter(
         setting.lr_scale,
         getattr(rule, "weight_decay", 0.0),
         sum(state.values()) + counter_bytes,
-        tuple(told),
+        tuple(warnings),
         parts_of(type(rule))[0].__name__,
         tuple(hint for hint in (*hints, hint_of_stack(name, shape, rule)) if hint),
     )
 
 
-def list_hints(found: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """Hints in words, each with the parameters that it is about. found: the name of each parameter, and its hints."""
+def list_hints(hinted: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Hints in words, each with the parameters that it is about. hinted: the name of each parameter, and its hints."""
     names: dict[str, list[str]] = {}
-    for name, hints in found:
+    for name, hints in hinted:
         for hint in hints:
             names.setdefault(hint, []).append(name)
-    more = {hint: f" and {len(own) - 2} more" if len(own) > 2 else "" for hint, own in names.items()}
-    return [f"{', '.join(own[:2])}{more[hint]}: {hint}" for hint, own in names.items()]
+    more = {hint: f" and {len(owners) - 2} more" if len(owners) > 2 else "" for hint, owners in names.items()}
+    return [f"{', '.join(owners[:2])}{more[hint]}: {hint}" for hint, owners in names.items()]
 
 
 def hint_of_stack(name: str, shape: Shape, rule: Rule) -> str:
     """What to say of a tensor of three axes that is no kernel of a convolution: it may be a stack of matrices."""
-    own = name.rpartition(".")[2]
-    is_kernel = own in ("weight", "kernel") and "expert" not in name
+    last_name = name.rpartition(".")[2]
+    is_kernel = last_name in ("weight", "kernel") and "expert" not in name
     if len(shape) != 3 or min(shape) < 2 or is_kernel or rule.stacked_axes or not rule.looks_at_shapes:
         return ""
     return "taken for one tensor; if it is a stack, as of experts, say overrides=[(name, dict(stacked_axes=1))]"
@@ -196,8 +196,8 @@ def kept_wide(shape: Shape, setting: ParameterOptions) -> list[str]:
     """Whether eight bits were asked for, and a tensor that is not small has rows that cannot be grouped."""
     rule, handling = setting.rule_at(1), setting.handling
     wanted = any(handling.stored(entry) in CODECS for entry in rule.entries(shape).values())
-    own = shape[rule.stacked_axes :]
-    if not wanted or len(own) < 2 or math.prod(own) < LEAST_SIZE or grouping(shape, rule.stacked_axes):
+    slice_shape = shape[rule.stacked_axes :]
+    if not wanted or len(slice_shape) < 2 or math.prod(slice_shape) < LEAST_SIZE or grouping(shape, rule.stacked_axes):
         return []
     return [f"its state stays in float32: no row of {shape} can be cut into equal groups of {LEAST_GROUP} or more"]
 

@@ -135,8 +135,8 @@ class Standard:
     """The pattern of ``overrides="standard"``: tensors of one axis, and norms and biases of more."""
 
     def __call__(self, name: str, parameter: Any) -> bool:
-        module, _, own = name.rpartition(".")
-        return parameter.ndim < 2 or "bias" in own or NORM.search(module.rpartition(".")[2]) is not None
+        module, _, last_name = name.rpartition(".")
+        return parameter.ndim < 2 or "bias" in last_name or NORM.search(module.rpartition(".")[2]) is not None
 
     def __repr__(self) -> str:
         return "'standard'"
@@ -199,7 +199,7 @@ def check_patterns(patterns: Any, argument: str) -> tuple[Pattern, ...]:
 
 
 def unused_patterns(patterns: Iterable[Pattern], named: Iterable[tuple[str, Any]]) -> list[Pattern]:
-    """Those that match no parameter, which are most likely typing mistakes. "standard" may match none."""
+    """The patterns that match no parameter, most likely typing mistakes. "standard" may match none."""
     pairs = list(named)
     asked = (pattern for pattern in patterns if not isinstance(pattern, Standard))
     return [pattern for pattern in asked if not any(matches(pattern, *pair) for pair in pairs)]
@@ -215,20 +215,20 @@ def matches(pattern: Pattern, name: str, parameter: Any) -> bool:
 
 def divided(entries: Sequence[PatternEntry], named: Sequence[tuple[Any, P]]) -> dict[int, list[tuple[Any, P]]]:
     """Parameters by the place of the first entry that matches them; raise if there are some without."""
-    found: dict[int, list[tuple[Any, P]]] = defaultdict(list)
+    by_entry: dict[int, list[tuple[Any, P]]] = defaultdict(list)
     for place, pair in zip(places_of(entries, named), named, strict=True):
-        found[place].append(pair)
-    return dict(sorted(found.items()))
+        by_entry[place].append(pair)
+    return dict(sorted(by_entry.items()))
 
 
 def places_of(entries: Sequence[PatternEntry], named: Sequence[tuple[Any, Any]]) -> list[int]:
     """For each parameter the place of the first entry that matches it; raise if there are some without."""
     places = [first_match(entries, str(name), parameter) for name, parameter in named]
     if missing := [name for (name, _), place in zip(named, places, strict=True) if place is None]:
-        told = ", ".join(map(repr, missing[:MOST_TOLD]))
+        listed = ", ".join(map(repr, missing[:MOST_TOLD]))
         more = f" and {len(missing) - MOST_TOLD} more" if len(missing) > MOST_TOLD else ""
         raise ParameterError(
-            f"no entry of this mixture matches {told}{more}: add a last entry for all others, such as "
+            f"no entry of this mixture matches {listed}{more}: add a last entry for all others, such as "
             "('*', AdamW.options(lr=1e-3))"
         )
     return [place for place in places if place is not None]

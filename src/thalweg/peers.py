@@ -26,16 +26,16 @@ S = TypeVar("S", bound=Source)
 
 def choose(table: Iterable[S], like: Iterable[S], name: str | None, rule: type[Rule]) -> S:
     """The row of a table by which a state is to be read. like: those that it may be of. name: if the user gave it."""
-    found = [source for source in like if name in (None, source.name)]
-    if not found:
+    candidates = [source for source in like if name in (None, source.name)]
+    if not candidates:
         known = ", ".join(map(str, table))
         raise StateError(
             f"this is no state of {name or 'an optimizer that is known'}: known are {known}; of a checkpoint or of a "
             "wrapper, pass the state that is in it"
         )
-    able = [source for source in found if source.rule is rule]
+    able = [source for source in candidates if source.rule is rule]
     if not able:
-        name, other = found[0].name, found[0].rule.__name__
+        name, other = candidates[0].name, candidates[0].rule.__name__
         raise StateError(f"{rule.__name__} cannot continue a run of {name}: {other} can")
     if len(able) > 1:
         names = " or ".join(source.name for source in able)

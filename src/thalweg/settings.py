@@ -169,7 +169,7 @@ class ParameterOptions:
         return structure_of(self.rule), self.handling
 
     def for_shape(self, shape: tuple[int, ...]) -> ParameterOptions:
-        """The same, with what the shape of a parameter decides."""
+        """These options for a parameter of this shape, which decides some of them."""
         rule = self.rule.for_shape(shape)
         return self if rule is self.rule else replace(self, rule=rule)
 
@@ -200,29 +200,29 @@ class RuleOptions:
     #: For which answers to "is lr None?" options are known to have an effect.
     checked_for: set[bool] = field(init=False, default_factory=set, repr=False, compare=False)
     #: What was found for parameters, by their shapes and the entries of ``overrides`` that match them.
-    found: dict[tuple[Any, ...], ParameterOptions] = field(init=False, default_factory=dict, repr=False, compare=False)
+    chosen: dict[tuple[Any, ...], ParameterOptions] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        known = self.rule
+        rule = self.rule
         given = {name: plain(value) for name, value in self.given.items()}
         object.__setattr__(self, "given", given)
-        check_known(known, given, option_names(known))
+        check_known(rule, given, option_names(rule))
         if self.variant is not None:
-            require(bool(known.VARIANTS), f"{known.__name__} has no variants: leave out variant={self.variant!r}")
-            check_choice("variant", self.variant, *known.VARIANTS)
-        if self.variant is not None and given.keys() >= set(option_names(known)):
+            require(bool(rule.VARIANTS), f"{rule.__name__} has no variants: leave out variant={self.variant!r}")
+            check_choice("variant", self.variant, *rule.VARIANTS)
+        if self.variant is not None and given.keys() >= set(option_names(rule)):
             # a command line that was made of the signature: what is at its default there was not asked for
             given = {name: value for name, value in given.items() if differ(value, self.default(name))}
             object.__setattr__(self, "given", given)
-        options = {**known.VARIANTS.get(self.variant or "", {}), **given}
-        object.__setattr__(self, "base", combined(ParameterOptions(known(), Handling()), options))
+        options = {**rule.VARIANTS.get(self.variant or "", {}), **given}
+        object.__setattr__(self, "base", combined(ParameterOptions(rule(), Handling()), options))
         object.__setattr__(self, "overrides", tuple(self.checked_overrides()))
 
     def within(self, whole: Mapping[str, Any], overrides: OverrideList) -> RuleOptions:
-        """As it holds in a mixture. whole: options of the whole step. overrides: of all rules; its own come later."""
-        made = RuleOptions(self.rule, {**self.given, **whole}, self.variant, (*overrides, *self.overrides), self.lr)
-        made.validate_lr(self.lr(1) if callable(self.lr) else self.lr)
-        return made
+        """The options in a mixture. whole: options of the whole step. overrides: of all rules; its own come later."""
+        options = RuleOptions(self.rule, {**self.given, **whole}, self.variant, (*overrides, *self.overrides), self.lr)
+        options.validate_lr(self.lr(1) if callable(self.lr) else self.lr)
+        return options
 
     def __repr__(self) -> str:
         given = {"lr": self.lr, **({"variant": self.variant} if self.variant else {}), **self.given}
@@ -266,13 +266,13 @@ class RuleOptions:
 
     def check_effect(self, given: Mapping[str, Any], entry: Mapping[str, Any], lr: Any) -> None:
         """Refuse what has no effect after an entry, nor when any one option of another is added to it."""
-        own = {*rule_options(self.rule)}
-        rule = with_options(self.base.rule, {name: v for name, v in entry.items() if name in own}, AROUND)
+        names = {*rule_options(self.rule)}
+        rule = with_options(self.base.rule, {name: v for name, v in entry.items() if name in names}, AROUND)
         idle = find_idle(rule, lr)
         for name, value in given.items():
             if value is None or value is False or name not in idle:  # what is off anyway may be said to be off
                 continue
-            singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in own)
+            singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in names)
             used = any(name not in find_idle(with_options(rule, {n: v}, AROUND), lr) for n, v in singles)
             require(used, f"{name}={value!r} has no effect here: it needs {idle[name]}")
 
@@ -287,7 +287,7 @@ class RuleOptions:
     def default(self, name: str) -> Any:
         return defaults(self.rule)[name]
 
-    def of(
+    def choose(
         self, name: str, parameter: Any, base: ParameterOptions | None = None, *, shape: tuple[int, ...] | None = None
     ) -> tuple[ParameterOptions, list[int]]:
         """What holds for a parameter, and which entries of ``overrides`` matched it.
@@ -300,31 +300,31 @@ class RuleOptions:
         if base is not None:
             return self.overridden(base, name, shape, matched), matched
         key = shape, *matched
-        if key not in self.found:
-            made = self.overridden(self.base, name, shape, matched)
+        if key not in self.chosen:
+            setting = self.overridden(self.base, name, shape, matched)
             # equal settings are one object, so that their parameters are stepped together
-            self.found[key] = next((known for known in self.found.values() if known == made), made)
-        return self.found[key], matched
+            self.chosen[key] = next((same for same in self.chosen.values() if same == setting), setting)
+        return self.chosen[key], matched
 
     def overridden(
         self, setting: ParameterOptions, name: str, shape: tuple[int, ...], matched: Sequence[int]
     ) -> ParameterOptions:
         """What holds for a parameter after the entries of ``overrides`` that match it."""
-        said: dict[str, Any] = {}
+        overriding: dict[str, Any] = {}
         for pattern, options in (self.overrides[index] for index in matched):
-            said |= options
+            overriding |= options
             with say_where(f"parameter {name!r}, overrides, entry {pattern!r}"):
                 setting = combined(setting, options)
-        found = setting.for_shape(shape)
-        # what is said by name holds for every shape
-        kept = {option: value for option, value in said.items() if option in vars(found.rule) and option != "exempt"}
-        return found if found is setting or not kept else replace(found, rule=replace(found.rule, **kept))
+        shaped = setting.for_shape(shape)
+        # what an override names holds for every shape
+        by_name = {name: value for name, value in overriding.items() if name in vars(shaped.rule) and name != "exempt"}
+        return shaped if shaped is setting or not by_name else replace(shaped, rule=replace(shaped.rule, **by_name))
 
     @property
     def options(self) -> dict[str, Any]:
         """Every option, as it holds where no override applies."""
-        found = {**vars(self.base.rule), **vars(self.base.handling)}
-        return {name: found.get(name, default) for name, default in defaults(self.rule).items()}
+        current = {**vars(self.base.rule), **vars(self.base.handling)}
+        return {name: current.get(name, default) for name, default in defaults(self.rule).items()}
 
     def changed(self) -> dict[str, Any]:
         """The options that differ from the defaults, or from those of the variant."""
@@ -360,7 +360,7 @@ def numbers_of(rule: type[Rule]) -> frozenset[str]:
 def find_idle(rule: Rule, lr: Any) -> dict[str, str]:
     """Options that have no effect, with what would give them one: also those of what is not around the rule."""
     off = {name: wrapper for name, wrapper in around_options().items() if not isinstance(rule, wrapper)}
-    return rule.idle(lr) | {name: each.EXAMPLE for name, each in off.items() if name != switch_of(each)}
+    return rule.idle(lr) | {name: wrapper.EXAMPLE for name, wrapper in off.items() if name != switch_of(wrapper)}
 
 
 @functools.cache
@@ -371,8 +371,8 @@ def option_names(rule: type[Rule]) -> tuple[str, ...]:
 def combined(setting: ParameterOptions, options: Mapping[str, Any]) -> ParameterOptions:
     """A setting with some options replaced, checked."""
     ours = {f.name for f in fields(Handling)}
-    own = {name: v for name, v in options.items() if name not in ours and name != "lr_scale"}
-    rule = with_options(setting.rule, own, AROUND)
+    changed = {name: v for name, v in options.items() if name not in ours and name != "lr_scale"}
+    rule = with_options(setting.rule, changed, AROUND)
     handling = replace(setting.handling, **{name: v for name, v in options.items() if name in ours})
     lr_scale = options.get("lr_scale", setting.lr_scale)
     check_number("lr_scale", lr_scale, low=0.0)
@@ -419,17 +419,17 @@ def checked_entries(
         "a mixture is a list of (pattern, options), such as "
         "[('*.weight', Kron.options(lr=3e-4)), ('*', AdamW.options(lr=3e-4))]"
     )
-    known: dict[str, type[Rule]] = {}
-    result: list[tuple[Pattern | None, RuleOptions]] = []
-    for pattern, own in check_entries(entries, RuleOptions, wanted):
-        check_one_rule(known, own.rule)
-        result.append((pattern, merged(own, whole, overrides, f"entry {pattern!r}")))
-    return result
+    by_name: dict[str, type[Rule]] = {}
+    checked: list[tuple[Pattern | None, RuleOptions]] = []
+    for pattern, options in check_entries(entries, RuleOptions, wanted):
+        check_one_rule(by_name, options.rule)
+        checked.append((pattern, merged(options, whole, overrides, f"entry {pattern!r}")))
+    return checked
 
 
-def merged(own: RuleOptions, whole: Mapping[str, Any], overrides: OverrideList, where: str) -> RuleOptions:
+def merged(options: RuleOptions, whole: Mapping[str, Any], overrides: OverrideList, where: str) -> RuleOptions:
     with say_where(where):
-        return own.within(whole, overrides)
+        return options.within(whole, overrides)
 
 
 def check_one_rule(known: dict[str, type[Rule]], rule: type[Rule]) -> None:

@@ -27,12 +27,12 @@ BESIDE = {"variant": str | None, "overrides": Overrides}
 
 def types_of(rule: type[Rule]) -> dict[str, Any]:
     """What may be given for each option: its own type, and functions of the step for numbers."""
-    own = {
+    types = {
         name: type_given(hint, name in number_options(kind))
         for kind in (rule, *AROUND)
         for name, hint in hints_of(kind).items()
     }
-    return {**BESIDE, **own, **hints_of(Handling)}
+    return {**BESIDE, **types, **hints_of(Handling)}
 
 
 def type_given(hint: Any, is_number: bool) -> Any:

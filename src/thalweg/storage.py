@@ -61,20 +61,20 @@ def describe_state(
 
     held: the shape of a shard, for which less is kept of what is laid out like the parameter.
     """
-    found: dict[str, Kept] = {}
+    described: dict[str, Kept] = {}
     for key, entry in rule.entries(shape).items():
-        own = shape if held is None or not isinstance(entry, Spread) else held
+        held_shape = shape if held is None or not isinstance(entry, Spread) else held
         groups = groups_of(entry, shape, rule.stacked_axes, handling)
-        found[key] = entry.shape(own, rule.stacked_axes), storage(entry, dtype, handling, groups)
+        described[key] = entry.shape(held_shape, rule.stacked_axes), storage(entry, dtype, handling, groups)
         if groups is not None:
-            found[scale_key(key)] = groups.scales(own), "float32"
+            described[scale_key(key)] = groups.scales(held_shape), "float32"
     if is_compensated(handling, dtype):
-        found[RECORD] = held or shape, "int8"
-    return found
+        described[RECORD] = held or shape, "int8"
+    return described
 
 
 def keys_like_parameter(rule: Rule, shape: Shape, keys: Iterable[str]) -> list[str]:
-    """Those of the keys of a state under which there is as much as the parameter has, or what goes with it."""
+    """The keys of a state whose arrays are as large as the parameter, or go with such arrays."""
     large = [key for key, entry in rule.entries(shape).items() if isinstance(entry, Spread) and not entry.over]
     concerned = (RECORD, *large, *map(scale_key, large))
     return [key for key in keys if key in concerned]
@@ -82,8 +82,8 @@ def keys_like_parameter(rule: Rule, shape: Shape, keys: Iterable[str]) -> list[s
 
 def coded_groups(rule: Rule, handling: Handling, shape: Shape) -> Grouping | None:
     """How the codes of a parameter's state are grouped; None: it has none."""
-    found = (groups_of(entry, shape, rule.stacked_axes, handling) for entry in rule.entries(shape).values())
-    return next(filter(None, found), None)
+    groups = (groups_of(entry, shape, rule.stacked_axes, handling) for entry in rule.entries(shape).values())
+    return next(filter(None, groups), None)
 
 
 def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:
@@ -128,16 +128,16 @@ def decoded(xp: Space[A], rule: Rule, p: A, s: State[A]) -> State[A]:
 
 def encoded(xp: Space[A], rule: Rule, handling: Handling, p: A, state: State[A]) -> State[A]:
     """State in floating point as these options keep it, rounded to the nearest."""
-    shape, dtype, found = xp.shape(p), xp.dtype(p), {}
+    shape, dtype, arrays = xp.shape(p), xp.dtype(p), {}
     entries = rule.entries(shape)
     for key, value in state.items():
         groups = groups_of(entries[key], shape, rule.stacked_axes, handling)
         as_kept = storage(entries[key], dtype, handling, groups)
         if groups is not None:
-            found[key], found[scale_key(key)] = CODECS[as_kept].encode(xp, value, groups)
+            arrays[key], arrays[scale_key(key)] = CODECS[as_kept].encode(xp, value, groups)
         else:
-            found[key] = xp.astype(value, as_kept)
-    return found
+            arrays[key] = xp.astype(value, as_kept)
+    return arrays
 
 
 def first_record(xp: Space[A], handling: Handling, p: A) -> State[A]:
@@ -147,17 +147,18 @@ def first_record(xp: Space[A], handling: Handling, p: A) -> State[A]:
 
 def converted(xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A]) -> State[A]:
     """A state, however it was kept, as these options keep it."""
-    found = {**encoded(xp, rule, handling, p, decoded(xp, rule, p, s)), **first_record(xp, handling, p)}
-    same = {key: s[key] for key in found if key in s and xp.dtype(s[key]) == xp.dtype(found[key])}
-    return {key: same.get(key, found[key]) for key in found}
+    new = {**encoded(xp, rule, handling, p, decoded(xp, rule, p, s)), **first_record(xp, handling, p)}
+    same = {key: s[key] for key in new if key in s and xp.dtype(s[key]) == xp.dtype(new[key])}
+    return {key: same.get(key, new[key]) for key in new}
 
 
-def warn_converted(name: object, found: Iterable[str], kept: Iterable[str]) -> None:
-    """Tell that state is kept otherwise than it was. found, kept: its keys then and now."""
-    lost, made = (", ".join(sorted(set(x) - set(y))) or "nothing else" for x, y in ((found, kept), (kept, found)))
+def warn_converted(name: object, before: Iterable[str], now: Iterable[str]) -> None:
+    """Tell that state is kept otherwise than it was. before, now: its keys then and now."""
+    lost = ", ".join(sorted(set(before) - set(now))) or "nothing else"
+    added = ", ".join(sorted(set(now) - set(before))) or "nothing else"
     warn(
         f"state was kept otherwise than state_dtype, momentum_dtype and rounding have it now, and was converted: that "
-        f"of {name!r} now has {made} and has no longer {lost}, and all others alike",
+        f"of {name!r} now has {added} and has no longer {lost}, and all others alike",
         ResumeWarning,
     )
 
@@ -174,10 +175,10 @@ def check_layout(layout: Any, newest: int) -> None:
 
 def check_version(rule: type[Rule], version: Any) -> None:
     """Refuse a state of another version of a rule. None: it does not say, as those of thalweg 0.1.0; these are of 1."""
-    found = 1 if version is None else version
-    if not isinstance(found, int) or found != rule.version:
+    saved = 1 if version is None else version
+    if not isinstance(saved, int) or saved != rule.version:
         raise StateError(
-            f"this is a state of version {found} of {rule.__name__} and cannot be loaded into version {rule.version}: "
+            f"this is a state of version {saved} of {rule.__name__} and cannot be loaded into version {rule.version}: "
             "load it with the rule that made it, or convert it and set its version"
         )
 
@@ -192,12 +193,12 @@ def read_count(what: str, value: Any) -> int:
 
 
 def completed(xp: Space[A], name: object, rule: Rule, handling: Handling, p: A, s: State[A]) -> State[A]:
-    """A saved state with what it lacks of what is around the rule now, which begins with this step."""
+    """A saved state with first entries for what was put around the rule since, which begins with this step."""
     new = sorted(keys_around(rule, xp.shape(p)) - s.keys())
     if not new:
         return s
-    told = f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step; and so for all others alike"
-    warn(told, ResumeWarning)
+    message = f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step; and so for all others alike"
+    warn(message, ResumeWarning)
     first = first_state(xp, rule, handling, p)
     return {**s, **{key: first[key] for key in new}}
 
@@ -220,16 +221,16 @@ def check_saved(
 
     whole: makes one of a tensor that is sharded.
     """
-    check_shapes(name, *({key: xp.shape(entry) for key, entry in kept.items()} for kept in (s, like)))
+    check_shapes(name, *({key: xp.shape(entry) for key, entry in entries.items()} for entries in (s, like)))
     check_eight_bits(xp, name, s, {key: xp.dtype(entry) for key, entry in like.items()})
     check_codes(xp, name, s, whole)
 
 
-def check_shapes(name: object, found: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> None:
+def check_shapes(name: object, shapes: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> None:
     """Refuse a state that has other entries than its options need."""
-    if found != wanted:
+    if shapes != wanted:
         raise StateError(
-            f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {found}; restore "
+            f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {shapes}; restore "
             "the options that it was made with, state_dtype and rounding too, or drop it: clear_state(), in JAX init()"
         )
 
@@ -243,19 +244,19 @@ def check_codes(xp: Space[A], name: object, s: State[A], whole: Callable[[A], A]
         if scale_key(key) not in s:
             raise StateError(f"the state of {name!r} is damaged: {key!r} has codes, and there is no {scale_key(key)!r}")
         scales = whole(s[scale_key(key)])
-        found, shape = xp.shape(scales), xp.shape(s[key])
-        lead = len(found) - 1
-        cut = lead < 0 or found[:lead] != shape[:lead] or math.prod(shape[lead:]) % max(1, found[lead])
+        scales_shape, shape = xp.shape(scales), xp.shape(s[key])
+        lead = len(scales_shape) - 1
+        cut = lead < 0 or scales_shape[:lead] != shape[:lead] or math.prod(shape[lead:]) % max(1, scales_shape[lead])
         if cut or xp.dtype(scales) != "float32":
             raise StateError(
                 f"the state of {name!r} is damaged: {scale_key(key)!r} must be float32 with a number for each group of "
-                f"{key!r}, which has shape {shape}; it is {xp.dtype(scales)} of shape {found}"
+                f"{key!r}, which has shape {shape}; it is {xp.dtype(scales)} of shape {scales_shape}"
             )
         least = -xp.amax(-scales, None)
         if not all_finite(xp, scales) or least < 0:
             raise StateError(f"the state of {name!r} is damaged: {scale_key(key)!r} must be finite and not negative")
         if least == 0:
-            largest = xp.peaks(xp.astype(whole(s[key]), "float32"), *grouping_of(shape, found))
+            largest = xp.peaks(xp.astype(whole(s[key]), "float32"), *grouping_of(shape, scales_shape))
             if xp.amax(xp.where(scales > 0.0, 0.0, largest), None) > 0:
                 raise StateError(
                     f"the state of {name!r} is damaged: {scale_key(key)!r} has a 0 for codes of {key!r} that are not 0"

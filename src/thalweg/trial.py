@@ -40,8 +40,8 @@ DECORATED = "write @dataclass(frozen=True, kw_only=True) above its class"
 @functools.cache
 def is_shipped(rule: type[Rule]) -> bool:
     """Whether a rule comes with the package, as does all that is around it; or that of which it is a part."""
-    own, wrappers = parts_of(getattr(rule, "PART_OF", rule))
-    return RULES.get(own.__name__) is own and set(wrappers) <= set(AROUND)
+    inner, wrappers = parts_of(getattr(rule, "PART_OF", rule))
+    return RULES.get(inner.__name__) is inner and set(wrappers) <= set(AROUND)
 
 
 def find_own(rule: Rule) -> list[type[Rule]]:
@@ -60,9 +60,9 @@ def check_rule(rule: type[Rule]) -> None:
     if is_shipped(rule):
         return
     name = rule.__name__
-    known = {f.name for f in fields(rule)}
+    declared = {f.name for f in fields(rule)}
     for option, hint in inspect.get_annotations(rule).items():
-        if option not in known and "ClassVar" not in str(hint):
+        if option not in declared and "ClassVar" not in str(hint):
             raise RuleError(f"{name} is no dataclass, and does not know its option {option!r}: {DECORATED}")
     for former, now in FORMER_NAMES.items():
         defines = any(callable(vars(kind).get(former)) and now not in vars(kind) for kind in rule.__mro__)
@@ -74,7 +74,7 @@ def check_rule(rule: type[Rule]) -> None:
         if f.default is MISSING:
             wanted = "a number, a text, True or False, None or a tuple of these"
             raise RuleError(f"option {f.name!r} of {name} has no default: give it one, {wanted}")
-        if f.name in {own.name for own in fields(Rule)}:
+        if f.name in {base_field.name for base_field in fields(Rule)}:
             continue
         owner = around_options().get(f.name)
         if f.name in RESERVED_OPTIONS or (owner is not None and not issubclass(rule, owner)):
@@ -168,11 +168,11 @@ def try_update(rule: Rule, shape: Shape) -> int:
         raise
     except Exception as error:
         place, called = place_of_error(files, error)
-        said = f"{type(error).__name__}: {error}"
+        problem = f"{type(error).__name__}: {error}"
         if called in LIBRARIES:
-            said = f"update calls a function of {called}: {FUNCTIONS}"
+            problem = f"update calls a function of {called}: {FUNCTIONS}"
         hint = f"; the state has {', '.join(state) or 'no keys'}" if isinstance(error, KeyError) else ""
-        raise RuleError(f"{name}, {place or 'update'}: {said}{hint}") from error
+        raise RuleError(f"{name}, {place or 'update'}: {problem}{hint}") from error
     check_answer(answer, shape, state, rule.stacked_axes, where(rule, "apply" if goes_in_parts else "update"))
     return xp.looks_at
 

@@ -117,7 +117,7 @@ class Optimizer(keras.optimizers.Optimizer):
         base = self._settings.base
         if not self._use_weight_decay(variable) and hasattr(base.rule, "weight_decay"):
             base = combined(base, {"weight_decay": 0.0})
-        setting, _ = self._settings.of(name, variable, base)
+        setting, _ = self._settings.choose(name, variable, base)
         check_matrix(name, tuple(variable.shape), setting.rule)
         setting.rule.check_shape(name, tuple(variable.shape))
         return setting
@@ -257,8 +257,8 @@ def optimizer(rule: type[Rule]) -> type[Optimizer]:
         "__signature__": inspect.Signature([*parameters, *KERAS_ARGUMENTS.values()]),
     }
     register = keras.saving.register_keras_serializable("thalweg" if shipped else rule.__module__)
-    made: type[Optimizer] = register(type(rule.__name__, (Optimizer,), body))
-    return made
+    optimizer: type[Optimizer] = register(type(rule.__name__, (Optimizer,), body))
+    return optimizer
 
 
 globals().update({name: optimizer(rule) for name, rule in RULES.items()})

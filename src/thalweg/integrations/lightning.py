@@ -59,7 +59,7 @@ class Averages(Callback):
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.on_validation_start(trainer, module)
         checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
-        checkpoint["optimizer_states"] = [trainer.strategy.optimizer_state(each) for each in trainer.optimizers]
+        checkpoint["optimizer_states"] = [*map(trainer.strategy.optimizer_state, trainer.optimizers)]
 
 
 def name_groups(optimizer: Optimizer) -> Optimizer:

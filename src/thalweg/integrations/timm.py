@@ -56,12 +56,12 @@ def info_of_mixture(recipe: str) -> OptimInfo:
     )
 
 
-def name_of(own: str) -> str:
-    return f"thalweg{own.lower().replace('_', '')}"
+def name_of(rule_name: str) -> str:
+    return f"thalweg{rule_name.lower().replace('_', '')}"
 
 
-def described(own: Any) -> str:
-    return (getdoc(own) or "").partition("\n")[0]
+def described(documented: Any) -> str:
+    return (getdoc(documented) or "").partition("\n")[0]
 
 
 def mixture(

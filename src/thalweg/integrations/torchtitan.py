@@ -29,9 +29,9 @@ class ThalwegOptimizers(OptimizersContainer):
 
     @staticmethod
     def _resolve_optimizer_factory(name: str) -> Callable[..., Any]:
-        module, colon, own = name.partition(":")
+        module, colon, attribute = name.partition(":")
         if colon:
-            return optimizer(getattr(importlib.import_module(module), own))
+            return optimizer(getattr(importlib.import_module(module), attribute))
         if not name.startswith(PREFIX):
             factory: Callable[..., Any] = OptimizersContainer._resolve_optimizer_factory(name)
             return factory

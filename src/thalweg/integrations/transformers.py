@@ -105,11 +105,12 @@ def trainable(model: nn.Module) -> list[tuple[str, Tensor]]:
 def class_of(rule: Any) -> type[front_end.Optimizer]:
     if isinstance(rule, type) and issubclass(rule, front_end.Optimizer):
         return rule
-    found = {name.lower(): own for name, own in RULES.items()}.get(rule.lower()) if isinstance(rule, str) else rule
-    if not (isinstance(found, type) and issubclass(found, Rule)):
+    by_name = {name.lower(): shipped for name, shipped in RULES.items()}
+    chosen = by_name.get(rule.lower()) if isinstance(rule, str) else rule
+    if not (isinstance(chosen, type) and issubclass(chosen, Rule)):
         known = ", ".join([*RULES, *RECIPES])
         raise OptionError(f"rule must be one of {known}, a rule or a class of thalweg.torch, got {rule!r}")
-    return front_end.optimizer(found)
+    return front_end.optimizer(chosen)
 
 
 def adam_options(args: TrainingArguments, rule: type[Rule]) -> dict[str, Any]:

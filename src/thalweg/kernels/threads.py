@@ -30,7 +30,7 @@ def num_threads(otherwise: Callable[[], int]) -> int:
 
 
 def count_threads(otherwise: Callable[[], int]) -> Callable[[], int]:
-    """Tells the same whenever it is asked, of the environment as it is now: reading that takes long."""
+    """A function that returns this number. The environment is read now, once, since reading it takes long."""
     asked = of_environment("THALWEG_NUM_THREADS")
     return lambda: min(MOST, _chosen or asked or otherwise())
 

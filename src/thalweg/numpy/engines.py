@@ -189,7 +189,7 @@ class Native:
                 tables.skip([not is_taken for is_taken in taken])
             tables.run(WRITE if is_guarded else MEASURE, END)
             figures = tables.figures()
-            return [partial(figures.of, index, np.reshape) for index in range(len(gradients))]
+            return [partial(figures.read, index, np.reshape) for index in range(len(gradients))]
 
         return taken, write
 

@@ -229,7 +229,7 @@ class Optimizer:
     def _resolve(self, name: Name, weights: Arr, tracked: Tracked, is_raw: bool) -> None:
         """Find what holds for a parameter that is new, or whose options have changed, and fit its state to that."""
         shape = (1, weights.size) if is_raw else None
-        setting, _ = self._settings.of(str(name), weights, shape=shape)
+        setting, _ = self._settings.choose(str(name), weights, shape=shape)
         setting.rule.check_shape(name, weights.shape)
         check_update(setting.rule, weights.shape)
         with np.errstate(all="ignore"):  # some processors find a signalling NaN invalid
@@ -354,7 +354,7 @@ class Optimizer:
         arrays = [(checked_name(name), weights) for name, weights, _ in pairs(params, params)]
         for name, weights in arrays:
             check_array("parameter", name, weights)
-            setting, _ = self._settings.of(str(name), weights)
+            setting, _ = self._settings.choose(str(name), weights)
             setting = replace(setting, lr_scale=setting.lr_scale * self.lr_scale(name))
             facts = str(name), weights.shape, xp.dtype(weights), setting
             squares = squares_of([weights], self._wanted_engine)[0] if weights.size else None

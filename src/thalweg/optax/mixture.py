@@ -19,7 +19,7 @@ from thalweg.optax.steps import Stepping, make_step, owner_of, step_by_update
 from thalweg.optax.transformation import HEARD, Transformation, join
 from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
 from thalweg.rules.checks import check_choice
-from thalweg.rules.spikes import Judgement, Spikes
+from thalweg.rules.spikes import SpikeCheck, Spikes
 from thalweg.settings import Handling
 from thalweg.spaces import jax as whole
 from thalweg.storage import SPIKES, arithmetic
@@ -156,7 +156,7 @@ class Mixture(Stepping):
         owners = [] if self.handling.may_skip else [owner_of(each) for _, each in self.entries]
         return {number for owner in owners if owner is not None for number in owner.reached()}
 
-    def join(self, given: Sequence[tuple[Any, Any, Any]], state: Any) -> tuple[list[Any], Judgement | None]:
+    def join(self, given: Sequence[tuple[Any, Any, Any]], state: Any) -> tuple[list[Any], SpikeCheck | None]:
         """The gradients as their joint norm lets them through, and whether it is a spike. given: as ``join`` has it."""
         scale, judgement = join(self.handling, given, getattr(state, SPIKES, None))
         return [g if scale is None else scale_gradient(g, scale) for _, g, _ in given], judgement

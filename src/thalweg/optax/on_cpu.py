@@ -14,7 +14,7 @@ from thalweg.errors import Refused, RuleError
 from thalweg.kernels.cpu import admission
 from thalweg.kernels.cpu.operands import operand_of
 from thalweg.kernels.cpu.tables import Operand, Options
-from thalweg.kernels.cpu.xla import TARGET, Laid, compile_handler, lay_out, place_of
+from thalweg.kernels.cpu.xla import TARGET, NativeStep, compile_handler, lay_out, place_of
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.optax.batches import Job, Leaf, Step
 from thalweg.optax.results import Results
@@ -81,7 +81,7 @@ class Native:
         gradients = [place_of(len(self.dtypes) + index) for index in range(len(jobs))]
         operands = [operand._replace(g=place) for operand, place in zip(operands, gradients, strict=True)]
         threads = num_threads(of_machine)
-        self.laid: Laid = lay_out(handler(), operands, options, len(self.dtypes), threads=threads)
+        self.laid: NativeStep = lay_out(handler(), operands, options, len(self.dtypes), threads=threads)
 
     def place(self, x: Any) -> tuple[int, str]:
         self.dtypes.append(x.dtype.name)

@@ -26,7 +26,7 @@ from thalweg.optax.steps import Stepping
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
-from thalweg.rules.spikes import Judgement, judge
+from thalweg.rules.spikes import SpikeCheck, judge
 from thalweg.settings import Handling, ParameterOptions, RuleOptions, combined
 from thalweg.spaces import jax as whole
 from thalweg.storage import SPIKES, arithmetic, describe_state
@@ -164,7 +164,7 @@ def in_words(message: str, called: Mapping[str, str]) -> str:
     return re.sub(rf"^({names})(?= must|=| under)|(?<=give )({names})\b", lambda found: called[found[0]], message)
 
 
-def join(handling: Handling, gradients: Sequence[tuple[Any, Any, Any]], norms: Any) -> tuple[Any, Judgement | None]:
+def join(handling: Handling, gradients: Sequence[tuple[Any, Any, Any]], norms: Any) -> tuple[Any, SpikeCheck | None]:
     """What multiplies gradients, each given with its space and its parameter, and whether their joint norm is a spike.
 
     norms: those of former steps.
@@ -360,5 +360,5 @@ class Transformation(Stepping):
             for choice, known in zip(self.choices, decided, strict=True):
                 base = combined(base, choice.options[known])
             self.known[tuple(decided)] = base
-        own, matched = self.settings.of(name, p, base)
+        own, matched = self.settings.choose(name, p, base)
         return self.known.setdefault((tuple(decided), tuple(matched), tuple(p.shape)), own), matched

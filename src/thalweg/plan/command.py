@@ -88,21 +88,21 @@ def command(
         rate = parse_size(bandwidth.lower().removesuffix("/s"), option="--bandwidth")
         most = None if memory is None else parse_size(memory, option="--memory")
         names = [*RULES, *MIXTURES] if optimizers is None else split_words(optimizers, "optimizer")
-        found = plan(model, optimizers=names, options=[parse_option(text) for text in options], world=world, **given)
+        planned = plan(model, optimizers=names, options=[parse_option(text) for text in options], world=world, **given)
     except OptimError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
     if as_json:
-        costs = [describe_cost(cost, rate, most, explain=explain) for cost in found.optimizers]
+        costs = [describe_cost(cost, rate, most, explain=explain) for cost in planned.optimizers]
         plain = {"model": model, "world": world, "bandwidth": rate, "memory": most, "optimizers": costs}
-        click.echo(json.dumps({**plain, "refused": found.refused}, indent=2, default=str))
+        click.echo(json.dumps({**plain, "refused": planned.refused}, indent=2, default=str))
         return
     screen = console()
-    for text in (*describe_model(model, found.optimizers[0], world), ""):
+    for text in (*describe_model(model, planned.optimizers[0], world), ""):
         screen.print(text, markup=False, soft_wrap=True)
-    screen.print(make_cost_table(found.optimizers, rate, most))
-    for text in ("", *describe_figures(found, rate)):
+    screen.print(make_cost_table(planned.optimizers, rate, most))
+    for text in ("", *describe_figures(planned, rate)):
         screen.print(text, markup=False, soft_wrap=True)
-    for cost in found.optimizers if explain else ():
+    for cost in planned.optimizers if explain else ():
         click.echo(f"\n{cost.optimizer}\n{cost.explanation}")
 
 
@@ -124,12 +124,12 @@ def count_rules(cost: Cost) -> dict[str, int]:
 
 def describe_model(model: str, cost: Cost, world: int) -> Iterator[str]:
     """The model, and what it takes by itself."""
-    each, rows = f" on each of {world} ranks" if world > 1 else "", cost.explanation.rows
+    on_ranks, rows = f" on each of {world} ranks" if world > 1 else "", cost.explanation.rows
     dtypes = " and ".join(sorted({row.dtype for row in rows}))
     yield f"{model}: {sum(count_rules(cost).values()):,} parameters in {count_words(len(rows), 'tensor')}, {dtypes}"
-    yield f"parameters take {human_bytes(cost.parameter_bytes)}{each}, gradients the same"
+    yield f"parameters take {human_bytes(cost.parameter_bytes)}{on_ranks}, gradients the same"
     if cost.frozen_bytes:
-        yield f"frozen parameters take {human_bytes(cost.frozen_bytes)}{each}"
+        yield f"frozen parameters take {human_bytes(cost.frozen_bytes)}{on_ranks}"
 
 
 def make_cost_table(costs: Sequence[Cost], bandwidth: int, memory: int | None) -> Table:
@@ -147,15 +147,15 @@ def make_cost_table(costs: Sequence[Cost], bandwidth: int, memory: int | None) -
     return table
 
 
-def describe_figures(found: Plan, bandwidth: int) -> Iterator[str]:
+def describe_figures(planned: Plan, bandwidth: int) -> Iterator[str]:
     """What the columns mean, and what is not counted."""
     yield "state: kept between steps. temporaries: needed within a step, on a GPU with thalweg's kernels."
     yield "all together: parameters, frozen too, gradients, state and temporaries. Activations are not counted."
     floor = f"floor: how long that takes at {human_bytes(bandwidth)}/s"
     yield f"moved: the least that a step reads and writes; {floor}. Products of matrices come on top."
-    for cost in found.optimizers:
+    for cost in planned.optimizers:
         if len(rules := count_rules(cost)) > 1:
             parts = (f"{rule} steps {parameters:,} parameters" for rule, parameters in rules.items())
             yield f"{cost.optimizer}: {'; '.join(parts)}."
-    for name, reason in found.refused.items():
+    for name, reason in planned.refused.items():
         yield f"{name} is not planned: {reason}"

@@ -104,7 +104,7 @@ def copy_module(model: str, module: nn.Module, dtype: str | None, frozen: Sequen
     copies: dict[int, Any] = {}
     for p in module.parameters():
         copies[id(p)] = torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), p.requires_grad)
-    module = copy.deepcopy(module, copies)  # what it is told of takes the place of what it would copy
+    module = copy.deepcopy(module, copies)  # with parameters on the meta device in place of copies
     if dtype is not None:
         module = module.to(getattr(torch, dtype))
     named = list(module.named_parameters(remove_duplicate=False))

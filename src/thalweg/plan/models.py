@@ -170,5 +170,5 @@ def hold(tensors: Mapping[str, Tensor]) -> nn.Module:
 
 def hidden_by_name(module: nn.Module) -> list[str]:
     """Where names alone tell, the hidden matrices: convolutions, and matrices in blocks, which have numbers."""
-    told = [(name.split("."), p.ndim) for name, p in module.named_parameters(recurse=False)]
-    return [".".join(parts) for parts, axes in told if axes > 2 or (axes == 2 and any(map(str.isdecimal, parts)))]
+    shapes = [(name.split("."), p.ndim) for name, p in module.named_parameters(recurse=False)]
+    return [".".join(parts) for parts, axes in shapes if axes > 2 or (axes == 2 and any(map(str.isdecimal, parts)))]

@@ -78,12 +78,12 @@ def resolve_options(options: Iterable[Given], planned: Sequence[Candidate]) -> l
 
 def build_optimizer(candidate: Candidate, module: nn.Module, given: Sequence[Given]) -> Optimizer:
     """The optimizer itself; ParameterError says what it does not take of the module."""
-    own = {option.name: option.value for option in given if option.owner == candidate.name}
+    named = {option.name: option.value for option in given if option.owner == candidate.name}
     shared = {option.name: option.value for option in given if not option.owner and option.name in candidate.options}
     if candidate.function is None:
-        return build_of_rule(candidate.rules[0], module, own, shared)
+        return build_rule(candidate.rules[0], module, named, shared)
     options: dict[str, Any] = {rule.__name__.lower(): {} for rule in candidate.rules}
-    for name, value in {**shared, **own}.items():
+    for name, value in {**shared, **named}.items():
         takers = [rule for rule in candidate.rules if name in option_names(rule) and name not in WHOLE_STEP]
         for taker in [options[rule.__name__.lower()] for rule in takers] or [options]:
             taker[name] = value
@@ -96,21 +96,21 @@ def build_optimizer(candidate: Candidate, module: nn.Module, given: Sequence[Giv
         raise
     except Exception as error:
         wanted = "a rule, or a function that takes a model and returns an optimizer of thalweg.torch"
-        said = describe_error(error)
-        raise CommandError(f"{candidate.name} could not be made, it must be {wanted}: {said}") from error
+        reason = describe_error(error)
+        raise CommandError(f"{candidate.name} could not be made, it must be {wanted}: {reason}") from error
     for path, p in module.named_parameters():
         if p.requires_grad and id(p) not in stepped:
             raise ParameterError(f"it leaves out parameter {path!r}")
     return optimizer
 
 
-def build_of_rule(rule: type[Rule], module: nn.Module, own: Mapping[str, Any], shared: Mapping[str, Any]) -> Optimizer:
+def build_rule(rule: type[Rule], module: nn.Module, named: Mapping[str, Any], shared: Mapping[str, Any]) -> Optimizer:
     """An optimizer of one rule. shared: options for all optimizers, which may have no effect on this one."""
     from thalweg.torch import optimizer as class_of
 
     rate = 1e-3 if rule.default_lr is None and not rule.lr_optional else rule.default_lr
-    options = {**USUAL.get(rule.__name__, {}), **shared, **own}
+    options = {**USUAL.get(rule.__name__, {}), **shared, **named}
     variant = options.pop("variant", None)
     idle = find_idle(RuleOptions(rule, options, variant).base.rule, rate)
-    options = {name: value for name, value in options.items() if name in own or name not in idle}
+    options = {name: value for name, value in options.items() if name in named or name not in idle}
     return class_of(rule)(list(module.named_parameters()), lr=rate, variant=variant, **options)

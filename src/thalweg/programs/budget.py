@@ -35,17 +35,17 @@ def sizes_of(setting: ParameterOptions, shape: Shape, dtype: str, held: Shape | 
     """
     size = {key: entry_bytes(entry) for key, entry in state_entries(setting, shape, dtype, held).items()}
     entries = {key: size[key] + size.get(scale_key(key), 0) for key in setting.rule_at(1).entries(shape)}
-    own = entry_bytes((shape if held is None else held, dtype))
-    return {PARAMETER: own + size.get(RECORD, 0), GRADIENT: own, **entries}
+    parameter = entry_bytes((shape if held is None else held, dtype))
+    return {PARAMETER: parameter + size.get(RECORD, 0), GRADIENT: parameter, **entries}
 
 
 def passes_of(setting: ParameterOptions, shape: Shape, dtype: str) -> Schedule:
     """The passes of a step over parameters of the same kind as one of this shape and dtype."""
     # whether lr is given is not known here: the larger of both
     rates = (True, False) if setting.rule_at(1).lr_optional else (True,)
-    found = [schedule_of(setting, shape, dtype, has_lr=has_lr) for has_lr in reversed(rates)]
+    schedules = [schedule_of(setting, shape, dtype, has_lr=has_lr) for has_lr in reversed(rates)]
     size = sizes_of(setting, shape, dtype)
-    return max(found, key=lambda each: each.count_bytes(size))
+    return max(schedules, key=lambda candidate: candidate.count_bytes(size))
 
 
 def schedule_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bool) -> Schedule:
@@ -88,10 +88,10 @@ def bytes_of_whole(setting: ParameterOptions, shape: Shape, size: Mapping[str, i
 
 
 class Example:
-    """A shape that stands for all of its kind: any of them gives the same passes. own: that of a real parameter."""
+    """A shape that stands for all of its kind: all give the same passes. parameter_shape: a real one."""
 
-    def __init__(self, shape: Shape, own: Shape) -> None:
-        self.shape, self.own = shape, own
+    def __init__(self, shape: Shape, parameter_shape: Shape) -> None:
+        self.shape, self.parameter_shape = shape, parameter_shape
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Example)
@@ -107,11 +107,11 @@ def schedule_kind(
     shape, rule = example.shape, setting.rule_at(1)
     declared = rule.entries(shape).items()
     entries = {key: entry.shape(shape, rule.stacked_axes) for key, entry in declared}
-    stored = state_entries(setting, example.own, dtype)
+    stored = state_entries(setting, example.parameter_shape, dtype)
     exact = [key for key in entries if stored[key][1] == arithmetic(dtype)]
     return schedule(
         trace(rule, shape, entries, lr=1.0 if has_lr else None),
-        sizes_of(setting, example.own, dtype),
+        sizes_of(setting, example.parameter_shape, dtype),
         exact=exact,
         guarded=setting.handling.on_nonfinite != "propagate",
     )

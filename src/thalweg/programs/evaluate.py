@@ -43,9 +43,9 @@ def order_of(program: Program) -> Order:
     for number in range(max((depth[value] for value in reductions), default=-1) + 2):
         last = [value for value in reductions if depth[value] == number]
         targets = needed_by(last) if last else needed
-        own = [v for v in program.graph.values if v in targets and v not in done and not v.is_reduction]
-        rounds.append((tuple(value for value in own if value.op != "input"), tuple(last)))
-        done.update(own, last)
+        computed = [v for v in program.graph.values if v in targets and v not in done and not v.is_reduction]
+        rounds.append((tuple(value for value in computed if value.op != "input"), tuple(last)))
+        done.update(computed, last)
     uses = Counter(arg for value in needed for arg in value.values)
     uses.update(value for value in program.answers if isinstance(value, Value))
     return Order(program, tuple(rounds), uses)
@@ -96,19 +96,19 @@ def update_by(
     given: dict[str, Any],
     complete: Complete,
 ) -> Generator[Any, Any, Update]:
-    """What the rule answers. given: p, g, the entries of the state, t, lr and lr_scale."""
+    """The rule's update, computed in rounds. given: p, g, the entries of the state, t, lr and lr_scale."""
     given.update(options_of(rule))
     return Update(*(yield from evaluate(order, xp, given, complete)))
 
 
-def order_for(rule: Rule, kept: Rule, keys: Sequence[str], shape: Shape, *, with_lr: bool) -> Order:
-    """Of a rule, for parameters of the same kind as one of this shape; a RuleError says why there is none.
+def order_for(rule: Rule, declared: Rule, keys: Sequence[str], shape: Shape, *, with_lr: bool) -> Order:
+    """The order of a rule for parameters of the same kind as one of this shape; a RuleError says why there is none.
 
-    kept: the rule whose state is given, with these keys; it may be another at other steps.
+    declared: the rule whose state is given, with these keys; it may be another at other steps.
     """
     example = example_of(rule, shape)
-    entries = kept.entries(example)
-    state = tuple((key, entries[key].shape(example, kept.stacked_axes)) for key in keys)
+    entries = declared.entries(example)
+    state = tuple((key, entries[key].shape(example, declared.stacked_axes)) for key in keys)
     return trace_order(stand_in(rule), example, state, with_lr)
 
 

@@ -33,7 +33,7 @@ class Kinds:
     #: The row axis and the column axis; None: nothing is kept for rows or columns.
     axes: tuple[int, int] | None
 
-    def of(self, value: Any) -> str:
+    def find(self, value: Any) -> str:
         """The kind of a value or a number; "" if it is of none of them."""
         return self.of_extent(value.extent) if isinstance(value, Value) else HOST
 
@@ -57,16 +57,17 @@ class MatrixKinds(Kinds):
 
     known: dict[Value, bool] = field(default_factory=dict, compare=False)
 
-    def of(self, value: Any) -> str:
-        kind = super().of(value)
+    def find(self, value: Any) -> str:
+        kind = super().find(value)
         return MATRIX if kind == TENSOR and self.is_of_matrix(value) else kind
 
     def is_of_matrix(self, value: Value) -> bool:
         if value not in self.known:
             self.known[value] = value.extent == self.every - set(self.axes or ()) and (
-                self.of(value.args[0]) in (ROW, COLUMN) or any(self.is_part(each, value) for each in value.graph.values)
+                self.find(value.args[0]) in (ROW, COLUMN)
+                or any(self.is_part(rows, value) for rows in value.graph.values)
                 if value.is_reduction
-                else any(self.of(arg) == MATRIX for arg in value.values)
+                else any(self.find(arg) == MATRIX for arg in value.values)
             )
         return self.known[value]
 
@@ -84,7 +85,7 @@ class MatrixKinds(Kinds):
 def spread_shapes(entries: Mapping[str, Entry], shape: Shape) -> dict[str, Shape]:
     """The shapes of entries that are laid out like a parameter."""
     over = {key: {axis % len(shape) for axis in entry.over} for key, entry in entries.items() if is_spread(entry)}
-    return {key: tuple(1 if axis in own else size for axis, size in enumerate(shape)) for key, own in over.items()}
+    return {key: tuple(1 if axis in ones else size for axis, size in enumerate(shape)) for key, ones in over.items()}
 
 
 def is_spread(entry: Entry) -> TypeGuard[Spread]:
@@ -93,35 +94,35 @@ def is_spread(entry: Entry) -> TypeGuard[Spread]:
 
 def matrix_kinds_of(program: Program, stacked_axes: int) -> MatrixKinds:
     """The kinds of a program that can be seen as matrices; a RuleError says why it cannot."""
-    found = kinds_of(program, stacked_axes)
-    check_seen(program, found)
+    kinds = kinds_of(program, stacked_axes)
+    check_seen(program, kinds)
     # sums from which the numbers of a tensor are made hold for it, also where its only matrix has the same
     sums = (value for value in needed_by(program.state[key] for key in program.scalars) if value.is_reduction)
-    of_tensors = [value for value in sums if (found.of(value.args[0]), found.of(value)) == (ELEMENT, TENSOR)]
-    return MatrixKinds(found.every, found.stacked, found.axes, dict.fromkeys(of_tensors, False))
+    of_tensors = [value for value in sums if (kinds.find(value.args[0]), kinds.find(value)) == (ELEMENT, TENSOR)]
+    return MatrixKinds(kinds.every, kinds.stacked, kinds.axes, dict.fromkeys(of_tensors, False))
 
 
 def kinds_of(program: Program, stacked_axes: int) -> Kinds:
-    """The kinds of a program's values, seen over those axes along which some do not vary."""
-    every = program.memory[PARAMETER] or frozenset()
+    """The kinds of a program's values; rows and columns lie along the axes along which some value does not vary."""
+    all_axes = program.memory[PARAMETER] or frozenset()
     stacked = frozenset(range(stacked_axes))
     extents = {value.extent for value in program.needed} | set(program.memory.values())
-    partial = [extent for extent in extents if extent is not None and extent != every and not extent <= stacked]
-    missing = sorted(frozenset().union(*(every - extent for extent in partial)))
+    partial = [extent for extent in extents if extent is not None and extent != all_axes and not extent <= stacked]
+    missing = sorted(frozenset().union(*(all_axes - extent for extent in partial)))
     if not missing:
-        return Kinds(every, stacked, None)
+        return Kinds(all_axes, stacked, None)
     if len(missing) == 1:  # the other one may be any: its neighbour
         (axis,) = missing
         other = axis - 1 if axis - 1 >= stacked_axes else axis + 1
         missing = sorted((axis, other))
-    return Kinds(every, stacked, (missing[0], missing[1]))
+    return Kinds(all_axes, stacked, (missing[0], missing[1]))
 
 
 def check_seen(program: Program, kinds: Kinds) -> None:
     """Raise a RuleError if a program cannot be seen as matrices."""
     name = program.rule_name
     for value in program.needed:
-        if not kinds.of(value):
+        if not kinds.find(value):
             what = f"{value.op} over axes {value.axes}" if value.is_reduction else f"values along axes {value.extent}"
             raise RuleError(f"{name} needs {what}, and kernels are made for rows and columns of two axes")
         if value.op == "amax":
@@ -132,7 +133,7 @@ def check_seen(program: Program, kinds: Kinds) -> None:
             raise RuleError(
                 f"{name} keeps {key!r}, and kernels are made for state of elements, rows, columns and tensors"
             )
-        if kind != ELEMENT and kinds.of(program.state[key]) != kind:
+        if kind != ELEMENT and kinds.find(program.state[key]) != kind:
             raise RuleError(f"{name} makes {key!r} of fewer axes than it has")
     if kinds.axes is not None and not any(value.is_reduction for value in program.needed):
         raise RuleError(f"{name} keeps rows or columns and sums nothing")

@@ -44,7 +44,7 @@ class Value(Symbol):
 
     @property
     def values(self) -> list[Value]:
-        """Those that it is computed from."""
+        """The operands that are values, without plain numbers."""
         return [arg for arg in self.args if isinstance(arg, Value)]
 
     @property
@@ -84,7 +84,7 @@ class Graph(Run):
         return self.value("input", (), extent, name)
 
     def apply(self, op: str, *args: Operand) -> Any:
-        """An elementwise operation; what is known already is computed at once."""
+        """The value of an elementwise operation, or a number if all operands are numbers."""
         for arg in args:
             if not isinstance(arg, Value) and not is_number(arg):
                 self.refuse_operand(arg)
@@ -106,22 +106,22 @@ class Graph(Run):
     ) -> Value:
         key = op, tuple(arg.index if isinstance(arg, Value) else (type(arg), arg) for arg in args), name, axes
         if key not in self.known:
-            made = Value(self, op, args, extent, name, axes)
-            self.values.append(made)
-            self.known[key] = made
-            self.call(made, name)
+            value = Value(self, op, args, extent, name, axes)
+            self.values.append(value)
+            self.known[key] = value
+            self.call(value, name)
         return self.known[key]
 
-    def call(self, made: Value, name: str) -> None:
-        """Give a value the name that the rule assigns it to: of all that a line computes, the last has it."""
+    def call(self, value: Value, name: str) -> None:
+        """Give a value the name that the rule's line assigns: the last value that the line computes has it."""
         place = place_in(self.files)
         if not name and place is not None:
-            found = re.match(r"\s*([a-z]\w*)(?::[^=]+)? = ", linecache.getline(*place))
-            name = found.group(1) if found else ""
+            assignment = re.match(r"\s*([a-z]\w*)(?::[^=]+)? = ", linecache.getline(*place))
+            name = assignment.group(1) if assignment else ""
             self.names.pop(self.latest.get(place), None)  # type: ignore[arg-type]
-            self.latest[place] = made
+            self.latest[place] = value
         if name:
-            self.names[made] = name
+            self.names[value] = name
 
 
 def joint_extent(args: Iterable[Operand]) -> Extent:
@@ -132,12 +132,12 @@ def joint_extent(args: Iterable[Operand]) -> Extent:
 
 
 def needed_by(values: Iterable[Any]) -> set[Value]:
-    """The values that some are computed from, and they themselves."""
-    found: set[Value] = set()
+    """These values, and all values that they are computed from."""
+    needed: set[Value] = set()
     waiting = [value for value in values if isinstance(value, Value)]
     while waiting:
         value = waiting.pop()
-        if value not in found:
-            found.add(value)
+        if value not in needed:
+            needed.add(value)
             waiting += value.values
-    return found
+    return needed

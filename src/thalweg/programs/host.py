@@ -42,21 +42,21 @@ def single(x: float) -> float:
 
 
 def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable[[Mapping[str, float]], list[float]]:
-    """From inputs, by name, to the numbers of these values, all of which the host can know.
+    """A Python function that computes these values from a dict of inputs by name; none may depend on tensors.
 
     as_arrays: what is one number for each tensor has the digits of float32, as in an array.
     """
     lines: list[str] = []
     known: dict[Value, str] = {}
 
-    def of(operand: Any) -> str:
+    def write(operand: Any) -> str:
         if not isinstance(operand, Value):
             return repr(operand)
         if operand not in known:
             if operand.op == "input":
                 text = f"given[{operand.name!r}]"
             else:
-                args = [of(arg) for arg in operand.args]
+                args = [write(arg) for arg in operand.args]
                 text = f"_{operand.op}({', '.join(args)})"
                 if as_arrays and operand.extent is not None:
                     text = f"_single(_{operand.op}({', '.join(f'_single({arg})' for arg in args)}))"
@@ -64,43 +64,43 @@ def function_of(operands: Iterable[Any], *, as_arrays: bool = False) -> Callable
             lines.append(f"    {known[operand]} = {text}")
         return known[operand]
 
-    results = [of(operand) for operand in operands]
+    results = [write(operand) for operand in operands]
     return function_from("\n".join([*lines, f"    return [{', '.join(f'float({r})' for r in results)}]"]))
 
 
 @functools.lru_cache(maxsize=1024)
 def function_from(body: str) -> Callable[[Mapping[str, float]], list[float]]:
-    """Programs that compute the same numbers share the function."""
+    """Compile the body of a function of ``given``, once for all programs with the same body."""
     operations = {f"_{name}": compute for name, compute in COMPUTE.items()}
     names: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "_single": single, **operations}
     exec(compile(f"def numbers(given):\n{body}", "<numbers of a program>", "exec"), names)
-    made: Callable[[Mapping[str, float]], list[float]] = names["numbers"]
-    return made
+    numbers: Callable[[Mapping[str, float]], list[float]] = names["numbers"]
+    return numbers
 
 
 def numbers_in(xp: Any, operands: Iterable[Any], given: Mapping[str, Any]) -> list[Any]:
-    """The same where inputs may be arrays of a space: they are computed as the rule computes with them there."""
+    """The numbers of these values, where inputs may be arrays: operations are those of the space ``xp``."""
     known: dict[Value, Any] = {}
 
-    def of(operand: Any) -> Any:
+    def compute(operand: Any) -> Any:
         if not isinstance(operand, Value):
             return operand
         if operand not in known and operand.op == "input":
             known[operand] = given[operand.name]
         elif operand not in known:
-            args, own = [of(arg) for arg in operand.args], OPERATIONS[operand.op]
-            in_space = getattr(xp, operand.op) if own.is_function else own.compute
+            args, operation = [compute(arg) for arg in operand.args], OPERATIONS[operand.op]
+            in_space = getattr(xp, operand.op) if operation.is_function else operation.compute
             known[operand] = (COMPUTE[operand.op] if all(map(is_number, args)) else in_space)(*args)
         return known[operand]
 
-    return [of(operand) for operand in operands]
+    return [compute(operand) for operand in operands]
 
 
 def options_of(rule: Rule) -> dict[str, Any]:
     """The options of a rule under the names of their inputs."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, value in vars(rule).items():
-        found[name] = value
+        options[name] = value
         if isinstance(value, tuple):
-            found.update({f"{name}[{i}]": each for i, each in enumerate(value)})
-    return found
+            options.update({f"{name}[{i}]": entry for i, entry in enumerate(value)})
+    return options

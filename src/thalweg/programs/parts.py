@@ -27,20 +27,20 @@ SHOWN = "shown"
 
 
 class Adapted:
-    """A space with some functions of another."""
+    """A space of which some functions are replaced."""
 
-    def __init__(self, xp: Any, **own: Any) -> None:
+    def __init__(self, xp: Any, **functions: Any) -> None:
         self.xp = xp
-        vars(self).update(own)
+        vars(self).update(functions)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.xp, name)
 
 
-def decides_by_tensors(rule: WholeRule, kept: str, counts: tuple[str, ...]) -> bool:
-    """Whether tensors have a say in what is due in a step. kept: the key of the one entry of the first part."""
-    read = {each.name for each in needed_by(trace_decision(stand_in(rule), kept, counts)) if each.op == "input"}
-    return not read.isdisjoint((GRADIENT, PARAMETER, kept))
+def decides_by_tensors(rule: WholeRule, entry_key: str, counts: tuple[str, ...]) -> bool:
+    """Whether what is due in a step depends on tensors. entry_key: the key of the one entry of the first part."""
+    read = {value.name for value in needed_by(trace_decision(stand_in(rule), entry_key, counts)) if value.op == "input"}
+    return not read.isdisjoint((GRADIENT, PARAMETER, entry_key))
 
 
 def own_keys(rule: WholeRule, shape: Shape) -> list[str]:
@@ -50,7 +50,7 @@ def own_keys(rule: WholeRule, shape: Shape) -> list[str]:
 
 
 def own_key(rule: WholeRule, shape: Shape) -> str:
-    """The one key of them."""
+    """The key of the only such entry."""
     (key,) = own_keys(rule, shape)
     return key
 
@@ -97,49 +97,49 @@ def last_kind(cls: type[WholeRule]) -> type[Rule]:
             """Figures are numbers here, and so are sums of them."""
             return tuple(term[0] if is_number(term[0]) else xp.sums(term)[0] for term in terms)
 
-        made, space = Direction(g, dict.fromkeys(cls.FIGURES, 1.0), {}), Adapted(xp, sums=sums)
+        direction, space = Direction(g, dict.fromkeys(cls.FIGURES, 1.0), {}), Adapted(xp, sums=sums)
         # what is around the rule has its own state, and reads no gradient
         state = {CARRIED: (None, t)} if issubclass(cls, Around) else {}
-        answer = cls.apply(self, space, made, s, p, state, due=True, lr=lr * lr_scale)
+        answer = cls.apply(self, space, direction, s, p, state, due=True, lr=lr * lr_scale)
         return Update(answer.delta, answer.state, True, {})
 
     return make_kind(cls, "Taken", entries, update)
 
 
 def make_kind(cls: type[WholeRule], part: str, entries: Any, update: Any) -> type[Rule]:
-    own = {"entries": entries, "update": update, "needs_whole": False, "PART_OF": cls, "__module__": cls.__module__}
-    kind: type[Rule] = dataclass(frozen=True, kw_only=True)(type(f"{cls.__name__}{part}", (cls,), own))
+    members = {"entries": entries, "update": update, "needs_whole": False, "PART_OF": cls, "__module__": cls.__module__}
+    kind: type[Rule] = dataclass(frozen=True, kw_only=True)(type(f"{cls.__name__}{part}", (cls,), members))
     return kind
 
 
 # ---- what the host decides
 
 
-def decide_by(rule: WholeRule, own: str, counts: Mapping[str, float], t: int) -> tuple[bool, dict[str, float]]:
-    """What is due at step t, and the counts after it. own: the key of what the rule keeps beside counts."""
-    options, decide = decision_of(rule, own, tuple(counts))
+def decide_by(rule: WholeRule, entry_key: str, counts: Mapping[str, float], t: int) -> tuple[bool, dict[str, float]]:
+    """What is due at step t, and the counts after it. entry_key: the key of what the rule keeps beside counts."""
+    options, decide = decision_of(rule, entry_key, tuple(counts))
     due, *after = decide({**options, **counts, "t": t})
     return due != 0, dict(zip(counts, after, strict=True))
 
 
 @functools.lru_cache(maxsize=64)
 def decision_of(
-    rule: WholeRule, own: str, counts: tuple[str, ...]
+    rule: WholeRule, entry_key: str, counts: tuple[str, ...]
 ) -> tuple[dict[str, Any], Callable[..., list[float]]]:
-    """The options of a rule by name, and what they, t and counts decide."""
-    return options_of(rule), make_decision(stand_in(rule), own, counts)
+    """The options of a rule by name, and the function of options, t and counts that decides what is due."""
+    return options_of(rule), make_decision(stand_in(rule), entry_key, counts)
 
 
 @functools.lru_cache(maxsize=64)
-def make_decision(rule: Rule, own: str, counts: tuple[str, ...]) -> Callable[..., list[float]]:
-    return function_of(trace_decision(rule, own, counts), as_arrays=True)
+def make_decision(rule: Rule, entry_key: str, counts: tuple[str, ...]) -> Callable[..., list[float]]:
+    return function_of(trace_decision(rule, entry_key, counts), as_arrays=True)
 
 
 @functools.lru_cache(maxsize=64)
-def trace_decision(rule: Rule, own: str, counts: tuple[str, ...]) -> list[Any]:
+def trace_decision(rule: Rule, key: str, counts: tuple[str, ...]) -> list[Any]:
     graph = Graph(type(rule).__name__, files_of(type(rule)))
-    known = {key: graph.input(key, frozenset()) for key in counts}
-    g, p, kept = (graph.input(name, frozenset((0, 1))) for name in (GRADIENT, PARAMETER, own))
+    known = {count: graph.input(count, frozenset()) for count in counts}
+    g, p, entry = (graph.input(name, frozenset((0, 1))) for name in (GRADIENT, PARAMETER, key))
     xp: Any = Adapted(Tracing(graph, (2, 2)), rounded=lambda x, dtype: x)
-    prepared = cast(WholeRule, symbolic(rule, graph)).prepare(xp, g, {own: kept, **known}, p, graph.input("t", None))
-    return [prepared.due, *(prepared.state[key] for key in counts)]
+    prepared = cast(WholeRule, symbolic(rule, graph)).prepare(xp, g, {key: entry, **known}, p, graph.input("t", None))
+    return [prepared.due, *(prepared.state[count] for count in counts)]

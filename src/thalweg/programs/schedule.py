@@ -31,7 +31,7 @@ class Pass:
     writes: tuple[str, ...]
 
     def __str__(self) -> str:
-        parts = [f"{verb} {', '.join(own)}" for verb, own in (("read", self.reads), ("write", self.writes)) if own]
+        parts = [f"{verb} {', '.join(keys)}" for verb, keys in (("read", self.reads), ("write", self.writes)) if keys]
         return " and ".join(parts)
 
 
@@ -49,12 +49,12 @@ class Schedule:
 
     def count_bytes(self, size: Mapping[str, int]) -> int:
         """Bytes that go to memory or come from it. size: of p, g and each entry of the state."""
-        large = sum(size[name] for each in self.passes for name in (*each.reads, *each.writes))
+        large = sum(size[name] for pass_ in self.passes for name in (*pass_.reads, *pass_.writes))
         return large + sum(2 * size[name] for name in self.small)
 
     def loads(self, number: int) -> dict[str, Value]:
         """What a pass reads, by name: as it was before the step, or as an earlier pass has written it."""
-        program, written = self.program, {key for each in self.passes[:number] for key in each.writes}
+        program, written = self.program, {key for pass_ in self.passes[:number] for key in pass_.writes}
         reads = self.passes[number].reads
         return {key: program.state[key] if key in written else program.inputs[key] for key in reads}
 
@@ -77,8 +77,8 @@ def schedule(
     so that reading them back gives what was written. guarded: nothing is written before all is known to be finite.
     complete: all sums are complete before the last pass, those that are for people to look at too.
     """
-    every = program.memory[PARAMETER]
-    small = tuple(key for key in program.state if program.memory[key] != every)
+    all_axes = program.memory[PARAMETER]
+    small = tuple(key for key in program.state if program.memory[key] != all_axes)
     large = {key: value for key, value in program.results.items() if key not in small}
     depth = depths(program)
     finite = rounds_before([program.finite], depth) if guarded else 0
@@ -104,9 +104,9 @@ def schedule(
         if best is None or rank < best[0]:
             best = rank, passes
     assert best is not None, "to write everything in the last pass is always possible"
-    found = Schedule(program, best[1], small)
-    verify_schedule(found, set(exact), guarded=guarded, complete=complete)
-    return found
+    chosen_schedule = Schedule(program, best[1], small)
+    verify_schedule(chosen_schedule, set(exact), guarded=guarded, complete=complete)
+    return chosen_schedule
 
 
 def lay_out(
@@ -119,7 +119,7 @@ def lay_out(
     exact: set[str],
     size: Mapping[str, int],
 ) -> tuple[Pass, ...] | None:
-    """Passes that write each result where it was chosen; None if one would need what is overwritten by then."""
+    """Passes that write each result in the chosen pass; None if a pass would need what is overwritten by then."""
     sums: list[list[Value]] = [[] for _ in range(last + 1)]
     for value in sorted(waited_for, key=lambda value: value.index):
         sums[depth[value]].append(value)
@@ -167,14 +167,14 @@ def reads_of(
     targets += [program.results[key] for key, place in written.items() if place == number]
     gone = {key for key, place in written.items() if place < number}
     results = {value: key for key, value in program.state.items() if key in gone and key in exact}
-    found = []
+    choices = []
     for chosen in subsets([value for value in results if isinstance(value, Value)]):
         names = leaves(program, targets, stop=chosen)
         if not names & gone:
-            found.append(names | {results[value] for value in chosen if value in reach(program, targets, chosen)})
+            choices.append(names | {results[value] for value in chosen if value in reach(program, targets, chosen)})
     if written[PARAMETER] == number:
-        found = [names | {PARAMETER} for names in found if PARAMETER not in gone]
-    return tuple(min(found, key=lambda names: (bytes_of(names, size), sorted(names)))) if found else None
+        choices = [names | {PARAMETER} for names in choices if PARAMETER not in gone]
+    return tuple(min(choices, key=lambda names: (bytes_of(names, size), sorted(names)))) if choices else None
 
 
 def subsets(values: Sequence[Value]) -> Iterator[set[Value]]:
@@ -183,22 +183,22 @@ def subsets(values: Sequence[Value]) -> Iterator[set[Value]]:
 
 
 def reach(program: Program, targets: Iterable[object], stop: set[Value]) -> set[Value]:
-    """What is computed element by element on the way to the targets; sums, and all below an element, are known."""
-    every = program.memory[PARAMETER]
-    found: set[Value] = set()
+    """The values as large as a parameter that targets are computed from, up to those in ``stop`` and to sums."""
+    all_axes = program.memory[PARAMETER]
+    reached: set[Value] = set()
     waiting = [value for value in targets if isinstance(value, Value)]
     while waiting:
         value = waiting.pop()
-        if value in found or value.extent != every:
+        if value in reached or value.extent != all_axes:
             continue
-        found.add(value)
+        reached.add(value)
         if value not in stop:
             waiting += value.values
-    return found
+    return reached
 
 
 def leaves(program: Program, targets: Iterable[object], stop: set[Value]) -> set[str]:
-    """The names of what is read for them, of what is as large as a parameter."""
+    """The names of the inputs as large as a parameter that targets are computed from."""
     return {v.name for v in reach(program, targets, stop) if v.op == "input" and v not in stop and v.name}
 
 

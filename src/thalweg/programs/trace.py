@@ -67,17 +67,17 @@ class Program:
 
     @property
     def answers(self) -> list[Any]:
-        """All that the rule answers with."""
+        """All that the rule's update returns."""
         return [self.delta, *self.state.values(), self.finite, *self.stats.values()]
 
     @functools.cached_property
     def needed(self) -> set[Value]:
-        """All that something is computed from."""
+        """All values that an answer is computed from."""
         return needed_by(self.answers)
 
 
 class Tracing:
-    """The space of a trace."""
+    """The space in which a rule is traced: its functions add values to a graph."""
 
     def __init__(self, graph: Graph, shape: Shape) -> None:
         self.graph, self.whole = graph, shape
@@ -145,8 +145,8 @@ def trace(
             f"{type(rule).__name__} looks at the number of axes, and no fused code is made for tensors of none"
         )
     graph = Graph(type(rule).__name__, files_of(type(rule)), simplified=simplified)
-    every = frozenset(range(len(shape)))
-    memory: dict[str, Extent] = {PARAMETER: every, GRADIENT: every}
+    all_axes = frozenset(range(len(shape)))
+    memory: dict[str, Extent] = {PARAMETER: all_axes, GRADIENT: all_axes}
     memory.update({key: extent_of(entry, shape) for key, entry in state.items()})
     inputs = {name: graph.input(name, extent) for name, extent in memory.items()}
     try:

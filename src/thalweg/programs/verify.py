@@ -46,9 +46,9 @@ def check_operation(value: Value) -> None:
     takes, given = OPERATIONS[value.op].takes, [dtype_of(operand) for operand in value.args]
     if takes is None and NUMBER not in given:
         refuse(value, f"is arithmetic of truth values alone, which array libraries do in different ways: {AS_NUMBER}")
-    for number, (wanted, found) in enumerate(zip(takes or (), given, strict=takes is not None), 1):
-        if wanted and wanted != found:
-            refuse(value, f"needs a {wanted} as operand {number}, and has a {found}: write a comparison, such as x > 0")
+    for number, (wanted, dtype) in enumerate(zip(takes or (), given, strict=takes is not None), 1):
+        if wanted and wanted != dtype:
+            refuse(value, f"needs a {wanted} as operand {number}, and has a {dtype}: write a comparison, such as x > 0")
 
 
 def dtype_of(operand: Any) -> str:
@@ -66,47 +66,47 @@ def dtype_of(operand: Any) -> str:
 def verify_schedule(schedule: Schedule, exact: Collection[str], *, guarded: bool, complete: bool) -> None:
     """Check that each pass can be taken from what it reads and what is known before it. Raises a RuleError.
 
-    exact, guarded, complete: as passes were chosen for.
+    exact, guarded, complete: those that the passes were chosen with.
     """
     program, passes = schedule.program, schedule.passes
     large = {key for key in program.results if key not in schedule.small}
     sums = {value for value in program.needed if value.is_reduction}
-    check_each_once(program, "write", [key for each in passes for key in each.writes], large)
-    check_each_once(program, "make", [value for each in passes for value in each.sums], sums)
+    check_each_once(program, "write", [key for pass_ in passes for key in pass_.writes], large)
+    check_each_once(program, "make", [value for pass_ in passes for value in pass_.sums], sums)
     known: set[Value] = set()
     written: set[str] = set()
-    for number, each in enumerate(passes, 1):
-        where = f"{program.rule_name}, pass {number} ({each})"
-        if again := [key for key in each.reads if key in written and key not in exact]:
+    for number, pass_ in enumerate(passes, 1):
+        where = f"{program.rule_name}, pass {number} ({pass_})"
+        if again := [key for key in pass_.reads if key in written and key not in exact]:
             raise RuleError(f"{where} reads {again[0]}, which an earlier pass has written and rounded")
-        if "p" in each.writes and "p" not in each.reads:
+        if "p" in pass_.writes and "p" not in pass_.reads:
             raise RuleError(f"{where} writes p, and must read it: a step is added to it")
-        if guarded and each.writes:
+        if guarded and pass_.writes:
             check_known(where, program, [program.finite], {}, known)
         read = {value: key for key, value in schedule.loads(number - 1).items()}
-        results = [program.results[key] for key in each.writes]
-        check_known(where, program, [*results, *(arg for value in each.sums for arg in value.args)], read, known)
-        known |= set(each.sums)
-        written |= set(each.writes)
-        if complete and number == len(passes) and each.sums:
-            raise RuleError(f"{where} makes {each.sums[0]!r}, which must be complete before the last pass")
+        results = [program.results[key] for key in pass_.writes]
+        check_known(where, program, [*results, *(arg for value in pass_.sums for arg in value.args)], read, known)
+        known |= set(pass_.sums)
+        written |= set(pass_.writes)
+        if complete and number == len(passes) and pass_.sums:
+            raise RuleError(f"{where} makes {pass_.sums[0]!r}, which must be complete before the last pass")
     small = [program.state[key] for key in schedule.small]
     check_known(f"{program.rule_name}, between passes", program, [*small, *program.stats.values()], {}, known)
 
 
 def check_each_once(program: Program, verb: str, done: list[Any], wanted: set[Any]) -> None:
     times = Counter(done)
-    for each in {**dict.fromkeys(wanted), **dict.fromkeys(done)}:
-        if times[each] != 1 or each not in wanted:
-            right = "once" if each in wanted else "not: nothing needs it"
-            raise RuleError(f"{program.rule_name}: its passes {verb} {each!r} {times[each]} times, and must {right}")
+    for key in {**dict.fromkeys(wanted), **dict.fromkeys(done)}:
+        if times[key] != 1 or key not in wanted:
+            right = "once" if key in wanted else "not: nothing needs it"
+            raise RuleError(f"{program.rule_name}: its passes {verb} {key!r} {times[key]} times, and must {right}")
 
 
 def check_known(
     where: str, program: Program, targets: Iterable[Any], read: Collection[Value], known: set[Value]
 ) -> None:
-    """Whether these can be computed from what is read, and from reductions that are complete."""
-    every = program.memory["p"]
+    """Raise a RuleError unless targets can be computed from what is read and from complete reductions."""
+    all_axes = program.memory["p"]
     waiting = [value for value in targets if isinstance(value, Value)]
     seen: set[Value] = set()
     while waiting:
@@ -116,6 +116,6 @@ def check_known(
         seen.add(value)
         if value.is_reduction:
             raise RuleError(f"{where} needs {value!r} before it is complete")
-        if value.op == "input" and value.extent == every:
+        if value.op == "input" and value.extent == all_axes:
             raise RuleError(f"{where} needs {value.name}, and does not read it")
         waiting += value.values

@@ -85,8 +85,8 @@ def command(task: str, *, out: Path | None, as_json: bool, **asked: Any) -> None
             summary = ready.run(on_run).summary
     except KeyboardInterrupt:
         done, total = ready.progress
-        kept = f"{done} of {total} runs are kept in {folder}: the same command continues from there."
-        aside().print(f"Stopped. {kept}" if done else "Stopped before the first run was finished: nothing is kept.")
+        message = f"{done} of {total} runs are kept in {folder}: the same command continues from there."
+        aside().print(f"Stopped. {message}" if done else "Stopped before the first run was finished: nothing is kept.")
         raise
     page = write_report(summary, folder)
     if as_json:

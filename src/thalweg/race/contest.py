@@ -108,26 +108,26 @@ def race(
     full: finish every run, with every seed, also those that an earlier race stopped.
     folder: where runs are recorded and, if they are there already, taken from.
     """
-    known = task if isinstance(task, Task) else find_task(task)
-    known = replace(known, steps=known.steps if steps is None else steps, seeds=known.seeds if seeds is None else seeds)
-    known.check()
+    raced = task if isinstance(task, Task) else find_task(task)
+    raced = replace(raced, steps=raced.steps if steps is None else steps, seeds=raced.seeds if seeds is None else seeds)
+    raced.check()
     if not isinstance(beyond, int) or beyond < 0:
         raise CommandError(f"beyond must be a whole number from 0 on, got {beyond!r}")
-    ready = Race(known, command, None if folder is None else Path(folder), beyond)
+    ready = Race(raced, command, None if folder is None else Path(folder), beyond)
     for contestant in enter_all(optimizers, against, options or {}):
         first = Run(
-            task=known.name,
-            fingerprint=known.fingerprint + contestant.fingerprint,
+            task=raced.name,
+            fingerprint=raced.fingerprint + contestant.fingerprint,
             contestant=contestant.name,
             optimizer=str(contestant),
             lr=contestant.rates[0],
             seed=0,
-            batch_size=known.batch_size,
-            steps=known.steps,
+            batch_size=raced.batch_size,
+            steps=raced.steps,
             device=device,
             thalweg=thalweg.__version__,
         )
-        ready.sweeps[contestant.name] = Sweep(contestant, first, ready.records, known.seeds, full)
+        ready.sweeps[contestant.name] = Sweep(contestant, first, ready.records, raced.seeds, full)
     return ready
 
 
@@ -136,7 +136,7 @@ def find_task(name: str) -> Task:
     if ":" not in name and name not in TASKS:
         raise CommandError(f"there is no task {name!r} (your own would be mymodule:task): {suggest(name, TASKS)}")
     path = TASKS.get(name, name)
-    value, module = import_attribute(path, "task", "mymodule:task", lambda each: isinstance(each, Task))
+    value, module = import_attribute(path, "task", "mymodule:task", lambda candidate: isinstance(candidate, Task))
     if not isinstance(value, Task) and callable(value):
         with blame(name, "calling it"):
             value = value()

@@ -163,7 +163,7 @@ def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[
     Whether a value can be, optimizers say when they are made; ``lr`` is the rate to try, or several.
     """
     names = {contestant.name.lower(): contestant.name for contestant in contestants}
-    known = {contestant.name: {*contestant.known, "lr"} for contestant in contestants}
+    accepted = {contestant.name: {*contestant.known, "lr"} for contestant in contestants}
     given: dict[str, dict[str, Any]] = {name: {} for name in names.values()}
     for owner, options in sorted(asked.items()):  # those for all come first, and those for one win
         name = names.get(owner.strip().lower().replace(":", "."))
@@ -174,9 +174,9 @@ def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[
         if name is not None:
             given[name] |= options
             continue
-        check_options([Given("", option, value) for option, value in options.items()], known)
+        check_options([Given("", option, value) for option, value in options.items()], accepted)
         for name in names.values():
-            given[name] |= {key: value for key, value in options.items() if key in known[name]}
+            given[name] |= {key: value for key, value in options.items() if key in accepted[name]}
     return [with_options(contestant, given[contestant.name]) for contestant in contestants]
 
 

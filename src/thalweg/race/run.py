@@ -216,8 +216,8 @@ def read_records(path: Path) -> tuple[dict[Run, Record], int]:
 def read_record(line: bytes) -> Record:
     """The record in a line; what else stands there is left out, and what is missing or no number raises."""
     content = json.loads(line)
-    run = Run(**{each.name: content["run"][each.name] for each in fields(Run)})
-    result = Result(**{each.name: content["result"][each.name] for each in fields(Result)})
+    run = Run(**{f.name: content["run"][f.name] for f in fields(Run)})
+    result = Result(**{f.name: content["result"][f.name] for f in fields(Result)})
     for moment in zip(result.step, result.seconds, result.loss, result.score or result.loss, strict=True):
         math.fsum(number for number in moment if number is not None)
     return Record(run, result, dict(content["where"]))

@@ -117,14 +117,14 @@ def average(results: Sequence[Result]) -> Summary:
 
 def mean(values: Iterable[float | None]) -> float | None:
     """None if any of them is: a run that diverged spoils the mean, and must."""
-    known = list(values)
-    return None if None in known else math.fsum(known) / len(known)  # type: ignore[arg-type]
+    present = list(values)
+    return None if None in present else math.fsum(present) / len(present)  # type: ignore[arg-type]
 
 
 def range_of(values: Iterable[float | None]) -> tuple[float, float] | tuple[None, None]:
     """The least and the largest of those that are known."""
-    known = [value for value in values if value is not None]
-    return (min(known), max(known)) if known else (None, None)
+    present = [value for value in values if value is not None]
+    return (min(present), max(present)) if present else (None, None)
 
 
 def in_percent(summary: Summary) -> bool:

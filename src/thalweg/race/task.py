@@ -77,7 +77,7 @@ class Task(ABC):
         if not self.name or not isinstance(self.name, str):
             raise CommandError(f"a task needs a name, such as 'mine', got {self.name!r}")
         numbers = {"steps": self.steps, "seeds": self.seeds, "batch_size": self.batch_size or 1}
-        functions = [each.name for each in fields(self) if str(each.type).startswith("Callable")]
+        functions = [f.name for f in fields(self) if str(f.type).startswith("Callable")]
         wanted = {name: "a whole number from 1 on" for name, n in numbers.items() if not isinstance(n, int) or n < 1}
         wanted |= {name: "a function" for name in functions if not callable(getattr(self, name))}
         if not isinstance(self.warm_up, Real) or not 0 <= self.warm_up < 1:
@@ -107,11 +107,11 @@ class Task(ABC):
 
     def begin_batches(self, run: Run) -> Iterator[Any]:
         """The batches of a run; too few of them are a mistake, not an end."""
-        made = self.call("batches", self.batches, run.seed, run.batch_size)
+        batches = self.call("batches", self.batches, run.seed, run.batch_size)
         try:
-            remaining = iter(made)
+            remaining = iter(batches)
         except TypeError:
-            raise self.error(f"batches must return something to iterate over, got {type(made).__name__}") from None
+            raise self.error(f"batches must return something to iterate over, got {type(batches).__name__}") from None
         end = object()
         while (batch := self.call("batches", next, remaining, end)) is not end:
             yield batch

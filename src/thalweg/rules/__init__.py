@@ -34,8 +34,8 @@ def find_rules() -> Iterator[type[Rule]]:
     for file in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{file.name}")
         for value in vars(module).values():
-            own = inspect.isclass(value) and issubclass(value, Rule) and value.__module__ == module.__name__
-            if own and not inspect.isabstract(value) and not issubclass(value, Around):
+            is_rule = inspect.isclass(value) and issubclass(value, Rule) and value.__module__ == module.__name__
+            if is_rule and not inspect.isabstract(value) and not issubclass(value, Around):
                 yield value
 
 

@@ -163,10 +163,10 @@ class Adafactor(Rule):
         ndim = len(shape) - self.stacked_axes
         if not self.factored or ndim < 2 or (self.only_2d and ndim != 2):
             return None
-        own = list(range(self.stacked_axes, len(shape)))
+        axes = list(range(self.stacked_axes, len(shape)))
         if self.factor_dims == "largest2":
-            own = sorted(own, key=lambda axis: shape[axis])  # among equals the later axis counts as the larger
-        row, column = sorted(own[-2:])
+            axes = sorted(axes, key=lambda axis: shape[axis])  # among equals the later axis counts as the larger
+        row, column = sorted(axes[-2:])
         return None if min(shape[row], shape[column]) < self.min_dim_size_to_factor else (row, column)
 
     def entries(self, shape: Shape) -> dict[str, Entry]:

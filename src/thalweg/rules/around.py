@@ -78,10 +78,10 @@ class Wrapped(Around):
     AROUND: ClassVar[tuple[type[Around], ...]]
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
-        kept, around = self.RULE.entries(self, shape), entries_around(self, shape)
-        if twice := kept.keys() & around.keys():
+        inner, around = self.RULE.entries(self, shape), entries_around(self, shape)
+        if twice := inner.keys() & around.keys():
             raise RuleError(f"{type(self).__name__} keeps {min(twice)!r} twice, for the rule and around it: rename one")
-        return {**kept, **around}
+        return {**inner, **around}
 
     def validate(self) -> None:
         self.RULE.validate(self)
@@ -90,8 +90,8 @@ class Wrapped(Around):
 
     @property
     def looks_at_shapes(self) -> bool:
-        own: Any = self.RULE.looks_at_shapes
-        looks: bool = own.__get__(self) if isinstance(own, property) else own
+        declared: Any = self.RULE.looks_at_shapes
+        looks: bool = declared.__get__(self) if isinstance(declared, property) else declared
         return looks or any(wrapper.HAS_SUMS for wrapper in self.AROUND)
 
     def treatment(self, shape: Shape) -> str:
@@ -122,9 +122,9 @@ class Wrapped(Around):
     def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         if isinstance(self, WholeRule):
             return self.RULE.update(self, xp, g, s, p, t=t, lr=lr, lr_scale=lr_scale, noise=noise)
-        scale, own = self.scaled(xp, t, lr_scale), self.own_state(xp, s, p)
+        scale, state = self.scaled(xp, t, lr_scale), self.own_state(xp, s, p)
         update = self.RULE.update(
-            self, xp, self.gradient(xp, g, s, p, t), own, p, t=t, lr=lr, lr_scale=scale, noise=noise
+            self, xp, self.gradient(xp, g, s, p, t), state, p, t=t, lr=lr, lr_scale=scale, noise=noise
         )
         return self.finish(xp, update, g, s, p, t, lr, scale)
 
@@ -139,10 +139,10 @@ class Wrapped(Around):
         self, xp: Space[A], direction: Direction, s: State[A], p: A, state: State[A], *, due: Any, lr: Scalar
     ) -> Update:
         rule: Any = self.RULE
-        own: Any = dict(state)
-        g, t = own.pop(CARRIED)
+        rest: Any = dict(state)
+        g, t = rest.pop(CARRIED)
         lr = self.scaled(xp, t, lr)
-        update = rule.apply(self, xp, direction, self.own_state(xp, s, p), p, own, due=due, lr=lr)
+        update = rule.apply(self, xp, direction, self.own_state(xp, s, p), p, rest, due=due, lr=lr)
         return self.finish(xp, update, g, s, p, t, lr, 1.0)
 
     def evaluate_at(self, xp: Space[A], s: State[A], p: A, t: Scalar) -> Value:
@@ -163,7 +163,7 @@ def around(rule: type[Rule], *wrappers: type[Around]) -> type[Rule]:
         if not (isinstance(wrapper, type) and issubclass(wrapper, Around)):
             raise RuleError(f"what is put around a rule is a class derived from thalweg.rules.Around, got {wrapper!r}")
     if len(set(wrappers)) < len(wrappers):
-        raise RuleError(f"{', '.join(each.__name__ for each in wrappers)} around {inner.__name__}: give each once")
+        raise RuleError(f"{', '.join(w.__name__ for w in wrappers)} around {inner.__name__}: give each once")
     if issubclass(inner, WholeRule) and inner.update is not WholeRule.update:
         raise RuleError(f"{inner.__name__} has an update of its own, and engines take its three parts: define those")
     return make(inner, wrappers) if wrappers else rule
@@ -176,10 +176,10 @@ def make(rule: type[Rule], wrappers: tuple[type[Around], ...]) -> type[Rule]:
         raise RuleError(f"{twice[0]!r} is a name in two of {rule.__name__} and what is around it: rename one")
     name = "+".join([rule.__name__, *(wrapper.__name__.lower() for wrapper in wrappers)])
     body = {"RULE": rule, "AROUND": wrappers, "__module__": rule.__module__, "__doc__": rule.__doc__}
-    if issubclass(rule, WholeRule) and any(each.READS_GRADIENT or each.HAS_SUMS for each in wrappers):
+    if issubclass(rule, WholeRule) and any(wrapper.READS_GRADIENT or wrapper.HAS_SUMS for wrapper in wrappers):
         body |= {"IN_PARTS": False, "goes_in_parts": lambda self: False}
-    made: Any = WrappedClass(name, (Wrapped, *reversed(wrappers), rule), body)
-    kind: type[Rule] = dataclass(frozen=True, kw_only=True)(made)
+    wrapped: Any = WrappedClass(name, (Wrapped, *reversed(wrappers), rule), body)
+    kind: type[Rule] = dataclass(frozen=True, kw_only=True)(wrapped)
     return kind
 
 
@@ -206,10 +206,10 @@ def entries_around(rule: Rule, shape: Shape) -> dict[str, Entry]:
     if not isinstance(rule, Wrapped):
         return {}
     pairs = [pair for wrapper in rule.AROUND for pair in wrapper.extra_entries(rule, shape).items()]
-    kept = dict(pairs)
-    if len(kept) < len(pairs):
-        raise RuleError(f"two of what is around {rule.RULE.__name__} keep an entry of one name, of {sorted(kept)}")
-    return kept
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise RuleError(f"two of what is around {rule.RULE.__name__} keep an entry of one name, of {sorted(entries)}")
+    return entries
 
 
 def keys_around(rule: Rule, shape: Shape) -> set[str]:
@@ -268,7 +268,7 @@ def with_options(rule: Rule, options: Mapping[str, Any], known: tuple[type[Aroun
         return replace(rule, **options)
     values = {**{f.name: getattr(rule, f.name) for f in fields(rule)}, **options}
     inner, before = parts_of(type(rule))
-    own = [wrapper for wrapper in before if wrapper not in known]
-    kind = around(inner, *own, *(wrapper for wrapper in known if is_on(wrapper, values)))
+    unknown = [wrapper for wrapper in before if wrapper not in known]
+    kind = around(inner, *unknown, *(wrapper for wrapper in known if is_on(wrapper, values)))
     off = options_of_all(tuple(wrapper for wrapper in known if not issubclass(kind, wrapper)))
     return kind(**{name: value for name, value in values.items() if name not in off})

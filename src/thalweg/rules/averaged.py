@@ -17,7 +17,7 @@ from thalweg.rules.options import option
 class Averaged(Around):
     """An average of the parameter after each step, as the next step finds it.
 
-    So it is of the weights that really were, whatever became of the step on its way into them: rounded, scaled by what
+    So it is of the weights that really were, whatever became of the step when it was applied: rounded, scaled by what
     follows in a chain, clamped by the caller. What a state keeps is the average before its last step.
     """
 

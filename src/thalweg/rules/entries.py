@@ -105,13 +105,13 @@ class Factor(PerSlice):
         if len(self.sizes) == 1 or self.scale == 0:
             return xp.full(shape, self.scale, p)
         (rows, side), (before, after) = self.sizes, self.repeated
-        own = rows // (before * after)  # of which the last of several matrices may have fewer than columns
-        ones = xp.full((*shape[:stacked_axes], before, own, after, side), self.scale, p)
-        matrices = -(-own // side)
+        matrix_rows = rows // (before * after)  # of which the last of several matrices may have fewer than columns
+        ones = xp.full((*shape[:stacked_axes], before, matrix_rows, after, side), self.scale, p)
+        matrices = -(-matrix_rows // side)
         identities = xp.full((matrices, 1, 1), 1.0, p) * xp.reshape(xp.identity(side, p), (1, side, side))
         one_below_another = xp.reshape(identities, (matrices * side, 1, side))
-        begin = xp.cut(one_below_another, 0, (own, matrices * side - own))[0]
-        return xp.reshape(ones * xp.reshape(begin, (*[1] * stacked_axes, 1, own, 1, side)), shape)
+        begin = xp.cut(one_below_another, 0, (matrix_rows, matrices * side - matrix_rows))[0]
+        return xp.reshape(ones * xp.reshape(begin, (*[1] * stacked_axes, 1, matrix_rows, 1, side)), shape)
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ class TrustRule(Rule):
     def for_shape(self, shape: Shape) -> Rule:
         if self.exempt is None:
             return self
-        own: Any = {"exempt": None, **(EXEMPT if len(shape) - self.stacked_axes < 2 else {})}
-        return replace(self, **own)
+        options: Any = {"exempt": None, **(EXEMPT if len(shape) - self.stacked_axes < 2 else {})}
+        return replace(self, **options)
 
     def treatment(self, shape: Shape) -> str:
         if not self.trust:

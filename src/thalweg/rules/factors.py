@@ -19,14 +19,14 @@ def is_diagonal(xp: Space[A], q: A) -> bool:
     return len(xp.shape(q)) == 2
 
 
-def merge_axes(own: Shape, merge: str | None) -> Shape:
+def merge_axes(sizes: Shape, merge: str | None) -> Shape:
     """The sizes of a tensor of this shape without axes of size 1 ("squeeze"), or as the most square "matrix"."""
-    if merge == "squeeze" or (merge == "matrix" and len(own) > 2):
-        own = tuple(n for n in own if n != 1)
-    if merge == "matrix" and len(own) > 2:
-        cuts = [(math.prod(own[:k]), math.prod(own[k:])) for k in range(1, len(own))]
-        own = min(cuts, key=sum)
-    return own or (1,)
+    if merge == "squeeze" or (merge == "matrix" and len(sizes) > 2):
+        sizes = tuple(n for n in sizes if n != 1)
+    if merge == "matrix" and len(sizes) > 2:
+        cuts = [(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))]
+        sizes = min(cuts, key=sum)
+    return sizes or (1,)
 
 
 def per_slice(xp: Space[A], x: A, like: A) -> A:

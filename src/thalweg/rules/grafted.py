@@ -46,11 +46,11 @@ class Grafted(Around):
 
     def change_update(self, xp, update, g, s, p, *, t, lr, lr_scale):
         rule, given = other_of(self), {"t": t, "lr": lr, "lr_scale": lr_scale}
-        own = {key.removeprefix(GRAFTED): entry for key, entry in s.items() if key.startswith(GRAFTED)}
-        measured = rule.update(xp, g, own, p, **given)
-        decay, its = self.decay_share(xp, update, **given), rule.decay_share(xp, measured, **given)
+        grafted = {key.removeprefix(GRAFTED): entry for key, entry in s.items() if key.startswith(GRAFTED)}
+        measured = rule.update(xp, g, grafted, p, **given)
+        decay, other_decay = self.decay_share(xp, update, **given), rule.decay_share(xp, measured, **given)
         step = update.delta if is_zero(decay) else update.delta + decay * p
-        other = measured.delta if is_zero(its) else measured.delta + its * p
+        other = measured.delta if is_zero(other_decay) else measured.delta + other_decay * p
         axes = self.own_axes(xp.shape(p))
         squares, sizes = xp.sums(Squares(step, axes), Squares(other, axes))
         step = step * ratio_unless(xp, squares <= 0, xp.sqrt(sizes), xp.sqrt(squares), 0.0)

@@ -27,7 +27,7 @@ class Grid:
     sides: Shape
 
     @classmethod
-    def of(cls, sizes: Shape, is_cut: Sequence[bool], block_size: int | None) -> Grid:
+    def make(cls, sizes: Shape, is_cut: Sequence[bool], block_size: int | None) -> Grid:
         """The blocks of a tensor that is cut along some axes. block_size: None cuts nothing."""
         most = max(sizes) if block_size is None else block_size
         return cls(sizes, tuple(min(n, most) if cut else n for n, cut in zip(sizes, is_cut, strict=True)))
@@ -42,7 +42,7 @@ class Grid:
     @property
     def counts(self) -> Shape:
         """How many blocks there are along each axis."""
-        return tuple([sum([count for count, _ in own]) for own in self.runs])
+        return tuple([sum([count for count, _ in axis_runs]) for axis_runs in self.runs])
 
     @property
     def blocks(self) -> int:
@@ -54,7 +54,7 @@ class Grid:
 
     def extents(self) -> list[Shape]:
         """The size of each block."""
-        return list(product(*[[size for count, size in own for _ in range(count)] for own in self.runs]))
+        return list(product(*[[size for count, size in axis_runs for _ in range(count)] for axis_runs in self.runs]))
 
     def cut(self, xp: Space[A], x: A) -> list[A]:
         """The stacks of blocks, (b', s_1, ..., s_k), of (b, n_1, ..., n_k)."""
@@ -77,61 +77,61 @@ class Grid:
 
     def cut_factor(self, xp: Space[A], q: A, axis: int, batch: int, *, diagonal: bool = False) -> list[A]:
         """For each stack the factors for an axis: (b', s, s), or (b', s) if they are diagonal."""
-        side, found = self.sides[axis], []
+        side, stacks = self.sides[axis], []
         seen = (batch, *self.counts[:axis], self.sizes[axis], *self.counts[axis + 1 :])
-        for own in cut_runs(xp, xp.reshape(q, seen if diagonal else (*seen, side)), self.along(axis)):
-            count, rows = xp.shape(own)[0], xp.shape(own)[1 + axis]
-            own = xp.reshape(own, (count, rows) if diagonal else (count, rows, side))
-            found.append(own if diagonal or rows == side else xp.cut(own, 2, (rows, side - rows))[0])
-        return found
+        for stack in cut_runs(xp, xp.reshape(q, seen if diagonal else (*seen, side)), self.along(axis)):
+            count, rows = xp.shape(stack)[0], xp.shape(stack)[1 + axis]
+            stack = xp.reshape(stack, (count, rows) if diagonal else (count, rows, side))
+            stacks.append(stack if diagonal or rows == side else xp.cut(stack, 2, (rows, side - rows))[0])
+        return stacks
 
     def join_factor(self, xp: Space[A], stacks: Sequence[A], axis: int) -> A:
         """All factors for an axis as they are kept; zeros stand beside those of smaller blocks."""
-        side, found = self.sides[axis], []
-        for own in stacks:
-            count, rows, *columns = xp.shape(own)
+        side, reshaped = self.sides[axis], []
+        for stack in stacks:
+            count, rows, *columns = xp.shape(stack)
             if columns and rows < side:
-                own = xp.join([own, xp.full((count, rows, side - rows), 0.0, own)], 2)
+                stack = xp.join([stack, xp.full((count, rows, side - rows), 0.0, stack)], 2)
             sizes = [rows if i == axis else 1 for i in range(len(self.sizes))]
-            found.append(xp.reshape(own, (count, *sizes, *([side] if columns else []))))
-        return join_runs(xp, found, self.along(axis))
+            reshaped.append(xp.reshape(stack, (count, *sizes, *([side] if columns else []))))
+        return join_runs(xp, reshaped, self.along(axis))
 
     def cut_norm(self, xp: Space[A], norm: A, batch: int) -> list[A]:
         """For each stack the numbers of its blocks: (b',)."""
         stacks = cut_runs(xp, xp.reshape(norm, (batch, *self.counts)), self.along(None))
-        return [xp.reshape(own, xp.shape(own)[:1]) for own in stacks]
+        return [xp.reshape(stack, xp.shape(stack)[:1]) for stack in stacks]
 
     def join_norm(self, xp: Space[A], stacks: Sequence[A]) -> A:
         ones = [1] * len(self.sizes)
-        return join_runs(xp, [xp.reshape(own, (xp.shape(own)[0], *ones)) for own in stacks], self.along(None))
+        return join_runs(xp, [xp.reshape(stack, (xp.shape(stack)[0], *ones)) for stack in stacks], self.along(None))
 
     def along(self, axis: int | None) -> list[Runs]:
         """The blocks of an array that has rows along one axis, and one entry for each block along the others."""
-        return [own if i == axis else tuple((count, 1) for count, _ in own) for i, own in enumerate(self.runs)]
+        return [runs if i == axis else tuple((count, 1) for count, _ in runs) for i, runs in enumerate(self.runs)]
 
 
 def starts(sizes: Sequence[int], sides: Sequence[int]) -> list[int]:
     """The positions of the first elements of blocks of these sides, in an array of these sizes."""
-    found = [0]
+    places = [0]
     for n, side in zip(sizes, sides, strict=True):
-        found = [place * n + i for place in found for i in range(0, n, side)]
-    return found
+        places = [place * n + i for place in places for i in range(0, n, side)]
+    return places
 
 
 def cut_runs(xp: Space[A], x: A, runs: Sequence[Runs]) -> list[A]:
     """Stacks of blocks, one for every choice of a run along each axis."""
     pieces = [x]
-    for axis, own in enumerate(runs, 1):
-        if len(own) > 1:
-            sizes = tuple(count * size for count, size in own)
+    for axis, axis_runs in enumerate(runs, 1):
+        if len(axis_runs) > 1:
+            sizes = tuple(count * size for count, size in axis_runs)
             pieces = [part for piece in pieces for part in xp.cut(piece, axis, sizes)]
     return [to_stack(xp, piece, chosen) for piece, chosen in zip(pieces, product(*runs), strict=True)]
 
 
 def join_runs(xp: Space[A], stacks: Sequence[A], runs: Sequence[Runs]) -> A:
     pieces = [from_stack(xp, stack, chosen) for stack, chosen in zip(stacks, product(*runs), strict=True)]
-    for axis, own in reversed(list(enumerate(runs, 1))):
-        if (n := len(own)) > 1:
+    for axis, axis_runs in reversed(list(enumerate(runs, 1))):
+        if (n := len(axis_runs)) > 1:
             pieces = [xp.join(pieces[i : i + n], axis) for i in range(0, len(pieces), n)]
     return pieces[0]
 

@@ -19,7 +19,7 @@ from thalweg.rules.entries import Count, Entry, Moment
 from thalweg.rules.factors import apply, merge_axes, per_slice, precondition, square
 from thalweg.rules.grid import Grid
 from thalweg.rules.options import PRECISION, Mask, option
-from thalweg.rules.refresh import Factors, Lesson, refresh_all
+from thalweg.rules.refresh import FactorGradient, Factors, refresh_all
 from thalweg.rules.rule import Noise, Update
 from thalweg.rules.schedules import Annealed
 from thalweg.rules.whole import Direction, Preparation, WholeRule
@@ -219,18 +219,18 @@ class Kron(WholeRule):
     def grid(self, shape: Shape) -> Grid:
         """The blocks of a parameter of this shape. Axes with diagonal factors are not cut, which would save nothing."""
         sizes = self.sizes(shape)
-        return Grid.of(sizes, [not diagonal for diagonal in self.diagonals(sizes)], self.block_size)
+        return Grid.make(sizes, [not diagonal for diagonal in self.diagonals(sizes)], self.block_size)
 
     # ---- the rule
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
         grid = self.grid(shape)
         scale = (1.0 if self.init_scale is None else self.init_scale) ** (1 / len(grid.sizes))
-        kept: dict[str, Entry] = {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
+        entries: dict[str, Entry] = {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
         for i, diagonal in enumerate(self.diagonals(grid.sizes)):
-            kept[f"Q_{i}"] = grid.factor(i, scale, diagonal=diagonal)
-            kept[f"L_{i}"] = grid.norm()  # of the factor's gradient, smoothed
-        return {**kept, "refresh": Count()}  # how much of the next refresh has come together
+            entries[f"Q_{i}"] = grid.factor(i, scale, diagonal=diagonal)
+            entries[f"L_{i}"] = grid.norm()  # of the factor's gradient, smoothed
+        return {**entries, "refresh": Count()}  # how much of the next refresh has come together
 
     # ---- a step in three parts: the first and the last go element by element, the middle needs the whole tensor
 
@@ -257,10 +257,10 @@ class Kron(WholeRule):
     def transform(self, xp, tensors, s, *, due=True, noise=None, kept=None) -> Direction:
         """The first tensor preconditioned and clipped, and the factors, refreshed from the last one if due."""
         if kept and due is False:
-            own = Whole(self, xp.in_precision(self.precond_precision), tensors, s, noise)
+            whole = Whole(self, xp.in_precision(self.precond_precision), tensors, s, noise)
             count = len(self.sizes(xp.shape(tensors[0])))
             whiteners = list(kept.values())
-            return self.direct(own, [whiteners[i : i + count] for i in range(0, len(whiteners), count)], apply, {})
+            return self.direct(whole, [whiteners[i : i + count] for i in range(0, len(whiteners), count)], apply, {})
         return self.transform_all([Whole(self, xp, tensors, s, noise)], due)[0]
 
     def keep(self, xp, s, shape) -> State[Any]:
@@ -273,42 +273,43 @@ class Kron(WholeRule):
     def transform_all(wholes: Sequence[Whole], due: Truth) -> list[Direction]:
         """Transform several parameters, whose rules differ in ``stacked_axes`` alone; all are due, or none."""
         rule = wholes[0].rule
-        wholes = [own._replace(xp=own.xp.in_precision(rule.precond_precision)) for own in wholes]
+        wholes = [whole._replace(xp=whole.xp.in_precision(rule.precond_precision)) for whole in wholes]
         xp = wholes[0].xp
-        old = [own.rule.unpack(xp, own.state, xp.shape(own.tensors[0])) for own in wholes]
+        old = [whole.rule.unpack(xp, whole.state, xp.shape(whole.tensors[0])) for whole in wholes]
 
         def refreshed() -> list[Factors[Any]]:
-            lessons = [each for own, kept in zip(wholes, old, strict=True) for each in own.rule.lessons(own, kept)]
-            return refresh_all(xp, rule, lessons, together=len(wholes) > 1)
+            gradients = [y for whole, q in zip(wholes, old, strict=True) for y in whole.rule.gradients(whole, q)]
+            return refresh_all(xp, rule, gradients, together=len(wholes) > 1)
 
-        new = iter(xp.cond(due, refreshed, lambda: [each for kept in old for each in kept]))
-        made = [[next(new) for _ in kept] for kept in old]
+        new = iter(xp.cond(due, refreshed, lambda: [pair for factors in old for pair in factors]))
+        new_stacks = [[next(new) for _ in factors] for factors in old]
         return [
-            own.rule.direct(own, [factors for factors, _ in stacks], precondition, own.rule.pack(own, stacks))
-            for own, stacks in zip(wholes, made, strict=True)
+            whole.rule.direct(whole, [factors for factors, _ in stacks], precondition, whole.rule.pack(whole, stacks))
+            for whole, stacks in zip(wholes, new_stacks, strict=True)
         ]
 
-    def lessons(self, own: Whole, old: list[Factors[Any]]) -> list[Lesson]:
-        """What the factors of each stack of blocks learn from."""
-        xp, noise, y = own.xp, own.noise, self.seen(own.xp, own.tensors[-1])
-        grid = self.grid(xp.shape(own.tensors[-1]))
+    def gradients(self, whole: Whole, old: list[Factors[Any]]) -> list[FactorGradient]:
+        """The gradient of each stack of blocks, from which its factors learn."""
+        xp, noise, y = whole.xp, whole.noise, self.seen(whole.xp, whole.tensors[-1])
+        grid = self.grid(xp.shape(whole.tensors[-1]))
         drawn = grid.cut(xp, xp.reshape(noise(), xp.shape(y))) if noise is not None and self.needs_noise else []
         # each noise is taken out of the list, so that none outlives its use
-        return [Lesson(xp, *pair, part, lambda: drawn.pop(0)) for pair, part in zip(old, grid.cut(xp, y), strict=True)]
+        parts = zip(old, grid.cut(xp, y), strict=True)
+        return [FactorGradient(xp, *q, part, lambda: drawn.pop(0)) for q, part in parts]
 
-    def pack(self, own: Whole, new: list[Factors[Any]]) -> State[Any]:
+    def pack(self, whole: Whole, new: list[Factors[Any]]) -> State[Any]:
         """Factors and norms as the state has them."""
-        xp, grid, state = own.xp, self.grid(own.xp.shape(own.tensors[0])), {}
+        xp, grid, state = whole.xp, self.grid(whole.xp.shape(whole.tensors[0])), {}
         for i in range(len(grid.sizes)):
             factors, norms = [q[i] for q, _ in new], [norm[i] for _, norm in new]
-            state[f"Q_{i}"] = xp.reshape(grid.join_factor(xp, factors, i), xp.shape(own.state[f"Q_{i}"]))
-            state[f"L_{i}"] = xp.reshape(grid.join_norm(xp, norms), xp.shape(own.state[f"L_{i}"]))
+            state[f"Q_{i}"] = xp.reshape(grid.join_factor(xp, factors, i), xp.shape(whole.state[f"Q_{i}"]))
+            state[f"L_{i}"] = xp.reshape(grid.join_norm(xp, norms), xp.shape(whole.state[f"L_{i}"]))
         return state
 
-    def direct(self, own: Whole, stacks: list[list[Any]], whiten: Any, state: State[Any]) -> Direction:
+    def direct(self, whole: Whole, stacks: list[list[Any]], whiten: Any, state: State[Any]) -> Direction:
         """The direction, by what whitens the stacks of blocks with something for each of their axes."""
-        xp, shape = own.xp, own.xp.shape(own.tensors[0])
-        grid, x = self.grid(shape), self.seen(xp, own.tensors[0])
+        xp, shape = whole.xp, whole.xp.shape(whole.tensors[0])
+        grid, x = self.grid(shape), self.seen(xp, whole.tensors[0])
         h = grid.join(xp, [whiten(xp, by, part) for by, part in zip(stacks, grid.cut(xp, x), strict=True)])
         (h_square,) = xp.means(Squares(h, tuple(range(1, 1 + len(grid.sizes)))))
         return Direction(xp.reshape(self.clipped(xp, h, h_square), shape), {"square": h_square}, state)

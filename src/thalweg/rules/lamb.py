@@ -114,16 +114,16 @@ class LAMB(TrustRule):
         p_norm, u_norm = xp.sqrt(p_squares), xp.sqrt(u_squares)
         # under "decoupled" the parameter is measured after its decay
         decay = lr * self.weight_decay if self.weight_decay_mode == "decoupled" else 0.0
-        kept = 1 - decay
-        ratio = self.ratio(xp, xp.abs(kept) * p_norm, u_norm) if self.trust else 1.0
+        remaining = 1 - decay
+        ratio = self.ratio(xp, xp.abs(remaining) * p_norm, u_norm) if self.trust else 1.0
         move = ratio * lr
         if keeps:
             # what a step takes from |p|^2, as a part of it, follows from the sums above: memory is not read once more
             unit = xp.where(p_norm <= 0, 1.0, p_norm)
             shared, length = move / unit * (products[0] / unit), move * u_norm / unit
-            lost = xp.where(p_norm <= 0, 0.0, decay * (2 - decay) + 2 * kept * shared - length * length)
+            lost = xp.where(p_norm <= 0, 0.0, decay * (2 - decay) + 2 * remaining * shared - length * length)
             turned, more = regain_norm(xp, lost)
-            delta = (more * kept - decay) * p - (turned * move) * u
+            delta = (more * remaining - decay) * p - (turned * move) * u
         else:
             delta = u * -move
             if self.weight_decay_mode == "decoupled":

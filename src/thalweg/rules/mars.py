@@ -39,8 +39,8 @@ class MARS(AdamW):
         c = g + (self.gamma * b1 / (1 - b1)) * (g - s["last_grad"])
         c_squares, g_squares = xp.sums(Squares(c, axes), Squares(g, axes))
         clipped = c / xp.maximum(xp.sqrt(c_squares), 1.0)
-        found = super().update(xp, clipped, s, p, t=t, lr=lr, lr_scale=lr_scale)
-        stats = {**found.stats, "corrected_norm": xp.sqrt(c_squares), "grad_norm": xp.sqrt(g_squares)}
+        update = super().update(xp, clipped, s, p, t=t, lr=lr, lr_scale=lr_scale)
+        stats = {**update.stats, "corrected_norm": xp.sqrt(c_squares), "grad_norm": xp.sqrt(g_squares)}
         # squares that overflow would clip a gradient to nothing, so they are asked too
         finite = xp.isfinite(c_squares + g_squares + stats["update_norm"])
-        return found._replace(state={**found.state, "last_grad": g}, finite=finite, stats=stats)
+        return update._replace(state={**update.state, "last_grad": g}, finite=finite, stats=stats)

@@ -172,9 +172,9 @@ class Muon(WholeRule):
         super().validate()
         sizes: tuple[Any, ...] = self.split if isinstance(self.split, tuple) and self.split else (self.split,)
         for size in sizes:
-            said = "split" if size is self.split else f"each size of split={self.split!r}"
-            check_count(said, size)
-            require(size >= 1, f"{said} must be a whole number >= 1, got {size!r}")
+            label = "split" if size is self.split else f"each size of split={self.split!r}"
+            check_count(label, size)
+            require(size >= 1, f"{label} must be a whole number >= 1, got {size!r}")
         wanted = f"ns_coefficients must be three numbers, or three for each step, got {self.ns_coefficients!r}"
         is_named = isinstance(self.ns_coefficients, str)
         require(is_named or (isinstance(self.ns_coefficients, tuple) and len(self.ns_coefficients) > 0), wanted)
@@ -196,9 +196,9 @@ class Muon(WholeRule):
     def check_shape(self, name: object, shape: Shape) -> None:
         super().check_shape(name, shape)
         if self.vectors == "refuse" and len(shape) < self.stacked_axes + 2:
-            each = " each of its tensors is no matrix" if self.stacked_axes else " it is no matrix"
+            reason = " each of its tensors is no matrix" if self.stacked_axes else " it is no matrix"
             raise ParameterError(
-                f"parameter {name!r} has shape {shape}:{each}, and Muon orthogonalizes matrices. Give it to an "
+                f"parameter {name!r} has shape {shape}:{reason}, and Muon orthogonalizes matrices. Give it to an "
                 "optimizer of its own, such as AdamW, or set vectors='row', which takes it for a matrix of one row"
             )
         size, along = self.matrix(shape)[self.split_axis], ("rows", "columns")[self.split_axis]
@@ -215,15 +215,15 @@ class Muon(WholeRule):
 
     def matrix(self, shape: Shape) -> tuple[int, int]:
         """Rows and columns of a parameter of this shape: its first axis, and all others."""
-        own = shape[self.stacked_axes :]
-        return (own[0], math.prod(own[1:])) if len(own) > 1 else (1, math.prod(own))
+        sizes = shape[self.stacked_axes :]
+        return (sizes[0], math.prod(sizes[1:])) if len(sizes) > 1 else (1, math.prod(sizes))
 
     def blocks(self, shape: Shape) -> list[tuple[int, int]]:
         """Rows and columns of each matrix that a tensor is taken for; a stack has several tensors."""
         rows, columns = self.matrix(shape)
         size = (rows, columns)[self.split_axis]
         sizes = self.split if isinstance(self.split, tuple) else (size // self.split,) * self.split
-        return [(own, columns) if self.split_axis == 0 else (rows, own) for own in sizes]
+        return [(part, columns) if self.split_axis == 0 else (rows, part) for part in sizes]
 
     def tensors(self, shape: Shape) -> int:
         """How many tensors a parameter is a stack of."""
@@ -260,8 +260,8 @@ class Muon(WholeRule):
     # ---- the rule
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
-        kept: dict[str, Entry] = {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
-        return kept if self.normalize is None else {**kept, MEANS: PerSlice((sum(self.count_lines(shape)),))}
+        entries: dict[str, Entry] = {} if is_zero(self.momentum) else {"momentum_buffer": Moment()}
+        return entries if self.normalize is None else {**entries, MEANS: PerSlice((sum(self.count_lines(shape)),))}
 
     def count_lines(self, shape: Shape) -> list[int]:
         """How many rows (columns, if transposed) of each block are divided by a number of their own."""
@@ -317,18 +317,18 @@ class Muon(WholeRule):
         """Blocks of several sizes, each multiplied by what its scale is to that of the first one."""
         shape, parts, norms = xp.shape(x), [], []
         lines, means = self.count_lines(shape), []
-        kept = None
+        former = None
         if self.normalize is not None:
-            kept = xp.cut(xp.reshape(s[MEANS], (stack, sum(lines))), 1, tuple(lines))
+            former = xp.cut(xp.reshape(s[MEANS], (stack, sum(lines))), 1, tuple(lines))
         sizes, axis = tuple(block[self.split_axis] for block in blocks), 1 + self.split_axis
         cut = xp.cut(xp.reshape(x, (stack, *self.matrix(shape))), axis, sizes)
         for i, (part, block) in enumerate(zip(cut, blocks, strict=True)):
-            own, norm = self.divide_by_norm(xp, part)
-            own, ratio = self.orthogonalize(xp, own), self.squared_scale(*block) / self.squared_scale(*blocks[0])
-            if kept is not None:
-                own, mean = self.normalize_lines(xp, own, kept[i])
+            unit, norm = self.divide_by_norm(xp, part)
+            unit, ratio = self.orthogonalize(xp, unit), self.squared_scale(*block) / self.squared_scale(*blocks[0])
+            if former is not None:
+                unit, mean = self.normalize_lines(xp, unit, former[i])
                 means.append(xp.reshape(mean, (stack, lines[i])))
-            parts.append(own if ratio == 1 else self.rounded(xp, own * math.sqrt(ratio)))
+            parts.append(unit if ratio == 1 else self.rounded(xp, unit * math.sqrt(ratio)))
             norms.append(norm)
         norm = xp.reshape(xp.join(norms, 1), (stack * len(blocks), 1, 1))
         state = {MEANS: xp.reshape(xp.join(means, 1), xp.shape(s[MEANS]))} if means else {}

@@ -37,8 +37,8 @@ def mix(h: Any, word: Callable[[int], Any] = int) -> Any:
 
 def stream_key(seed: int, tensor: Scalar, stream: int, word: Callable[[int], Any] = int) -> Scalar:
     """What sets the random bits of one seed, tensor and stream apart from all others."""
-    own = mix((tensor & word(MASK)) ^ word(mix((seed & MASK) ^ 0x9E3779B9)), word)
-    return mix(own ^ word(stream * 0x85EBCA6B & MASK), word)
+    word_key = mix((tensor & word(MASK)) ^ word(mix((seed & MASK) ^ 0x9E3779B9)), word)
+    return mix(word_key ^ word(stream * 0x85EBCA6B & MASK), word)
 
 
 def bits(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar, stream: int = 0) -> Any:

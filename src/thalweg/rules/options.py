@@ -76,7 +76,7 @@ class Need(NamedTuple):
         hint = hints_of(kind)[self.option]
         if hint is bool:
             return f"{self.option}=True"
-        values = [value for each in alternatives(hint) for value in choices_of(each) if value is not None]
+        values = [value for alternative in alternatives(hint) for value in choices_of(alternative) if value is not None]
         if len(values) == 1:
             return f"{self.option}={values[0]!r}"
         return f"a {self.option}" if self.may_be_none(kind) else f"a {self.option} above 0"
@@ -205,14 +205,14 @@ def elsewhere_of(kind: Any) -> dict[str, str]:
 
 def idle_options(rule: object) -> dict[str, str]:
     """Options that have no effect because another is off, each with what it needs."""
-    found: dict[str, str] = {}
+    idle: dict[str, str] = {}
     kind: Any = type(rule)
     for name, known in options_of(kind).items():
         needed = {name: known.need, **({known.stores: Need(name)} if known.stores else {})}
-        found |= {
-            each: need.describe(kind) for each, need in needed.items() if need is not None and not need.is_met(rule)
+        idle |= {
+            option: need.describe(kind) for option, need in needed.items() if need is not None and not need.is_met(rule)
         }
-    return found
+    return idle
 
 
 # ---- checks
@@ -232,7 +232,7 @@ def check_options(rule: object) -> None:
 def requirements_of(kind: Any) -> list[tuple[str, Any, Need, str]]:
     """Values of options that need another option: each with what it has to be, and why."""
     known = options_of(kind).items()
-    return [(name, value, *need) for name, own in known for value, need in own.requires.items()]
+    return [(name, value, *need) for name, option in known for value, need in option.requires.items()]
 
 
 @functools.cache
@@ -272,8 +272,8 @@ def make_check_of_numbers(name: str, kinds: list[Any], known: Option) -> Callabl
     tuples = [typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is tuple]
 
     def check_each(value: Any) -> None:
-        for index, each in enumerate(check_several(name, value, len(tuples[0]))):
-            check_number(f"{name}[{index}]", each, **ends)
+        for index, number in enumerate(check_several(name, value, len(tuples[0]))):
+            check_number(f"{name}[{index}]", number, **ends)
 
     def check(value: Any) -> None:
         if not isinstance(value, objects):  # an object of its own, such as a schedule, is checked when it is made

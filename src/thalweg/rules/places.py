@@ -27,8 +27,8 @@ ALL_METHODS = (*METHODS, "prepare", "transform", "apply")
 @functools.cache
 def files_of(rule: type[Any], methods: tuple[str, ...] = METHODS) -> frozenset[str]:
     """The files in which these methods of a rule, of the rules that it derives from, and of what is around it, are."""
-    found = (inspect.unwrap(vars(base)[name]) for base in rule.__mro__ for name in methods if name in vars(base))
-    return frozenset(function.__code__.co_filename for function in found if hasattr(function, "__code__"))
+    functions = (inspect.unwrap(vars(base)[name]) for base in rule.__mro__ for name in methods if name in vars(base))
+    return frozenset(function.__code__.co_filename for function in functions if hasattr(function, "__code__"))
 
 
 def place_in(files: frozenset[str]) -> Place | None:
@@ -52,15 +52,15 @@ def called_from(files: frozenset[str]) -> str:
 
 def place_of_error(files: frozenset[str], error: BaseException) -> tuple[Place | None, str]:
     """The last line of one of these files that an error has come through, and the package that was called there."""
-    found, called, traceback = None, "", error.__traceback__
+    place, called, traceback = None, "", error.__traceback__
     while traceback is not None:
         frame = traceback.tb_frame
         if frame.f_code.co_filename in files:
-            found, called = Place(frame.f_code.co_filename, traceback.tb_lineno), ""
+            place, called = Place(frame.f_code.co_filename, traceback.tb_lineno), ""
         elif not called:
             called = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         traceback = traceback.tb_next
-    return found, called
+    return place, called
 
 
 def beginning_of(method: Any) -> str:

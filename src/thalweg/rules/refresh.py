@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 Factors = tuple[list[A], list[A]]
 
 
-class Lesson(NamedTuple):
-    """What a stack of blocks teaches its factors."""
+class FactorGradient(NamedTuple):
+    """The gradient (or momentum) y of a stack of blocks, and the factors that learn from it."""
 
     xp: Any
     factors: list[Any]
@@ -43,25 +43,25 @@ class Lesson(NamedTuple):
 FactorStep = tuple[A, A, A, Scalar]
 
 
-def refresh_all(xp: Space[A], rule: Kron, lessons: Sequence[Lesson], *, together: bool) -> list[Factors[A]]:
+def refresh_all(xp: Space[A], rule: Kron, gradients: Sequence[FactorGradient], *, together: bool) -> list[Factors[A]]:
     """One step of every factor towards whitening y. Nothing learned is lost to a bad y.
 
     A slice of y that is all zero teaches nothing, and a step that ends in NaN or infinity
     is not taken. together: what is done to factors of one shape is done to all of them at once.
     """
-    if not together and len(lessons) > 1:
-        return [refresh_all(xp, rule, [lesson], together=False)[0] for lesson in lessons]
-    learned = [learn(rule, lesson) for lesson in lessons]
-    alike = Alike(xp, [lesson.factors for lesson in lessons], together=together)
+    if not together and len(gradients) > 1:
+        return [refresh_all(xp, rule, [gradient], together=False)[0] for gradient in gradients]
+    learned = [learn(rule, gradient) for gradient in gradients]
+    alike = Alike(xp, [gradient.factors for gradient in gradients], together=together)
     q, norm, left, right = zip(*(step for steps, _ in learned for step in steps), strict=True)
     if together:
         right = tuple(xp.full(xp.shape(n), r, n) if is_number(r) else r for n, r in zip(norm, right, strict=True))
     steps = zip(*map(alike.gather, (q, norm, left, right)), strict=True)
-    stepped = [one_step(xp, rule, *own) for own in steps]
+    stepped = [one_step(xp, rule, *step) for step in steps]
 
     # all factors of a tensor get the same largest entry; their product stays as it was
     sizes = [numbers(xp, xp.amax(xp.abs(q), inner_axes(xp, q))) for q, _ in stepped]
-    means = alike.combine([xp.log(size) for size in sizes], lambda own: xp.exp(sum(own) / len(own)))
+    means = alike.combine([xp.log(size) for size in sizes], lambda logs: xp.exp(sum(logs) / len(logs)))
     rows = zip(stepped, alike.spread(means), sizes, strict=True)
     stepped = [(q * per_slice(xp, mean / size, q), norm) for (q, norm), mean, size in rows]
 
@@ -70,11 +70,11 @@ def refresh_all(xp: Space[A], rule: Kron, lessons: Sequence[Lesson], *, together
     good = alike.spread(xp.isfinite(alike.combine(totals, sum)) & taught)
 
     def keep_good(new: list[A], old: list[list[A]]) -> list[list[A]]:
-        rows = zip(good, new, alike.gather([x for own in old for x in own]), strict=True)
-        return alike.part([xp.where(per_slice(xp, own, a), a, b) for own, a, b in rows])
+        rows = zip(good, new, alike.gather([x for factors in old for x in factors]), strict=True)
+        return alike.part([xp.where(per_slice(xp, is_good, a), a, b) for is_good, a, b in rows])
 
-    factors = keep_good([q for q, _ in stepped], [lesson.factors for lesson in lessons])
-    norms = keep_good([norm for _, norm in stepped], [lesson.norms for lesson in lessons])
+    factors = keep_good([q for q, _ in stepped], [gradient.factors for gradient in gradients])
+    norms = keep_good([norm for _, norm in stepped], [gradient.norms for gradient in gradients])
     return list(zip(factors, norms, strict=True))
 
 
@@ -93,11 +93,11 @@ class Alike:
     def __init__(self, xp: Any, by_tensor: Sequence[Sequence[Any]], *, together: bool) -> None:
         """together: False makes a stack of every factor by itself."""
         self.xp = xp
-        self.batches = [xp.shape(own[0])[0] for own in by_tensor]
+        self.batches = [xp.shape(factors[0])[0] for factors in by_tensor]
         #: Of each factor its tensor.
-        self.owners = [index for index, own in enumerate(by_tensor) for _ in own]
+        self.owners = [index for index, factors in enumerate(by_tensor) for _ in factors]
         groups: dict[Any, list[int]] = {}
-        for index, q in enumerate(q for own in by_tensor for q in own):
+        for index, q in enumerate(q for factors in by_tensor for q in factors):
             groups.setdefault(xp.shape(q)[1:] if together else index, []).append(index)
         self.groups = list(groups.values())
 
@@ -109,21 +109,21 @@ class Alike:
 
     def gather(self, by_factor: Sequence[Any]) -> list[Any]:
         """Stacks of something that every factor has."""
-        return [self.join([by_factor[i] for i in own]) for own in self.groups]
+        return [self.join([by_factor[i] for i in members]) for members in self.groups]
 
     def part(self, stacks: Sequence[Any]) -> list[list[Any]]:
         """What each tensor has in stacks."""
-        found: dict[int, Any] = {}
-        for own, stack in zip(self.groups, stacks, strict=True):
-            found.update(zip(own, self.cut(stack, [self.owners[i] for i in own]), strict=True))
+        by_factor: dict[int, Any] = {}
+        for members, stack in zip(self.groups, stacks, strict=True):
+            by_factor.update(zip(members, self.cut(stack, [self.owners[i] for i in members]), strict=True))
         by_tensor: list[list[Any]] = [[] for _ in self.batches]
         for index, owner in enumerate(self.owners):
-            by_tensor[owner].append(found[index])
+            by_tensor[owner].append(by_factor[index])
         return by_tensor
 
     def combine(self, stacks: Sequence[Any], function: Callable[[list[Any]], Any]) -> Any:
         """What a function makes of the numbers of a tensor's factors, for all tensors."""
-        return self.join([function(own) for own in self.part(stacks)])
+        return self.join([function(values) for values in self.part(stacks)])
 
     def spread(self, combined: Any) -> list[Any]:
         """Such numbers for each factor, in stacks."""
@@ -131,12 +131,12 @@ class Alike:
         return self.gather([pieces[owner] for owner in self.owners])
 
 
-def learn(rule: Kron, lesson: Lesson) -> tuple[list[FactorStep[Any]], Scalar]:
+def learn(rule: Kron, gradient: FactorGradient) -> tuple[list[FactorStep[Any]], Scalar]:
     """The step of every factor, and the largest magnitude in y."""
-    xp, factors, norms, y, noise = lesson
-    own = tuple(range(1, len(xp.shape(y))))
+    xp, factors, norms, y, noise = gradient
+    axes = tuple(range(1, len(xp.shape(y))))
     magnitudes = xp.abs(y)
-    largest, (magnitude,) = xp.amax(magnitudes, own), xp.means((magnitudes, own))
+    largest, (magnitude,) = xp.amax(magnitudes, axes), xp.means((magnitudes, axes))
     if rule.init_scale is None:
         factors = scale_to(xp, rule, factors, norms, magnitudes, largest)
     strength = strength_of(rule, magnitude)
@@ -161,7 +161,7 @@ def scale_to(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, l
     """Before the first refresh: give Q the scale (mean of y**4)**(-1/8) that whitens y."""
     small = y / unit_of(xp, largest)
     (fourth,) = xp.means(Squares(small * small, tuple(range(1, len(xp.shape(y))))))
-    fourth, largest, norm = (xp.reshape(each, (xp.shape(y)[0],)) for each in (fourth, largest, norms[0]))
+    fourth, largest, norm = (xp.reshape(number, (xp.shape(y)[0],)) for number in (fourth, largest, norms[0]))
     scale = first_scale(xp, rule, len(factors), fourth, largest, norm)
     return [q * per_slice(xp, scale, q) for q in factors]
 

@@ -203,13 +203,13 @@ def replaced_numbers(rule: Rule, stand_in: Callable[[str], Any]) -> dict[str, An
     Numbers that are 0 stay so: a rule may ask whether they are off.
     """
 
-    def of(name: str, value: Any) -> Any:
+    def replace_in(name: str, value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(of(f"{name}[{i}]", each) for i, each in enumerate(value))
+            return tuple(replace_in(f"{name}[{i}]", entry) for i, entry in enumerate(value))
         return stand_in(name) if is_number(value) and not is_structure(value) else value
 
     numbers = number_options(type(rule))
-    return {name: of(name, value) for name, value in vars(rule).items() if name in numbers}
+    return {name: replace_in(name, value) for name, value in vars(rule).items() if name in numbers}
 
 
 def structure_of(rule: Rule) -> tuple[Any, ...]:
@@ -223,9 +223,9 @@ def stand_in(rule: Rule) -> Rule:
     A schedule that the rule computes itself stays: its step follows from it.
     """
 
-    def of(value: Any) -> Any:
+    def hide(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(map(of, value))
+            return tuple(map(hide, value))
         return value if is_structure(value) or isinstance(value, Annealed) else 0.5
 
-    return replace(rule, **{name: of(getattr(rule, name)) for name in number_options(type(rule))})
+    return replace(rule, **{name: hide(getattr(rule, name)) for name in number_options(type(rule))})

@@ -2,7 +2,7 @@
 
 The rule steps z, the gradient is taken at y = (1 - beta) z + beta x, and x, the average of all z, is what is evaluated.
 The parameter is y. The x before the last step is kept: x and z after it follow from that and from y as it is now,
-whatever became of the step on its way into the parameter.
+whatever became of the step when it was applied.
 """
 
 from __future__ import annotations

@@ -102,17 +102,17 @@ class SOAP(WholeRule):
         """The blocks of a parameter of this shape. Axes without a basis are not cut."""
         sizes = merge_axes(shape[self.stacked_axes :], self.merge)
         turned = self.turned_axes(sizes)
-        return Grid.of(sizes, [axis in turned for axis in range(len(sizes))], self.block_size)
+        return Grid.make(sizes, [axis in turned for axis in range(len(sizes))], self.block_size)
 
     # ---- the rule
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
         grid = self.grid(shape)
-        kept: dict[str, Entry] = {"exp_avg": Moment(), "exp_avg_sq": Factor(grid.sizes, 0.0)}
+        entries: dict[str, Entry] = {"exp_avg": Moment(), "exp_avg_sq": Factor(grid.sizes, 0.0)}
         for axis in self.turned_axes(grid.sizes):
-            kept[f"GG_{axis}"] = grid.factor(axis, 0.0)
-            kept[f"Q_{axis}"] = grid.factor(axis, 1.0)
-        return {**kept, "basis_age": Count()}  # steps since bases were made or refreshed
+            entries[f"GG_{axis}"] = grid.factor(axis, 0.0)
+            entries[f"Q_{axis}"] = grid.factor(axis, 1.0)
+        return {**entries, "basis_age": Count()}  # steps since bases were made or refreshed
 
     def prepare(self, xp, g, s, p, t) -> Preparation:
         """The first moment, and the gradient. The first step makes bases, and leaves all else as it is."""
@@ -134,19 +134,19 @@ class SOAP(WholeRule):
         products, bases = (
             [grid.cut_factor(xp, s[f"{key}_{axis}"], axis, batch) for axis in axes] for key in ("GG", "Q")
         )
-        made = [
+        stepped = [
             self.step_blocks(xp, *blocks, [x[i] for x in products], [q[i] for q in bases], axes, due)
             for i, blocks in enumerate(zip(grid.cut(xp, m), grid.cut(xp, g), grid.cut(xp, v), strict=True))
         ]
-        h, v = (grid.join(xp, [own[k] for own in made]) for k in (0, 1))
+        h, v = (grid.join(xp, [block[k] for block in stepped]) for k in (0, 1))
         state = {"exp_avg_sq": v}
         for i, axis in enumerate(axes):
-            state[f"GG_{axis}"] = grid.join_factor(xp, [own[2][i] for own in made], axis)
-            state[f"Q_{axis}"] = grid.join_factor(xp, [own[3][i] for own in made], axis)
+            state[f"GG_{axis}"] = grid.join_factor(xp, [block[2][i] for block in stepped], axis)
+            state[f"Q_{axis}"] = grid.join_factor(xp, [block[3][i] for block in stepped], axis)
         own_axes = tuple(range(1, 1 + len(grid.sizes)))
         figures = dict(zip(self.FIGURES, xp.sums(Squares(h, own_axes), Squares(g, own_axes)), strict=True))
-        kept = {key: xp.reshape(entry, xp.shape(s[key])) for key, entry in state.items()}
-        return Direction(xp.reshape(h, shape), figures, kept)
+        reshaped = {key: xp.reshape(entry, xp.shape(s[key])) for key, entry in state.items()}
+        return Direction(xp.reshape(h, shape), figures, reshaped)
 
     def step_blocks(
         self, xp: Space[A], m: A, g: A, v: A, products: list[A], bases: list[A], axes: list[int], due: Any

@@ -43,8 +43,8 @@ class Spikes:
         return (self.window + 1,)
 
 
-class Judgement(NamedTuple):
-    """Of one norm, an array of one element as are the others."""
+class SpikeCheck(NamedTuple):
+    """What is decided about a step by its norm. All but ``skips`` and ``kept`` are arrays of one element."""
 
     norm: Any
     is_spike: Truth
@@ -63,18 +63,18 @@ class Judgement(NamedTuple):
         return {"joint_norm": self.norm, "joint_limit": self.limit, "spikes": self.kept[:1]}
 
 
-def judge(xp: Space[A], spikes: Spikes, norm: A, kept: A) -> Judgement:
+def judge(xp: Space[A], spikes: Spikes, norm: A, history: A) -> SpikeCheck:
     """Whether a norm, an array of one element, is a spike beside those that are kept.
 
     A spike enters the history as at most twice the limit. As it is, it would raise the limit for a whole window; and
     without it, a rise that lasts would be taken for spikes for ever.
     """
-    count, norms = xp.cut(kept, 0, (1, spikes.window))
-    known = xp.where(norms > 0, 1.0, 0.0 * norms)
-    number, total = xp.sums((known, (0,)), (norms, (0,)))
+    count, norms = xp.cut(history, 0, (1, spikes.window))
+    counted = xp.where(norms > 0, 1.0, 0.0 * norms)
+    number, total = xp.sums((counted, (0,)), (norms, (0,)))
     mean = total / xp.maximum(number, 1.0)
     if spikes.quantile is None:
-        (squares,) = xp.sums((known * (norms - mean) ** 2, (0,)))
+        (squares,) = xp.sums((counted * (norms - mean) ** 2, (0,)))
         limit = mean + spikes.z * xp.sqrt(squares / xp.maximum(number - 1, 1.0))
     else:
         place = (1 - spikes.quantile) * (number - 1)  # from the largest, between two norms
@@ -89,7 +89,7 @@ def judge(xp: Space[A], spikes: Spikes, norm: A, kept: A) -> Judgement:
     entering = xp.where(is_spike, xp.minimum(norm, GROWTH * limit), norm)
     shifted = xp.join([entering, *xp.cut(norms, 0, (spikes.window - 1, 1))[:1]], 0)
     norms = xp.where(xp.isfinite(norm) & (norm > 0), shifted, norms)
-    return Judgement(
+    return SpikeCheck(
         norm,
         is_spike,
         spikes.action == "skip",
@@ -99,12 +99,12 @@ def judge(xp: Space[A], spikes: Spikes, norm: A, kept: A) -> Judgement:
     )
 
 
-def warn_if_clipped(kept: Sequence[float]) -> bool:
+def warn_if_clipped(history: Sequence[float]) -> bool:
     """Warn if norms look as if gradients were clipped before they came: then no spike is seen. Whether it warned.
 
-    kept: what :func:`judge` keeps. Nothing is said before a window is full.
+    history: what :func:`judge` keeps. Nothing is said before a window is full.
     """
-    _, *norms = kept
+    _, *norms = history
     largest = max(norms)
     equal = sum(norm >= largest * (1 - ALIKE) for norm in norms)
     if min(norms) == 0 or equal < max(EQUALS, SHARE * len(norms)):

@@ -153,12 +153,12 @@ def owners_of(tensors: Sequence[tuple[str, int]], loads: Loads) -> list[tuple[in
 
     tensors: names and costs. loads: those of other tensors, to which these are added.
     """
-    found = [(0, 0)] * len(tensors)
+    places = [(0, 0)] * len(tensors)
     for index in sorted(range(len(tensors)), key=lambda i: (-tensors[i][1], tensors[i][0])):
         load, rank, replica = loads[0]
-        found[index] = replica, rank
+        places[index] = replica, rank
         heapq.heapreplace(loads, (load + tensors[index][1], rank, replica))
-    return found
+    return places
 
 
 #: Elements that an owner receives at a time: while it transforms these, the next arrive.

@@ -18,10 +18,10 @@ WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 def split_words(text: str, what: str) -> list[str]:
     """The words between commas. what: the option that takes them."""
-    found = [word.strip() for word in text.split(",") if word.strip()]
-    if not found:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
         raise CommandError(f"{what}: nothing is left of {text!r}")
-    return found
+    return words
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -50,12 +50,12 @@ def check_options(options: Iterable[Given], known: Mapping[str, Iterable[str]]) 
     Traceback (most recent call last):
     thalweg.errors.CommandError: no optimizer here has an option 'eps': there are momentum
     """
-    names = sorted({name for own in known.values() for name in own})
+    names = sorted({name for accepted in known.values() for name in accepted})
     for option in options:
         owner, name, _ = option
         if owner and owner not in known:
-            told = f"the option {option.spelt} is for {owner}, which is not among the optimizers"
-            raise CommandError(f"{told}: {', '.join(known)}")
+            message = f"the option {option.spelt} is for {owner}, which is not among the optimizers"
+            raise CommandError(f"{message}: {', '.join(known)}")
         if not owner and name not in names:
             hint = hint_for("", name, names, cutoff=0.6) or f"there are {', '.join(names) or 'none'}"
             raise CommandError(f"no optimizer here has an option {name!r}: {hint}")
@@ -73,8 +73,8 @@ def parse_option(text: str) -> Given:
     owner, dot, name = name.rpartition(".")
     if not equals or not name.isidentifier() or not value or (dot and not owner):
         raise CommandError(f"--option {text!r} must be NAME=VALUE, such as weight_decay=0.01")
-    found = parse_literal(value)
-    return Given(owner, name, spelt_dtype(found) if name.endswith("dtype") else found)
+    literal = parse_literal(value)
+    return Given(owner, name, spelt_dtype(literal) if name.endswith("dtype") else literal)
 
 
 def parse_literal(text: str) -> Any:
@@ -97,16 +97,16 @@ def freeze(value: Any) -> Any:
 
 def parse_dtype(name: str) -> str:
     """The dtype that is meant."""
-    found: str = spelt_dtype(name)
-    if found not in DTYPES:
+    dtype: str = spelt_dtype(name)
+    if dtype not in DTYPES:
         raise CommandError(f"there is no dtype {name!r}: {list_dtypes()}")
-    return found
+    return dtype
 
 
 def list_dtypes() -> str:
     """The names that exist, for an error about one that does not."""
-    each = (f"{name} (or {', '.join(ALIASES[name])})" for name in DTYPES)
-    return f"there are {', '.join(each)}"
+    names = (f"{name} (or {', '.join(ALIASES[name])})" for name in DTYPES)
+    return f"there are {', '.join(names)}"
 
 
 def check_file(path: Path) -> None:

@@ -231,19 +231,19 @@ def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
         return yes() if condition else no()
     answers = [condition.values] if isinstance(condition, PerTensor) else condition.tensors
     if all(answer.device.type == "cpu" for answer in answers):
-        known = {truth for answer in answers for truth in answer.reshape(-1).tolist()}
-        if len(known) == 1:
-            return yes() if known.pop() else no()
+        truths = {truth for answer in answers for truth in answer.reshape(-1).tolist()}
+        if len(truths) == 1:
+            return yes() if truths.pop() else no()
     chosen: R = single.select(where, condition, yes(), no())
     return chosen
 
 
 def cut(x: Any, axis: int, sizes: Shape) -> Sequence[Any]:
-    return [TensorList(list(own)) for own in zip(*(single.cut(t, axis, sizes) for t in x.tensors), strict=True)]
+    return [TensorList(list(pieces)) for pieces in zip(*(single.cut(t, axis, sizes) for t in x.tensors), strict=True)]
 
 
 def join(parts: Sequence[Any], axis: int) -> Any:
-    return _apply(lambda *own: single.join(own, axis), *parts)
+    return _apply(lambda *tensors: single.join(tensors, axis), *parts)
 
 
 def lifted(function: Callable[..., Any]) -> Callable[..., Any]:

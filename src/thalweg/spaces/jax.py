@@ -198,7 +198,7 @@ def take_apart(stacks: Sequence[Arr], shapes: Sequence[Sequence[Shape]]) -> list
             return jax.lax.index_in_dim(x, place, keepdims=False)
         return jax.lax.slice(x, (place, 0), (place + 1, *shape)).reshape(shape)
 
-    return [[row(x, *each) for each in enumerate(own)] for x, own in zip(stacks, shapes, strict=True)]
+    return [[row(x, *pair) for pair in enumerate(rows)] for x, rows in zip(stacks, shapes, strict=True)]
 
 
 def matmul(x: Arr, y: Arr, precision: str | None = None) -> Arr:
@@ -215,8 +215,8 @@ def wide_product(x: Arr, y: Arr, asked: str | None) -> Arr:
 
 
 def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float, precision: str | None = None) -> Arr:
-    made = wide_product(x, y, precision)
-    return (product * made + plus * z.astype(made.dtype)).astype(x.dtype)
+    xy = wide_product(x, y, precision)
+    return (product * xy + plus * z.astype(xy.dtype)).astype(x.dtype)
 
 
 matmul_symmetric, matmul_add_symmetric = matmul, matmul_add

@@ -42,8 +42,8 @@ def named_dtype(name: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         raise OptionError("bfloat16 needs a package that is not installed: pip install ml_dtypes") from None
-    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return found
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
 
 
 def shape(x: Arr) -> Shape:

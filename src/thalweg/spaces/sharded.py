@@ -33,7 +33,7 @@ class Exchange(Protocol):
     def largest(self, asked: Sequence[Asked]) -> list[Tensor]: ...
 
 
-class Alone:
+class NoExchange:
     """For a rank that exchanges nothing."""
 
     def summed(self, asked: Sequence[Asked]) -> list[Tensor]:
@@ -62,11 +62,11 @@ class Part:
 
     def of_stack(self, held: Shape, stacked_axes: int) -> Part:
         """The same part of a stack of no other tensors than this rank has. held: the shape of the block."""
-        own, rest = slice(stacked_axes), slice(stacked_axes, None)
+        stacked, rest = slice(stacked_axes), slice(stacked_axes, None)
         offset, groups = (0,) * stacked_axes, ((),) * stacked_axes
         return replace(
             self,
-            shape=(*held[own], *self.shape[rest]),
+            shape=(*held[stacked], *self.shape[rest]),
             offset=(*offset, *self.offset[rest]),
             groups=(*groups, *self.groups[rest]),
         )
@@ -116,7 +116,7 @@ class Sharded:
     """The space of a list of parts that are divided alike: over the same groups, axis by axis."""
 
     def __init__(self, parts: Sequence[Part], exchange: Exchange | None = None) -> None:
-        self.parts, self.exchange = parts, exchange or Alone()
+        self.parts, self.exchange = parts, exchange or NoExchange()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(foreach, name)  # all that one part can do by itself
@@ -126,8 +126,8 @@ class Sharded:
         return self.parts[0].shape
 
     def astype(self, x: Any, dtype: str) -> Any:
-        made = foreach.astype(x, dtype)
-        return ReducedList(made.tensors, x.axes) if isinstance(x, ReducedList) else made
+        converted = foreach.astype(x, dtype)
+        return ReducedList(converted.tensors, x.axes) if isinstance(x, ReducedList) else converted
 
     def zeros_reduced(self, x: TensorList, axes: tuple[int, ...]) -> ReducedList:
         return ReducedList(foreach.zeros_reduced(x, axes).tensors, axes)

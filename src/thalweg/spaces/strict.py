@@ -39,7 +39,7 @@ class Shaped(Symbol):
 NOTHING, AXES, SIZES = range(3)
 
 
-class Looked(tuple[int, ...]):
+class WatchedShape(tuple[int, ...]):
     """A shape that remembers what a rule looks at: other shapes may differ in all else, and are stepped alike."""
 
     run: Strict
@@ -53,15 +53,15 @@ class Looked(tuple[int, ...]):
 
     def __getitem__(self, place: Any) -> Any:
         self.look(AXES if isinstance(place, slice) else SIZES)
-        found = super().__getitem__(place)
-        return self.run.shown(found) if isinstance(place, slice) else found
+        sizes = super().__getitem__(place)
+        return self.run.shown(sizes) if isinstance(place, slice) else sizes
 
     def __radd__(self, other: Shape) -> Shape:
         return (*other, *self)
 
 
 def looking_at_sizes(method: str) -> Callable[..., Any]:
-    def look(self: Looked, *others: Any) -> Any:
+    def look(self: WatchedShape, *others: Any) -> Any:
         self.look(SIZES)
         return getattr(tuple, method)(self, *others)
 
@@ -69,8 +69,8 @@ def looking_at_sizes(method: str) -> Callable[..., Any]:
 
 
 for method in ("iter", "eq", "ne", "lt", "le", "gt", "ge", "hash", "contains", "add", "mul", "rmul", "repr"):
-    setattr(Looked, f"__{method}__", looking_at_sizes(f"__{method}__"))
-Looked.index, Looked.count = map(looking_at_sizes, ("index", "count"))  # type: ignore[method-assign]
+    setattr(WatchedShape, f"__{method}__", looking_at_sizes(f"__{method}__"))
+WatchedShape.index, WatchedShape.count = map(looking_at_sizes, ("index", "count"))  # type: ignore[method-assign]
 
 
 class Strict(Run):
@@ -80,7 +80,7 @@ class Strict(Run):
 
     def shown(self, shape: Shape) -> Shape:
         """A shape that the rule is shown."""
-        looked = Looked(shape)
+        looked = WatchedShape(shape)
         looked.run = self
         return looked
 
@@ -185,10 +185,10 @@ class Strict(Run):
     def cond(self, condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
         if isinstance(condition, bool):
             return yes() if condition else no()
-        found, other = yes(), no()
-        if shapes_of(found) != shapes_of(other):
-            self.refuse(f"has shapes {shapes_of(found)} on one side of xp.cond, and {shapes_of(other)} on the other")
-        return found
+        first, other = yes(), no()
+        if shapes_of(first) != shapes_of(other):
+            self.refuse(f"has shapes {shapes_of(first)} on one side of xp.cond, and {shapes_of(other)} on the other")
+        return first
 
     # ---- other shapes
 

@@ -107,8 +107,8 @@ def sums(*terms: Term) -> tuple[Scalar, ...]:
 
 def amax(x: Arr, axes: Axes) -> Scalar:
     if x.numel() == 0:  # torch refuses to take the largest of nothing
-        kept = () if axes is None else reduced_shape(shape(x), axes)
-        return full(kept, -math.inf, x)
+        reduced = () if axes is None else reduced_shape(shape(x), axes)
+        return full(reduced, -math.inf, x)
     return x.amax() if axes is None else x.amax(dim=axes, keepdim=True)
 
 
@@ -217,7 +217,7 @@ def eigenvectors(x: Arr) -> Arr:
 
 
 def orthonormal(x: Arr) -> Arr:
-    """Columns as QR makes them; on GPUs by products, unless nobody may wait for the GPU to say whether they serve."""
+    """Columns as QR makes them; on GPUs by products, where the host may wait to hear whether these serve."""
     if not x.is_cuda or x.shape[-1] < LEAST_FOR_BLOCKS or torch.compiler.is_compiling() or is_capturing(x):
         return by_qr(x)
     return by_blocks(x)
@@ -230,13 +230,13 @@ def by_blocks(x: Arr, side: int = 256) -> Arr:
     columns, is_good = torch.empty_like(x), torch.ones(len(x), dtype=torch.bool, device=x.device)
     least, most = 8 * math.sqrt(torch.finfo(x.dtype).eps), 0.125
     for first in range(0, x.shape[2], side):
-        before, own = columns[:, :, :first], x[:, :, first : first + side]
+        before, block = columns[:, :, :first], x[:, :, first : first + side]
         for is_last in (False, True):
             if first:
-                own = own - matmul(before, matmul(before.mT, own, "float32"), "float32")
-            own, diagonal = divide_by_cholesky(own)
+                block = block - matmul(before, matmul(before.mT, block, "float32"), "float32")
+            block, diagonal = divide_by_cholesky(block)
             is_good &= ((diagonal - 1).abs().amax(1) < most) if is_last else (diagonal.amin(1) > least)
-        columns[:, :, first : first + side] = own
+        columns[:, :, first : first + side] = block
     if not bool(is_good.all()):
         columns[~is_good] = by_qr(x[~is_good])
     return columns

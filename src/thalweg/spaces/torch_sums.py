@@ -55,15 +55,15 @@ def squares(x: Tensor, axes: Axes, dtype: torch.dtype | None = None) -> Tensor:
     if x.numel() > SMALL and x.is_contiguous() and is_trailing(x, axes):
         flat = x.flatten(x.ndim - len(axes))
         if flat.shape[-1] >= 8 * ROWS:
-            found = norm(in_rows(flat, dtype), (-1,), wide).square().to(dtype)
-            return found.reshape(reduced_shape(tuple(x.shape), axes))
+            squares = norm(in_rows(flat, dtype), (-1,), wide).square().to(dtype)
+            return squares.reshape(reduced_shape(tuple(x.shape), axes))
     return by_pieces(x, axes, dtype, squared=True)
 
 
 def norm(x: Tensor, axes: Axes, dtype: torch.dtype) -> Tensor:
     """As torch computes it: x as a whole is made another dtype first."""
-    found: Tensor = torch.linalg.vector_norm(x, dim=axes, keepdim=axes is not None, dtype=dtype)
-    return found
+    norms: Tensor = torch.linalg.vector_norm(x, dim=axes, keepdim=axes is not None, dtype=dtype)
+    return norms
 
 
 def squares_of_each(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
@@ -105,28 +105,28 @@ def in_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
 def by_pieces(x: Tensor, axes: Axes, dtype: torch.dtype, *, squared: bool) -> Tensor:
     """Sum over axes that need not lie side by side; no more than a piece of x is in a wider dtype at a time."""
     over = tuple(range(x.ndim)) if axes is None else tuple(axis % max(1, x.ndim) for axis in axes)
-    found = x.new_empty(reduced_shape(tuple(x.shape), over), dtype=dtype)
+    sums = x.new_empty(reduced_shape(tuple(x.shape), over), dtype=dtype)
     most = min(PIECE, max(LEAST_PIECE, x.numel() // 128))
-    add_up(x, over, found, accumulated_in(torch.float32, x.device), squared, most)
-    return found.reshape(()) if axes is None else found
+    add_up(x, over, sums, accumulated_in(torch.float32, x.device), squared, most)
+    return sums.reshape(()) if axes is None else sums
 
 
-def add_up(x: Tensor, axes: tuple[int, ...], found: Tensor, wide: torch.dtype, squared: bool, most: int) -> None:
+def add_up(x: Tensor, axes: tuple[int, ...], sums: Tensor, wide: torch.dtype, squared: bool, most: int) -> None:
     """Write the sums over the axes into ``found``. most: elements of a piece."""
     if x.numel() <= most:
         piece = x.to(wide)
-        found.copy_((piece.square_() if squared else piece).sum(dim=axes, keepdim=True))
+        sums.copy_((piece.square_() if squared else piece).sum(dim=axes, keepdim=True))
         return
     # Pieces follow the order of memory, unless too many sums would have to wait for the rest of their terms.
-    choice = [axis for axis in range(x.ndim) if axis not in axes or found.numel() <= most // 8]
+    choice = [axis for axis in range(x.ndim) if axis not in axes or sums.numel() <= most // 8]
     axis = max(choice, key=lambda axis: (x.shape[axis] > 1, x.stride(axis)))
     size = max(1, most * x.shape[axis] // x.numel())
     if axis not in axes:
-        for piece, part in zip(torch.split(x, size, axis), torch.split(found, size, axis), strict=True):
+        for piece, part in zip(torch.split(x, size, axis), torch.split(sums, size, axis), strict=True):
             add_up(piece, axes, part, wide, squared, most)
         return
-    total, part = (torch.zeros_like(found, dtype=wide) for _ in range(2))
+    total, part = (torch.zeros_like(sums, dtype=wide) for _ in range(2))
     for piece in torch.split(x, size, axis):
         add_up(piece, axes, part, wide, squared, most)
         total += part
-    found.copy_(total)
+    sums.copy_(total)

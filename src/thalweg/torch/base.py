@@ -438,7 +438,7 @@ class Optimizer(torch.optim.Optimizer):
         for name, p, index in self._homes():
             if p.requires_grad:
                 group = self.param_groups[index]
-                setting, _ = self._groups.check_settings(self.param_groups, index).of(name, p)
+                setting, _ = self._groups.check_settings(self.param_groups, index).choose(name, p)
                 setting.rule.check_shape(name, tuple(p.shape))
                 yield Treatment(name, p, index, setting, *self._rate(group), self._groups.hints_about(name, group))
 
@@ -503,7 +503,7 @@ class Optimizer(torch.optim.Optimizer):
         """What holds for a parameter. Its state is converted if that asks for it, and refused if it does not fit."""
         found, form = self._resolved.get(p), (p.shape, form_of(self.state.get(p, {})))
         if found is None or found[0] is not settings or found[2] != form:
-            setting, _ = settings.of(name, p)
+            setting, _ = settings.choose(name, p)
             # schedulers that cycle momentum change numbers at every step
             if found is None or found[1].kind != setting.kind or found[2] != form:
                 self._fit_state(name, p, setting)

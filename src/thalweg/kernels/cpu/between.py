@@ -55,17 +55,17 @@ class Between:
         return Lines(self.kinds, self.names, kind, lambda operand: self.leaf(kind, operand))
 
     def leaf(self, kind: str, operand: Any) -> str | None:
-        found = self.kinds.of(operand)
-        if found in (HOST, TENSOR):
-            return self.numbers.of(operand)
-        if found == MATRIX and kind != MATRIX:
+        operand_kind = self.kinds.find(operand)
+        if operand_kind in (HOST, TENSOR):
+            return self.numbers.add(operand)
+        if operand_kind == MATRIX and kind != MATRIX:
             return f"{self.matrices.setdefault(operand, self.names.new(operand))}[k]"
-        if found == MATRIX:
+        if operand_kind == MATRIX:
             if not operand.is_reduction:
                 return None
             name = self.totals.setdefault(operand, self.names.new(operand))
-            return f"T({name}[k]{divisor(operand, COUNTS[self.kinds.of(operand.args[0])])})"
-        if found != kind:
+            return f"T({name}[k]{divisor(operand, COUNTS[self.kinds.find(operand.args[0])])})"
+        if operand_kind != kind:
             raise RuleError(f"{operand.graph.rule_name} computes rows from columns or elements")
         letter, array, stride = WORDS[kind]
         if operand.op == "input":
@@ -76,18 +76,18 @@ class Between:
         return None
 
     def emit(self, after_pass: int, places: Mapping[str, int]) -> EmittedBetween:
-        """places: of the entries of the state among a tensor's operands."""
+        """The function between passes. places: of the entries of the state among a tensor's operands."""
         loops = []
         for kind in (ROW, COLUMN):
             letter, array, stride = WORDS[kind]
             lines = self.lines(kind)
             stores = [
-                f"matrix.{array}[{slot}][{letter} * {stride} + k] = {lines.of(value)};"
+                f"matrix.{array}[{slot}][{letter} * {stride} + k] = {lines.write(value)};"
                 for value, slot in self.slots[kind].items()
             ]
             loops += loop_over(kind, [*lines.lines, *stores])
         lines = self.lines(MATRIX)
-        stores = [f"{name}[k] = {lines.of(value)};" for value, name in list(self.matrices.items())]
+        stores = [f"{name}[k] = {lines.write(value)};" for value, name in list(self.matrices.items())]
         head = [f"T {name}[MOST_AFTER];" for name in self.matrices.values()]
         adding = []
         for value, name in self.totals.items():
@@ -105,19 +105,19 @@ class Between:
             [places[key] for key in self.states[kind]] + [-1] * (len(self.slots[kind]) - len(self.states[kind]))
             for kind in (ROW, COLUMN)
         )
-        made = function("between", text, self.names, "from sums of rows and columns to what passes need of them")
-        return EmittedBetween(made, after_pass, self.numbers.values, row_state, column_state)
+        emitted = function("between", text, self.names, "from sums of rows and columns to what passes need of them")
+        return EmittedBetween(emitted, after_pass, self.numbers.values, row_state, column_state)
 
     def add_up(self, value: Value, name: str) -> list[str]:
-        """Loops that add up what a matrix has of something."""
-        kind = self.kinds.of(value.args[0])
+        """Loops that sum a value over the rows or columns of a matrix."""
+        kind = self.kinds.find(value.args[0])
         if kind == ELEMENT:
             same = next((i for i, rows in enumerate(self.sums[ROW]) if self.kinds.is_part(rows, value)), None)
             if same is None:
                 raise RuleError(f"{value.graph.rule_name} sums matrices whose rows it does not sum")
             return loop_over(ROW, [f"{name}[k] += matrix.row_sums[{same}][r * matrix.after + k];"])
         lines = self.lines(kind)
-        x = lines.of(value.args[0])
+        x = lines.write(value.args[0])
         term = f"double({x}) * double({x})" if value.is_squared else f"double({x})"
         return loop_over(kind, [*lines.lines, f"{name}[k] += {term};"])
 

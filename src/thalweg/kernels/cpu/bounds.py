@@ -19,34 +19,34 @@ def bound_step(program: Program, kinds: Kinds) -> Any:
     largest, count = graph.input(LARGEST, frozenset()), graph.input(COUNT, frozenset())
     norms: dict[Value, Any] = {}
     for value in reductions_of(program):
-        if value.is_squared and kinds.of(value) == TENSOR:
+        if value.is_squared and kinds.find(value) == TENSOR:
             total = graph.apply("mul", value, count) if value.is_mean else value
             norms[value.args[0]] = graph.apply("sqrt", total)
     limits: list[Any] = []
 
     def bound(operand: Any) -> Any:
-        """Something that no element exceeds in size, or None."""
-        found = None
-        if kinds.of(operand) in (HOST, TENSOR):
-            found = graph.apply("abs", operand) if isinstance(operand, Value) else abs(operand)
-        elif kinds.of(operand) != ELEMENT:
+        """A value that no element of the operand exceeds in size; None: none follows from norms."""
+        most = None
+        if kinds.find(operand) in (HOST, TENSOR):
+            most = graph.apply("abs", operand) if isinstance(operand, Value) else abs(operand)
+        elif kinds.find(operand) != ELEMENT:
             return None
         elif operand in norms:
             return norms[operand]
         elif operand.op in ("add", "sub", "mul"):
             a, b = map(bound, operand.args)
             if a is not None and b is not None:
-                found = graph.apply("mul" if operand.op == "mul" else "add", a, b)
+                most = graph.apply("mul" if operand.op == "mul" else "add", a, b)
         elif operand.op == "neg":
             return bound(operand.args[0])
-        if isinstance(found, Value):
-            limits.append(graph.apply("lt", found, largest))
-        return found
+        if isinstance(most, Value):
+            limits.append(graph.apply("lt", most, largest))
+        return most
 
-    known = bound(program.inputs[PARAMETER]), bound(program.delta)
-    if any(each is None for each in known):
+    sizes = bound(program.inputs[PARAMETER]), bound(program.delta)
+    if any(size is None for size in sizes):
         return None
-    answer = graph.apply("lt", graph.apply("add", *known), largest)
+    answer = graph.apply("lt", graph.apply("add", *sizes), largest)
     for limit in limits:
         answer = graph.apply("and", answer, limit)
     return answer

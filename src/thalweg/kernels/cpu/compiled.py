@@ -38,7 +38,7 @@ FILLED = {COUNT: structs.COUNT, LARGEST: structs.LARGEST}
 
 @dataclass(frozen=True)
 class Kind:
-    """What decides which code steps a tensor: no number of the rule does, and no size."""
+    """What decides which code steps a tensor. Numbers of the rule and sizes do not."""
 
     #: One that stands for all of its structure.
     rule: Rule
@@ -77,8 +77,8 @@ def schedule_kind(kind: Kind) -> Schedule:
 
 @functools.lru_cache(maxsize=1024)
 def emit_kind(kind: Kind) -> Emitted:
-    found = schedule_kind(kind)
-    return emit(found, matrix_kinds_of(found.program, kind.rule.stacked_axes))
+    schedule = schedule_kind(kind)
+    return emit(schedule, matrix_kinds_of(schedule.program, kind.rule.stacked_axes))
 
 
 def kind_of(
@@ -120,10 +120,10 @@ def source_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bo
     exact = all(stored == arithmetic(dtype) for _, stored in describe_state(rule, handling, shape, dtype).values())
     guarded = handling.on_nonfinite != "propagate"
     try:
-        found = emit_kind(kind_of(rule, shape, has_lr=has_lr, exact=exact, guarded=guarded, declared=setting.rule))
+        emitted = emit_kind(kind_of(rule, shape, has_lr=has_lr, exact=exact, guarded=guarded, declared=setting.rule))
     except RuleError as error:
         return f"// {error}\n"
-    return "\n".join(each.source for each in found.functions)
+    return "\n".join(function.source for function in emitted.functions)
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Registers:
     made_by: Mapping[Value, int]
     passes: int
     #: The entries of the state that are one number for each tensor.
-    kept: Sequence[str]
+    scalars: Sequence[str]
     numbers: dict[Any, int] = field(default_factory=dict)
     results: dict[Value, int] = field(default_factory=dict)
     #: Before the first pass, and after each.
@@ -147,15 +147,15 @@ class Registers:
         self.code = [[] for _ in range(1 + self.passes)]
 
     def need(self, operand: Any) -> Any:
-        """A handle of the register that will hold it: resolved by ``place`` when all are known."""
+        """A handle of the register that will hold an operand: resolved by ``place`` when all are known."""
         if isinstance(operand, str):  # the scale of the gradient
             return "filled", SCALE
         if not isinstance(operand, Value):
             return "number", self.numbers.setdefault(("literal", float(operand)), len(self.numbers))
         if operand.op == "input" and operand.name in FILLED:
             return "filled", FILLED[operand.name]
-        if operand.op == "input" and operand.name in self.kept:
-            return "kept", self.kept.index(operand.name)
+        if operand.op == "input" and operand.name in self.scalars:
+            return "scalar", self.scalars.index(operand.name)
         if operand.is_reduction and operand in self.made_by:
             if not operand.is_mean:
                 return "sum", index_of(self.sums, operand)
@@ -165,7 +165,7 @@ class Registers:
             return "result", self.results[operand]
         if self.is_host(operand):
             return "number", self.numbers.setdefault(operand, len(self.numbers))
-        if self.kinds.of(operand) not in (HOST, TENSOR):
+        if self.kinds.find(operand) not in (HOST, TENSOR):
             raise RuleError(
                 f"{self.program.rule_name}: {operand!r} must be one number for each tensor, and is one for each matrix"
             )
@@ -180,15 +180,15 @@ class Registers:
         self.code[1 + after].append((op, ("result", self.results[value]), args))
 
     def is_host(self, value: Value) -> bool:
-        """Whether it follows from options and the step alone."""
+        """Whether a value follows from options and the step alone."""
         if value.op == "input":
-            return value.name not in FILLED and value.name not in self.kept
+            return value.name not in FILLED and value.name not in self.scalars
         return (
-            self.kinds.of(value) in (HOST, TENSOR) and not value.is_reduction and all(map(self.is_host, value.values))
+            self.kinds.find(value) in (HOST, TENSOR) and not value.is_reduction and all(map(self.is_host, value.values))
         )
 
     def known_after(self, value: Value) -> int:
-        """The pass after which it can be computed; -1: before all of them."""
+        """The pass after which a value can be computed; -1: before all of them."""
         if value.is_reduction:
             return self.made_by[value]
         return max((self.known_after(arg) for arg in value.values), default=-1)
@@ -199,8 +199,8 @@ class Registers:
             "filled": 0,
             "number": FIRST_NUMBER,
             "sum": FIRST_NUMBER + len(self.numbers),
-            "kept": FIRST_NUMBER + len(self.numbers) + len(self.sums),
-            "result": FIRST_NUMBER + len(self.numbers) + len(self.sums) + len(self.kept),
+            "scalar": FIRST_NUMBER + len(self.numbers) + len(self.sums),
+            "result": FIRST_NUMBER + len(self.numbers) + len(self.sums) + len(self.scalars),
         }
         return int(first[what] + index)
 
@@ -212,19 +212,19 @@ class Registers:
 class Compiled:
     """A program in the form that native code takes, and the function that computes its numbers of a step."""
 
-    def __init__(self, found: Emitted) -> None:
-        program, kinds = found.found.program, found.kinds
-        self.emitted, self.schedule, self.axes = found, found.found, kinds.axes
-        sums = [value for each in found.passes for value in each.sums]
-        made_by = {value: number for number, each in enumerate(found.passes) for value in each.sums}
-        registers = Registers(program, kinds, sums, made_by, len(found.passes), list(found.kept))
-        every = [*found.passes, *([found.short] if found.short is not None else [])]
-        numbers = [[registers.need(number) for number in each.numbers] for each in every]
-        between = [] if found.between is None else [registers.need(number) for number in found.between.numbers]
+    def __init__(self, emitted: Emitted) -> None:
+        program, kinds = emitted.schedule.program, emitted.kinds
+        self.emitted, self.schedule, self.axes = emitted, emitted.schedule, kinds.axes
+        sums = [value for pass_ in emitted.passes for value in pass_.sums]
+        made_by = {value: number for number, pass_ in enumerate(emitted.passes) for value in pass_.sums}
+        registers = Registers(program, kinds, sums, made_by, len(emitted.passes), list(emitted.scalars))
+        passes = [*emitted.passes, *([emitted.short] if emitted.short is not None else [])]
+        numbers = [[registers.need(number) for number in pass_.numbers] for pass_ in passes]
+        between = [] if emitted.between is None else [registers.need(number) for number in emitted.between.numbers]
         stats = {name: registers.need(value) for name, value in program.stats.items()}
-        kept = [
+        scalars = [
             (place, registers.need(program.inputs[key]), registers.need(program.state[key]))
-            for key, place in found.kept.items()
+            for key, place in emitted.scalars.items()
         ]
         finite = None if program.finite is True else registers.need(program.finite)
         limit = bound_step(program, kinds)
@@ -235,7 +235,7 @@ class Compiled:
         #: What the numbers of a step are: values of the program, and plain numbers.
         self.literals = [key[1] if isinstance(key, tuple) else key for key in registers.numbers]
         self.numbers = function_of(self.literals)
-        self.sums = [[place(("sum", index_of(sums, value))) for value in each.sums] for each in found.passes]
+        self.sums = [[place(("sum", index_of(sums, value))) for value in pass_.sums] for pass_ in emitted.passes]
         code = [
             structs.Instruction(CODES.index(op), place(to), *map(place, args))
             for stage in registers.code
@@ -244,25 +244,25 @@ class Compiled:
         #: The rule of the last step, with its options by name.
         self.latest: tuple[Rule, dict[str, Any]] | None = None
         #: What the structures below point to.
-        self.kept: list[Any] = []
-        library = functions_of(found.functions, program.rule_name)
-        self.passes = (structs.Pass * len(every))()
-        for each, handles, own in zip(every, numbers, self.passes, strict=True):
-            own.index, own.functions = library[each.function.name]
-            own.operands, own.numbers = len(each.operands), len(handles)
-            own.sums, own.kept = len(each.sums), len(each.kept)
-            own.written = sum(1 << k for k, written in enumerate(each.written) if written)
-            own.operand[: len(each.operands)] = each.operands
-            own.rows, own.columns = len(each.rows), len(each.columns)
-            own.row_sums, own.column_sums = len(each.row_sums), len(each.column_sums)
-            own.row[: len(each.rows)] = [index_of(found.rows, value) for value in each.rows]
-            own.column[: len(each.columns)] = [index_of(found.columns, value) for value in each.columns]
-            own.column_of[: len(each.column_of)] = each.column_of
-            own.column_squared[: len(each.column_sums)] = [v.is_squared for v in each.column_sums]
-            own.registers = self.address(ctypes.c_int32, list(map(place, handles)))
+        self.arrays: list[Any] = []
+        library = functions_of(emitted.functions, program.rule_name)
+        self.passes = (structs.Pass * len(passes))()
+        for pass_, handles, target in zip(passes, numbers, self.passes, strict=True):
+            target.index, target.functions = library[pass_.function.name]
+            target.operands, target.numbers = len(pass_.operands), len(handles)
+            target.sums, target.kept = len(pass_.sums), len(pass_.stored)
+            target.written = sum(1 << k for k, written in enumerate(pass_.written) if written)
+            target.operand[: len(pass_.operands)] = pass_.operands
+            target.rows, target.columns = len(pass_.rows), len(pass_.columns)
+            target.row_sums, target.column_sums = len(pass_.row_sums), len(pass_.column_sums)
+            target.row[: len(pass_.rows)] = [index_of(emitted.rows, value) for value in pass_.rows]
+            target.column[: len(pass_.columns)] = [index_of(emitted.columns, value) for value in pass_.columns]
+            target.column_of[: len(pass_.column_of)] = pass_.column_of
+            target.column_squared[: len(pass_.column_sums)] = [v.is_squared for v in pass_.column_sums]
+            target.registers = self.address(ctypes.c_int32, list(map(place, handles)))
         self.between = structs.Between(after_pass=-1)
-        if found.between is not None:
-            middle, own_between = found.between, self.between
+        if emitted.between is not None:
+            middle, own_between = emitted.between, self.between
             own_between.index, own_between.functions = library[middle.function.name]
             own_between.after_pass, own_between.numbers = middle.after_pass, len(between)
             own_between.rows, own_between.columns = len(middle.row_state), len(middle.column_state)
@@ -270,18 +270,18 @@ class Compiled:
             own_between.column_state[: len(middle.column_state)] = middle.column_state
             own_between.registers = self.address(ctypes.c_int32, list(map(place, between)))
         begin, *ends = itertools.accumulate(map(len, registers.code))
-        firsts = [place(("sum", sum(len(each.sums) for each in found.passes[:n]))) for n in range(len(found.passes))]
+        firsts = [place(("sum", sum(map(len, self.sums[:n])))) for n in range(len(emitted.passes))]
         self.code = (structs.Instruction * len(code))(*code)
         self.native = structs.Program(
             passes=ctypes.addressof(self.passes),
             between=ctypes.addressof(self.between),
             code=ctypes.addressof(self.code),
             is_mean=self.address(ctypes.c_uint8, [value.is_mean for value in sums] or [0]),
-            kept=self.address(ctypes.c_int32, [x for own, *handles in kept for x in (own, *map(place, handles))]),
-            count=len(found.passes),
-            kept_count=len(kept),
+            kept=self.address(ctypes.c_int32, [x for key, *handles in scalars for x in (key, *map(place, handles))]),
+            count=len(emitted.passes),
+            kept_count=len(scalars),
             code_begin=begin,
-            has_short=found.short is not None,
+            has_short=emitted.short is not None,
             finite=-1 if finite is None else place(finite),
             bounded=-1 if bound is None else place(bound),
         )
@@ -290,7 +290,7 @@ class Compiled:
 
     def address(self, kind: Any, values: list[Any]) -> int:
         array = (kind * max(1, len(values)))(*values)
-        self.kept.append(array)
+        self.arrays.append(array)
         return ctypes.addressof(array)
 
     def numbers_of(self, rule: Rule, t: int, lr: float | None, lr_scale: float, gradient_scale: float) -> Any:
@@ -298,5 +298,5 @@ class Compiled:
         if self.latest is None or self.latest[0] is not rule:
             self.latest = rule, options_of(rule)
         given: dict[str, Any] = {**self.latest[1], "t": float(t), "lr": lr, "lr_scale": lr_scale}
-        found = self.numbers(given)
-        return (ctypes.c_double * (FIRST_NUMBER + len(found)))(gradient_scale, 1.0, 1.0, *found)
+        numbers = self.numbers(given)
+        return (ctypes.c_double * (FIRST_NUMBER + len(numbers)))(gradient_scale, 1.0, 1.0, *numbers)

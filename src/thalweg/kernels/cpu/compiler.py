@@ -27,7 +27,7 @@ from thalweg.kernels.cpu.lines import Function
 
 
 class Uncompiled(RuleError):
-    """Native code of a rule could be made, and is not, for want of a compiler or of a place to keep it."""
+    """Native code of a rule was not compiled: there is no compiler, no folder for it, or it does not compile."""
 
 
 HEADERS = Path(__file__).with_name("native")
@@ -52,23 +52,23 @@ def cache_folder() -> Path:
 def compiler() -> tuple[str, str] | None:
     """The C++ compiler of this machine, and what it says of its version."""
     for name in filter(None, (os.environ.get("CXX"), *COMPILERS)):
-        found = shutil.which(name)
-        if found is None:
+        path = shutil.which(name)
+        if path is None:
             continue
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True, timeout=30)
-            return found, said.stdout.splitlines()[0]
+            answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=30)
+            return path, answer.stdout.splitlines()[0]
     return None
 
 
 def flags_for(level: str) -> list[str]:
     """The flags of a vector level with which the package's own code is compiled too: the same bits on every one."""
-    known = dict(line.split(": ", 1) for line in (HEADERS / "flags.txt").read_text(encoding="utf-8").splitlines())
-    return [flag for key in ("always", level) for flag in known.get(key, "").split()]
+    by_level = dict(line.split(": ", 1) for line in (HEADERS / "flags.txt").read_text(encoding="utf-8").splitlines())
+    return [flag for key in ("always", level) for flag in by_level.get(key, "").split()]
 
 
 def source_of(functions: Sequence[Function]) -> str:
-    text = library_source({each.name: each for each in functions})
+    text = library_source({function.name: function for function in functions})
     return f"{text}\nEXPORTED const Functions* thalweg_functions() {{ return EMITTED; }}\n"
 
 
@@ -78,7 +78,7 @@ def compile_functions(functions: Sequence[Function], level: str, title: str) -> 
     library = compile_source(source_of(functions), headers, flags_for(level), f"native code for {title}")
     library.thalweg_functions.restype = ctypes.c_void_p
     first, size = library.thalweg_functions(), 2 * ctypes.sizeof(ctypes.c_void_p)
-    return {each.name: first + index * size for index, each in enumerate(functions)}
+    return {function.name: first + index * size for index, function in enumerate(functions)}
 
 
 def compile_source(source: str, headers: Sequence[Path], more_flags: Sequence[str], title: str) -> ctypes.CDLL:
@@ -86,10 +86,10 @@ def compile_source(source: str, headers: Sequence[Path], more_flags: Sequence[st
 
     Raises Uncompiled.
     """
-    found = compiler()
-    if found is None:
+    available = compiler()
+    if available is None:
         raise Uncompiled(f"{title} must be compiled, and no C++ compiler was found: install g++ or clang, or set CXX")
-    path, version = found
+    path, version = available
     flags = (*FLAGS, *more_flags)
     included = "".join(header.read_text(encoding="utf-8") for header in headers)
     made_from = "\n".join([source, included, version, " ".join(flags), platform.machine()])
@@ -110,7 +110,7 @@ def load_library(path: Path) -> ctypes.CDLL:
 
 
 def find_kept(key: str) -> Path | None:
-    """What was compiled under this key before, if it is still what it was."""
+    """The library that was compiled under this key before, if its file is unchanged."""
     folder = cache_folder()
     if not is_own(folder):
         return None
@@ -123,12 +123,12 @@ def find_kept(key: str) -> Path | None:
 def is_own(path: Path) -> bool:
     """Whether this user owns it and no other user may write to it."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return False
     if not hasattr(os, "getuid"):
         return True
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def digest_of(path: Path) -> str:
@@ -145,11 +145,11 @@ def build(key: str, source: str, path: str, flags: Sequence[str], title: str) ->
             "(chmod go-w), or set THALWEG_CACHE to a folder that is"
         )
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as work:
-        text, result = Path(work) / "rule.cpp", Path(work) / f"rule{SUFFIX}"
+        text, library = Path(work) / "rule.cpp", Path(work) / f"rule{SUFFIX}"
         text.write_text(source, encoding="utf-8")
         try:
             done = subprocess.run(
-                [path, *flags, f"-I{HEADERS}", str(text), "-o", str(result)],
+                [path, *flags, f"-I{HEADERS}", str(text), "-o", str(library)],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -159,10 +159,10 @@ def build(key: str, source: str, path: str, flags: Sequence[str], title: str) ->
             raise Uncompiled(f"{title}: {path} needed more than {LIMIT} seconds") from None
         if done.returncode != 0:
             raise Uncompiled(f"{title} does not compile: {done.stderr.strip()[:500]}")
-        result.chmod(0o700)
-        final = folder / f"{key}-{digest_of(result)}{SUFFIX}"
+        library.chmod(0o700)
+        final = folder / f"{key}-{digest_of(library)}{SUFFIX}"
         try:
-            result.replace(final)
+            library.replace(final)
         except PermissionError:  # Windows replaces no file that a process has loaded
             if find_kept(key) is None:
                 raise

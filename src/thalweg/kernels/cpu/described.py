@@ -1,7 +1,7 @@
 """How the tensors of a list are stored, told by one native call through DLPack's C interface, version 1.
 
-A framework publishes it as a table of functions. It has no offsets into anybody's objects, and does not change within
-a major version: https://dmlc.github.io/dlpack/latest/python_spec.html.
+A framework publishes it as a table of functions. It depends on no layout of the framework's objects, and does not
+change within a major version: https://dmlc.github.io/dlpack/latest/python_spec.html.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def address_of_item() -> int | None:
 
 
 class DescribedForm:
-    """How some tensors were stored when this was made. Raises what the framework does where one cannot be described."""
+    """How some tensors are stored, to compare with later. Raises the framework's error if one cannot be described."""
 
     def __init__(self, describe: int, tensors: list[Any], *, may_move: bool) -> None:
-        """may_move: whether they may be others, at other addresses."""
+        """may_move: whether later tensors may be others, at other addresses."""
         self.count = len(tensors)
         #: Where they are, if they may move.
         self.addresses = array("Q", bytes(8 * self.count * may_move))
@@ -54,5 +54,5 @@ class DescribedForm:
         return length
 
     def holds(self, tensors: list[Any]) -> bool:
-        """Whether as many tensors are stored alike; then ``addresses`` tells where."""
+        """Whether these tensors are as many and stored alike; then ``addresses`` has their places."""
         return len(tensors) == self.count and self.take(tensors, self.words, compares=True) >= 0

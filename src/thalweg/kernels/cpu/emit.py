@@ -35,7 +35,7 @@ class EmittedPass:
     numbers: list[Any]
     sums: list[Value]
     #: What is kept of every element, to be summed again or read by the next pass.
-    kept: list[Value]
+    stored: list[Value]
     rows: list[Value] = field(default_factory=list)
     columns: list[Value] = field(default_factory=list)
     row_sums: list[Value] = field(default_factory=list)
@@ -47,7 +47,7 @@ class EmittedPass:
 class Emitted:
     """All code of one schedule."""
 
-    found: Schedule
+    schedule: Schedule
     kinds: MatrixKinds
     passes: list[EmittedPass]
     #: The last pass where what the one before it has kept is at hand; None: that would save nothing.
@@ -57,53 +57,53 @@ class Emitted:
     rows: list[Value]
     columns: list[Value]
     #: Entries of the state that are one number for each tensor, by key: the operand.
-    kept: dict[str, int]
+    scalars: dict[str, int]
 
     @property
     def functions(self) -> list[Function]:
-        return [each.function for each in (*self.passes, self.short, self.between) if each is not None]
+        return [emitted.function for emitted in (*self.passes, self.short, self.between) if emitted is not None]
 
 
 class Emission:
     """All code of one schedule, while it is written."""
 
-    def __init__(self, found: Schedule, kinds: MatrixKinds) -> None:
-        self.found, self.kinds, self.program = found, kinds, found.program
+    def __init__(self, schedule: Schedule, kinds: MatrixKinds) -> None:
+        self.schedule, self.kinds, self.program = schedule, kinds, schedule.program
         #: Of p, g and the entries of the state: the place among a tensor's operands.
         self.places = {key: place for place, key in enumerate(self.program.memory)}
         #: Slots of rows and columns: those of the state come first, each under its new value.
         self.slots: dict[str, dict[Any, int]] = {ROW: {}, COLUMN: {}}
         self.state_slots: dict[str, list[str]] = {ROW: [], COLUMN: []}
         #: Entries of the state that are one number for each tensor.
-        self.numbers: list[str] = []
-        for key in found.small:
+        self.scalars: list[str] = []
+        for key in schedule.small:
             kind = kinds.of_extent(self.program.memory[key])
             if kind == TENSOR:
-                self.numbers.append(key)
+                self.scalars.append(key)
                 continue
             self.slots[kind][self.program.state[key]] = len(self.state_slots[kind])
             self.state_slots[kind].append(key)
 
     def emit_pass(self, number: int, at_hand: Sequence[Value] = ()) -> EmittedPass:
-        """at_hand: what the pass before has kept, to be read instead of computed again."""
-        each, program, loads = self.found.passes[number], self.program, self.found.loads(number)
+        """The function of a pass. at_hand: what the pass before has kept, to be read instead of computed again."""
+        pass_, program, loads = self.schedule.passes[number], self.program, self.schedule.loads(number)
         names = Names()
         numbers = Numbers(names)
         slots: dict[Value, int] = {}
         if at_hand:
             loaded = set(loads.values())
-            needed = reach(program, [program.results[key] for key in each.writes], loaded.union(at_hand))
+            needed = reach(program, [program.results[key] for key in pass_.writes], loaded.union(at_hand))
             slots = {value: slot for slot, value in enumerate(at_hand) if value in needed - loaded}
             loads = {key: value for key, value in loads.items() if value in needed or key == PARAMETER}
-        keys = [key for key in program.memory if key in loads or key in each.writes]
+        keys = [key for key in program.memory if key in loads or key in pass_.writes]
         places = {key: names.new(None, f"{key}_tile") for key in keys}
         rows: dict[Value, str] = {}
         columns: dict[Value, str] = {}
 
         def leaf(operand: Any) -> str | None:
-            kind = self.kinds.of(operand)
+            kind = self.kinds.find(operand)
             if kind in (HOST, TENSOR):
-                return numbers.of(operand)
+                return numbers.add(operand)
             if kind == COLUMN:
                 return columns.setdefault(operand, names.new(operand))
             if kind in (ROW, MATRIX):
@@ -113,33 +113,33 @@ class Emission:
         lines = Lines(self.kinds, names, ELEMENT, leaf)
         for key, value in loads.items():
             name = names.new(value, key if key in (PARAMETER, GRADIENT) else "")
-            scale = f" * {numbers.of('scale')}" if key == GRADIENT else ""
+            scale = f" * {numbers.add('scale')}" if key == GRADIENT else ""
             lines.lines.append(f"[[maybe_unused]] const X {name} = load<X>({places[key]} + i){scale};")
             lines.known[value] = name
         for value, slot in slots.items():
             lines.known[value] = name = names.new(value)
             lines.lines.append(f"[[maybe_unused]] const X {name} = load<X>(kept + {slot} * TILE + i);")
-        summed = [value for value in each.sums if self.kinds.of(value.args[0]) == ELEMENT]
+        summed = [value for value in pass_.sums if self.kinds.find(value.args[0]) == ELEMENT]
         body: list[str] = []
         before: list[str] = []
         after: list[str] = []
-        kept: dict[Any, int] = {}
+        stored: dict[Any, int] = {}
         #: Of a pass that writes nothing, what is kept is computed again where it is needed.
         again: list[str] = []
 
         def found_again(value: Any, *, computed: bool = False) -> tuple[str, str, int]:
             """Where a value is, if its sum overflows, and what it is to be multiplied by."""
-            key = next((key for key in keys if value is program.inputs[key] and key not in each.writes), None)
+            key = next((key for key in keys if value is program.inputs[key] and key not in pass_.writes), None)
             if key is not None:
-                scale = numbers.of("scale") if key == GRADIENT else "T(1)"
+                scale = numbers.add("scale") if key == GRADIENT else "T(1)"
                 return places[key], scale, OPERAND + keys.index(key)
-            if value not in kept:
-                kept[value] = len(kept)
+            if value not in stored:
+                stored[value] = len(stored)
                 to = again if computed else body
-                to.append(f"store(kept + {kept[value]} * TILE + i, widened<X>({lines.of(value)}));")
-            return f"kept + {kept[value]} * TILE", "T(1)", kept[value]
+                to.append(f"store(kept + {stored[value]} * TILE + i, widened<X>({lines.write(value)}));")
+            return f"kept + {stored[value]} * TILE", "T(1)", stored[value]
 
-        sums = [value for value in summed if self.kinds.of(value) == TENSOR]
+        sums = [value for value in summed if self.kinds.find(value) == TENSOR]
         checks: list[tuple[str, str, bool]] = []
         for index, value in enumerate(sums):
             name, term, squared = write_sum(names, lines, value)
@@ -148,14 +148,14 @@ class Emission:
             total = names.new(None, "total")
             after.append(f"const double {total} = {name}.total();")
             check = "checked_squares" if squared else "checked_sum"
-            place, scale, _ = found_again(value.args[0], computed=not each.writes)
+            place, scale, _ = found_again(value.args[0], computed=not pass_.writes)
             checks.append((total, f"tile.sums[{index}] += {check}<T>({total}, {place}, {scale}, tile.n);", squared))
         if again:
             doubts = " || ".join(f"is_doubtful<T, {cpp(squared)}>({total})" for total, _, squared in checks)
             after += [f"if ({doubts})", "    for (int64_t i = 0; i < tile.n; i++) {", "        using X = T;"]
             after += [*indented(["«lines»", *again], 8), "    }"]
         after += [line for _, line, _ in checks]
-        row_sums = [value for value in summed if self.kinds.of(value) == ROW]
+        row_sums = [value for value in summed if self.kinds.find(value) == ROW]
         for index, value in enumerate(row_sums):
             name, term, squared = write_sum(names, lines, value)
             before.append(f"Sum<T> {name};")
@@ -166,7 +166,7 @@ class Emission:
                 f"add_to_row<T, {cpp(squared)}>({name}.total(), terms + {index} * TILE, "
                 f"{place}, {scale}, tile.n, tile.after, tile.row_sums[{index}]);"
             )
-        column_sums = [value for value in summed if self.kinds.of(value) == COLUMN]
+        column_sums = [value for value in summed if self.kinds.find(value) == COLUMN]
         column_of = []
         for index, value in enumerate(column_sums):
             name, term, squared = write_sum(names, lines, value)
@@ -175,10 +175,10 @@ class Emission:
             column_of.append(found_again(value.args[0])[2])
         stores = []
         for key in keys:
-            if key in each.writes and key != PARAMETER:
-                stores.append(f"store({places[key]} + i, widened<X>({lines.of(program.state[key])}));")
-        if PARAMETER in each.writes:
-            new = f"{lines.of(program.inputs[PARAMETER])} + {lines.of(program.delta)}"
+            if key in pass_.writes and key != PARAMETER:
+                stores.append(f"store({places[key]} + i, widened<X>({lines.write(program.state[key])}));")
+        if PARAMETER in pass_.writes:
+            new = f"{lines.write(program.inputs[PARAMETER])} + {lines.write(program.delta)}"
             stores.append(f"store({places[PARAMETER]} + i, widened<X>({new}));")
         head = [f"T* const {name} = tile.x[{index}];" for index, name in enumerate(places.values())]
         head += numbers.fetch("tile")
@@ -192,11 +192,11 @@ class Emission:
             column = names.new(None, "column_tile")
             head.append(f"const T* const {column} = tile.column[{index}];")
             lines.lines.insert(0, f"[[maybe_unused]] const X {name} = load<X>({column} + i);")
-        if kept or slots:
+        if stored or slots:
             head.append("T* const kept = tile.kept;")
         if row_sums:
             head += ["T* const terms = tile.terms;", "const bool has_terms = tile.after > 1;"]
-        after = [line for each in after for line in (indented(lines.lines, 8) if each.strip() == "«lines»" else [each])]
+        after = [out for line in after for out in (indented(lines.lines, 8) if line.strip() == "«lines»" else [line])]
         text = "\n".join(
             [
                 "    const Tile<T>& tile = *static_cast<const Tile<T>*>(given);",
@@ -210,14 +210,14 @@ class Emission:
             ]
         )
         reads = (*loads, *(["what the pass before has kept"] if slots else []))
-        made = function("pass", text, names, str(replace(each, reads=reads)))
+        emitted = function("pass", text, names, str(replace(pass_, reads=reads)))
         return EmittedPass(
-            made,
+            emitted,
             [self.places[key] for key in keys],
-            [key in each.writes for key in keys],
+            [key in pass_.writes for key in keys],
             numbers.values,
             sums,
-            list(kept),
+            list(stored),
             list(rows),
             list(columns),
             row_sums,
@@ -228,51 +228,52 @@ class Emission:
 
 def write_sum(names: Names, lines: Lines, value: Value) -> tuple[str, str, bool]:
     """The name of a sum, what is added to it, and whether that is a square."""
-    x = lines.of(value.args[0])
+    x = lines.write(value.args[0])
     return names.new(value), summand(value, x), value.is_squared
 
 
-def emit(found: Schedule, kinds: MatrixKinds) -> Emitted:
-    name, emission = found.program.rule_name, Emission(found, kinds)
-    summed = reductions_of(found.program)
-    if kinds.axes is not None and not {ROW, COLUMN} <= {kinds.of(value) for value in summed}:
+def emit(schedule: Schedule, kinds: MatrixKinds) -> Emitted:
+    name, emission = schedule.program.rule_name, Emission(schedule, kinds)
+    summed = reductions_of(schedule.program)
+    if kinds.axes is not None and not {ROW, COLUMN} <= {kinds.find(value) for value in summed}:
         raise RuleError(f"{name} sums rows or columns, and native code is made for both together")
     for value in summed:
-        if kinds.of(value.args[0]) != ELEMENT and kinds.of(value) != MATRIX:
+        if kinds.find(value.args[0]) != ELEMENT and kinds.find(value) != MATRIX:
             raise RuleError(f"{name} sums rows or columns over whole tensors, of which no native code is made")
-    passes = [emission.emit_pass(number) for number in range(len(found.passes))]
+    passes = [emission.emit_pass(number) for number in range(len(schedule.passes))]
     short = None
-    if len(passes) > 1 and kinds.axes is None and found.passes[-2].writes and not found.passes[-1].sums:
-        short = emission.emit_pass(len(passes) - 1, passes[-2].kept)
-        short.kept = passes[-2].kept
+    if len(passes) > 1 and kinds.axes is None and schedule.passes[-2].writes and not schedule.passes[-1].sums:
+        short = emission.emit_pass(len(passes) - 1, passes[-2].stored)
+        short.stored = passes[-2].stored
         short = short if short.function != passes[-1].function else None
-    for each in passes:  # rows that are one number for each matrix are spread over its rows
-        for kind, values in ((ROW, each.rows), (COLUMN, each.columns)):
+    for pass_ in passes:  # rows that are one number for each matrix are spread over its rows
+        for kind, values in ((ROW, pass_.rows), (COLUMN, pass_.columns)):
             for value in values:
                 emission.slots[kind].setdefault(value, len(emission.slots[kind]))
-    summing = {number: each for number, each in enumerate(passes) if each.row_sums or each.column_sums}
+    summing = {number: pass_ for number, pass_ in enumerate(passes) if pass_.row_sums or pass_.column_sums}
     between = None
     if kinds.axes is not None:
         if len(summing) != 1:
             raise RuleError(f"{name} needs sums of rows and columns in {len(summing)} passes")
-        ((number, each),) = summing.items()
-        sums = {ROW: each.row_sums, COLUMN: each.column_sums}
+        ((number, pass_),) = summing.items()
+        sums = {ROW: pass_.row_sums, COLUMN: pass_.column_sums}
         between = Between(kinds, sums, emission.slots, emission.state_slots).emit(number, emission.places)
     check_room(name, passes, emission)
-    kept = {key: emission.places[key] for key in emission.numbers}
-    return Emitted(found, kinds, passes, short, between, list(emission.slots[ROW]), list(emission.slots[COLUMN]), kept)
+    scalars = {key: emission.places[key] for key in emission.scalars}
+    rows, columns = map(list, emission.slots.values())
+    return Emitted(schedule, kinds, passes, short, between, rows, columns, scalars)
 
 
 def check_room(name: str, passes: list[EmittedPass], emission: Emission) -> None:
     for what, most, counts in (
         ("state entries", OPERANDS - 2, [len(emission.program.entries)]),
         ("passes over memory", MOST_PASSES, [len(passes)]),
-        ("sums in one pass", MOST_SUMS, [max(len(each.sums), len(each.kept)) for each in passes]),
-        ("numbers in one pass", MOST_NUMBERS, [len(each.numbers) for each in passes]),
+        ("sums in one pass", MOST_SUMS, [max(len(emitted.sums), len(emitted.stored)) for emitted in passes]),
+        ("numbers in one pass", MOST_NUMBERS, [len(emitted.numbers) for emitted in passes]),
         (
             "statistics of rows or columns",
             SLOTS,
-            [len(x) for each in passes for x in (each.rows, each.columns, each.row_sums, each.column_sums)],
+            [len(x) for p in passes for x in (p.rows, p.columns, p.row_sums, p.column_sums)],
         ),
         ("values of rows or columns", 2 * SLOTS, [len(slots) for slots in emission.slots.values()]),
     ):
@@ -289,7 +290,7 @@ def library_source(functions: Mapping[str, Function]) -> str:
             "#pragma once\n",
             '#include "body.h"\n',
             "namespace {\n",
-            *(each.source for each in functions.values()),
+            *(function.source for function in functions.values()),
             f"constexpr Functions EMITTED[] = {{\n{table},\n}};\n",
             "}  // namespace",
             "",

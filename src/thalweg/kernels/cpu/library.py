@@ -22,10 +22,10 @@ class Unavailable(Refused):
 
 def load() -> ctypes.CDLL:
     """The library. Raises Unavailable if there is none that can be used."""
-    found = _attempt()
-    if isinstance(found, str):
-        raise Unavailable(found)
-    return found
+    library = _attempt()
+    if isinstance(library, str):
+        raise Unavailable(library)
+    return library
 
 
 def is_here() -> bool:
@@ -120,23 +120,23 @@ def level_used() -> str | None:
 def functions_of(functions: Sequence[Function], title: str) -> dict[str, tuple[int, int | None]]:
     """Where each emitted function is: its place in the library, or the address of what was compiled for a rule."""
     library = load()
-    places = {each.name: library.thalweg_find(each.name.encode()) for each in functions}
-    missing = [each for each in functions if places[each.name] < 0]
-    found: dict[str, tuple[int, int | None]] = {name: (place, None) for name, place in places.items()}
+    places = {function.name: library.thalweg_find(function.name.encode()) for function in functions}
+    missing = [function for function in functions if places[function.name] < 0]
+    table: dict[str, tuple[int, int | None]] = {name: (place, None) for name, place in places.items()}
     if missing:
         from thalweg.kernels.cpu.compiler import compile_functions
 
         addresses = compile_functions(missing, level_used() or "", title)
-        found.update({name: (-1, address) for name, address in addresses.items()})
-    return found
+        table.update({name: (-1, address) for name, address in addresses.items()})
+    return table
 
 
 @functools.cache
 def borrow_openmp(folders: tuple[str, ...]) -> bool:
     """Run on the threads of the OpenMP library that was loaded from one of these folders, so that no two pools compete.
 
-    Whether there is one: elsewhere than on Linux, or in a forked child, whose parent's threads do not exist, a pool
-    of ours serves.
+    Whether there is one: elsewhere than on Linux, or in a forked child, whose parent's threads do not exist, the
+    library uses a pool of its own.
     """
     if _forked:
         return False

@@ -59,7 +59,7 @@ class Names:
         return f"«{len(self.values) - 1}»"
 
     def name_values(self, text: str) -> str:
-        """With the names that the rule has for values."""
+        """The text with the names that the rule has for values in place of tokens."""
         used: set[str] = set()
         names = []
         for index, (value, hint) in enumerate(self.values):
@@ -70,12 +70,12 @@ class Names:
                 name, count = f"{base}_{count}", count + 1
             used.add(name)
             names.append(name)
-        return self.TOKEN.sub(lambda found: names[int(found.group(1))], text)
+        return self.TOKEN.sub(lambda token: names[int(token.group(1))], text)
 
     def bare(self, text: str) -> str:
-        """With numbers for names: the same for all that compute the same."""
+        """The text with numbered names: equal for functions that compute the same."""
         order: dict[str, int] = {}
-        return self.TOKEN.sub(lambda found: f"v{order.setdefault(found.group(1), len(order))}", text)
+        return self.TOKEN.sub(lambda token: f"v{order.setdefault(token.group(1), len(order))}", text)
 
 
 #: Names that functions have for other things.
@@ -102,8 +102,8 @@ class Lines:
         self.known: dict[Any, str] = {}
         self.lines: list[str] = []
 
-    def of(self, operand: Any) -> str:
-        """A value as something to compute with."""
+    def write(self, operand: Any) -> str:
+        """The text of a value in an expression, after the statements that compute it."""
         text = self.name(operand)
         if self.is_truth(operand):
             return f"chosen_of<X>({text}, T(1), T(0))"
@@ -114,33 +114,33 @@ class Lines:
         return text if self.is_truth(operand) else f"is_other<X>({text}, T(0))"
 
     def is_truth(self, operand: Any) -> bool:
-        """Whether it is a mask here; elsewhere truths are numbers, 1 and 0."""
+        """Whether an operand is a mask here; elsewhere truths are numbers, 1 and 0."""
         if not isinstance(operand, Value) or operand.op not in OPERATIONS:
             return False
-        return OPERATIONS[operand.op].makes == TRUTH and self.kinds.of(operand) == self.kind
+        return OPERATIONS[operand.op].makes == TRUTH and self.kinds.find(operand) == self.kind
 
     def name(self, operand: Any) -> str:
-        if self.kinds.of(operand) in (HOST, TENSOR):
+        if self.kinds.find(operand) in (HOST, TENSOR):
             return self.leaf(operand) or ""
         if operand not in self.known:
-            found = self.leaf(operand)
-            if found is None:
+            name = self.leaf(operand)
+            if name is None:
                 text = self.text(operand)
-                found = self.names.new(operand)
-                self.lines.append(f"[[maybe_unused]] const auto {found} = {text};")
-            self.known[operand] = found
+                name = self.names.new(operand)
+                self.lines.append(f"[[maybe_unused]] const auto {name} = {text};")
+            self.known[operand] = name
         return self.known[operand]
 
     def text(self, value: Value) -> str:
-        if value.op == "div" and self.kind == ELEMENT and self.kinds.of(value.args[1]) in (HOST, TENSOR):
+        if value.op == "div" and self.kind == ELEMENT and self.kinds.find(value.args[1]) in (HOST, TENSOR):
             # one division for each tensor instead of one for each element
-            return f"{self.of(value.args[0])} * {self.of(value.graph.apply('div', 1.0, value.args[1]))}"
+            return f"{self.write(value.args[0])} * {self.write(value.graph.apply('div', 1.0, value.args[1]))}"
         if value.op == "where":
             condition, *others = value.args
-            return TEXTS["where"].format(self.truth(condition), *map(self.of, others))
+            return TEXTS["where"].format(self.truth(condition), *map(self.write, others))
         if value.op == "and":
             return TEXTS["and"].format(*map(self.truth, value.args))
-        return TEXTS[value.op].format(*map(self.of, value.args))
+        return TEXTS[value.op].format(*map(self.write, value.args))
 
 
 class Numbers:
@@ -152,7 +152,7 @@ class Numbers:
         self.values: list[Any] = []
         self.named: list[str] = []
 
-    def of(self, operand: Any) -> str:
+    def add(self, operand: Any) -> str:
         if isinstance(operand, str) and (known := [i for i, value in enumerate(self.values) if value is operand]):
             return self.named[known[0]]
         hint = operand if isinstance(operand, str) else "" if isinstance(operand, Value) else "constant"
@@ -173,7 +173,7 @@ def function(kind: str, text: str, names: Names, comment: str) -> Function:
 
 
 def index_of(values: Sequence[Any], wanted: Any) -> int:
-    """Where a value is: values have no truth by which a list could compare them."""
+    """The index of a value, by identity: ``==`` of values makes a new value."""
     return next(index for index, value in enumerate(values) if value is wanted)
 
 

@@ -31,8 +31,8 @@ def operand_of(
     which of the options hold. position, whole: of a shard, its first element in the parameter, and that one's shape.
     """
     keys = list(rule.entries(shape if whole is None else whole))
-    kept = [place(x) for x in (p, *(state[key] for key in keys))]
-    addresses, dtypes = [address for address, _ in kept], [dtype for _, dtype in kept]
+    located = [place(x) for x in (p, *(state[key] for key in keys))]
+    addresses, dtypes = [address for address, _ in located], [dtype for _, dtype in located]
     *scales, record = [place(state[key])[0] if key in state else 0 for key in (*map(scale_key, keys), RECORD)]
     return Operand(
         name,

@@ -29,70 +29,70 @@ NUMBER = 0.5
 def choices(rule: type[Rule]) -> dict[str, list[Any]]:
     """Of each option that may decide what a rule computes, the values that do: names, flags, on and off."""
     hints = get_type_hints(rule)
-    found: dict[str, list[Any]] = {}
+    values: dict[str, list[Any]] = {}
     for f in fields(rule):
         if f.name in ("stacked_axes", "min_dim_size_to_factor"):
             continue
         options = options_of_type(hints[f.name], f.default)
         if len(options) > 1:
-            found[f.name] = options
-    return found
+            values[f.name] = options
+    return values
 
 
 def options_of_type(hint: Any, default: Any) -> list[Any]:
     parts = list(get_args(hint)) if get_origin(hint) is not Literal else [hint]
-    found: list[Any] = [default]
+    candidates: list[Any] = [default]
     for part in parts or [hint]:
         if part is bool:
-            found += [False, True]
+            candidates += [False, True]
         elif part is type(None):
-            found.append(None)
+            candidates.append(None)
         elif get_origin(part) is Literal:
-            found += get_args(part)
+            candidates += get_args(part)
         elif get_origin(part) is tuple:
-            found.append((NUMBER / 2, NUMBER))
+            candidates.append((NUMBER / 2, NUMBER))
         elif isinstance(default, (int, float)) or default is None:
-            found += [0.0, NUMBER]
+            candidates += [0.0, NUMBER]
     unique: list[Any] = []
-    for each in found:
-        if not any(each is other or (type(each) is type(other) and each == other) for other in unique):
-            unique.append(each)
+    for value in candidates:
+        if not any(value is other or (type(value) is type(other) and value == other) for other in unique):
+            unique.append(value)
     return unique
 
 
 def functions_for(rule: Rule, kinds: Iterable[tuple[bool, ...]]) -> dict[str, Function]:
     """kinds: whether there is an lr, whether all state is stored as it is computed, whether steps are guarded."""
-    found = {}
+    functions = {}
     for shape, (has_lr, exact, guarded) in itertools.product(SHAPES, kinds):
         if has_lr or rule.lr_optional:
             kind = kind_of(rule, shape, has_lr=has_lr, exact=exact, guarded=guarded)
-            found.update({each.name: each for each in emit_kind(kind).functions})
-    return found
+            functions.update({function.name: function for function in emit_kind(kind).functions})
+    return functions
 
 
 def make_rule(rule: type[Rule], options: dict[str, Any]) -> Rule | None:
     """The rule with these options, if they go together."""
     factoring = {"min_dim_size_to_factor": 1} if "min_dim_size_to_factor" in {f.name for f in fields(rule)} else {}
     try:
-        found = rule(**factoring, **options)
-        found.validate()
+        instance = rule(**factoring, **options)
+        instance.validate()
     except ValueError:
         return None
-    return found
+    return instance
 
 
 def find_telling(rule: type[Rule]) -> dict[str, list[Any]]:
     """The options that change the code of passes, alone or beside one other; the rest changes numbers alone."""
-    every = choices(rule)
+    options = choices(rule)
 
     @functools.cache
-    def code(options: frozenset[tuple[str, Any]]) -> frozenset[str]:
-        found = make_rule(rule, dict(options))
-        return frozenset(functions_for(found, [(True, True, False)]) if found else ())
+    def code(given: frozenset[tuple[str, Any]]) -> frozenset[str]:
+        instance = make_rule(rule, dict(given))
+        return frozenset(functions_for(instance, [(True, True, False)]) if instance else ())
 
-    bases = [frozenset[Any](), *(frozenset({(name, value)}) for name, own in every.items() for value in own[1:])]
-    found = {}
-    for name, values in every.items():
+    bases = [frozenset[Any](), *(frozenset({(key, value)}) for key, values in options.items() for value in values[1:])]
+    telling = {}
+    for name, values in options.items():
         others = [base for base in bases if name not in dict(base)]
         known = {base: code(base) for base in others}
         differing = values[:1]
@@ -102,35 +102,35 @@ def find_telling(rule: type[Rule]) -> dict[str, list[Any]]:
                 differing.append(value)
                 known = {base: known[base] | now[base] for base in others}
         if len(differing) > 1:
-            found[name] = differing
-    return found
+            telling[name] = differing
+    return telling
 
 
 def rules_of(rule: type[Rule]) -> Iterator[Rule]:
     options = find_telling(rule)
     for values in itertools.product(*options.values()):
-        found = make_rule(rule, dict(zip(options, values, strict=True)))
-        if found is not None:
-            yield found
+        instance = make_rule(rule, dict(zip(options, values, strict=True)))
+        if instance is not None:
+            yield instance
 
 
 def usual_rules_of(rule: type[Rule]) -> Iterator[Rule]:
     """The rule with its defaults, and with one option that differs from them."""
     options = choices(rule)
     for given in ({}, *({name: value} for name, values in options.items() for value in values[1:])):
-        found = make_rule(rule, given)
-        if found is not None:
-            yield found
+        instance = make_rule(rule, given)
+        if instance is not None:
+            yield instance
 
 
 def emit_shipped(quick: bool = False) -> dict[str, Function]:
-    found: dict[str, Function] = {}
+    functions: dict[str, Function] = {}
     kinds = [(True, True, False), (True, True, True)] if quick else list(itertools.product((True, False), repeat=3))
     for rule in RULES.values():
         if not rule.needs_whole:
-            for each in (usual_rules_of if quick else rules_of)(rule):
-                found.update(functions_for(each, kinds))
-    return found
+            for variant in (usual_rules_of if quick else rules_of)(rule):
+                functions.update(functions_for(variant, kinds))
+    return functions
 
 
 def codecs_source() -> str:

@@ -83,7 +83,7 @@ class Options(ctypes.Structure):
 
 
 class Outcome(ctypes.Structure):
-    """What came of one tensor."""
+    """What a step reports of one tensor."""
 
     _fields_ = (("finite", c_int32), ("skip", c_int32))
 

@@ -94,7 +94,7 @@ class Options(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the rows of operands have in common that are alike: all but addresses, names and positions."""
+    """What is equal in the rows of operands of one kind: all but addresses, names and positions."""
 
     #: The row, as bytes.
     template: bytes
@@ -110,16 +110,16 @@ class Rows(NamedTuple):
     streams: list[int]
 
     @classmethod
-    def of(cls, operand: Operand, options: Options, code: Compiled, place: int) -> Rows:
+    def lay_out(cls, operand: Operand, options: Options, code: Compiled, place: int) -> Rows:
         rule, stacked = options.rule, options.rule.stacked_axes
-        own, whole = operand.shape[stacked:], operand.shape if operand.whole is None else operand.whole
+        slice_shape, whole = operand.shape[stacked:], operand.shape if operand.whole is None else operand.whole
         entries = entries_of(options.declared or rule, operand.shape)
-        size = math.prod(own)
+        size = math.prod(slice_shape)
         lengths = [size, size, *(length_of(entry, operand.shape, stacked) for entry in entries.values())]
         groups = grouping(whole, stacked)
         drawn = state_streams(list(entries))
         streams = [(ROUNDING_STREAM, 0), (ROUNDING_STREAM, 0), *(drawn[key] for key in entries)]
-        seen = (0,) * 5 if code.axes is None else seen_as(own, *(axis - stacked for axis in code.axes))
+        seen = (0,) * 5 if code.axes is None else seen_as(slice_shape, *(axis - stacked for axis in code.axes))
         row = structs.Tensor(
             size=size,
             whole=size if operand.whole is None else math.prod(operand.whole),
@@ -168,63 +168,63 @@ class Tables:
         self.codes: list[int] = []
         self.spans: list[range] = []
         self.stacks: list[Shape | None] = []
-        known: dict[Any, tuple[int, Rows]] = {}
+        by_kind: dict[Any, tuple[int, Rows]] = {}
         rows = []
         for operand in operands:
             kind = operand.group, operand.shape, operand.whole, operand.dtypes
-            if kind not in known:
+            if kind not in by_kind:
                 place = self.place_of(operand.group, options[operand.group].code_for(operand))
-                known[kind] = place, Rows.of(operand, options[operand.group], self.used[place][1], place)
-            place, own = known[kind]
+                by_kind[kind] = place, Rows.lay_out(operand, options[operand.group], self.used[place][1], place)
+            place, shared = by_kind[kind]
             first = self.spans[-1].stop if self.spans else 0
             self.codes.append(place)
-            self.spans.append(range(first, first + own.slices))
-            self.stacks.append(own.stack if own.slices != 1 else None)
-            rows.append(own)
+            self.spans.append(range(first, first + shared.slices))
+            self.stacks.append(shared.stack if shared.slices != 1 else None)
+            rows.append(shared)
         self.count = self.spans[-1].stop if self.spans else 0
         self.tensors = (structs.Tensor * self.count)()
-        for operand, own, span in zip(operands, rows, self.spans, strict=True):
-            own.write(self.tensors, span.start, operand, options[operand.group].handling.seed)
+        for operand, shared, span in zip(operands, rows, self.spans, strict=True):
+            shared.write(self.tensors, span.start, operand, options[operand.group].handling.seed)
         self.options = (structs.Options * len(self.used))()
-        for each, (_, code) in zip(self.options, self.used, strict=True):
-            each.program = ctypes.addressof(code.native)
+        for option, (_, code) in zip(self.options, self.used, strict=True):
+            option.program = ctypes.addressof(code.native)
         self.width = max((code.registers for _, code in self.used), default=0)
         self.stats = [self.used[place][1].stats for place in self.codes]
         self.threads, self.scratch = 0, ctypes.create_string_buffer(0)
         #: Of each row: whose it is, and how far behind the beginning of its gradient it begins.
         self.owners = array("q", [i for i, span in enumerate(self.spans) for _ in span])
-        self.offsets = array("q", [i * own.strides[1] for own in rows for i in range(own.slices)])
+        self.offsets = array("q", [i * shared.strides[1] for shared in rows for i in range(shared.slices)])
         given = self.tensors, self.count, address_of(self.owners), address_of(self.offsets)
         self.set_gradients = functools.partial(load().thalweg_point, *given)
         self.run_stages = load().thalweg_run
         self.new_outcomes = structs.Outcome * self.count
 
     def place_of(self, group: int, code: Compiled) -> int:
-        for place, (known, its) in enumerate(self.used):
-            if known == group and its is code:
+        for place, (its_group, its_code) in enumerate(self.used):
+            if its_group == group and its_code is code:
                 return place
         self.used.append((group, code))
         return len(self.used) - 1
 
     def point(self, bases: array[int]) -> None:
-        """Follow gradients to where they are now, in the order of the operands."""
+        """Take the addresses of the gradients as they are now, in the order of the operands."""
         self.set_gradients(bases.buffer_info()[0])
 
     def fill(self, options: Sequence[Options], threads: int) -> None:
         """Take the numbers of a step, for so many threads."""
         #: By group and the function that computes them.
         self.numbers: dict[Any, Any] = {}
-        for own, (group, code) in zip(self.options, self.used, strict=True):
+        for target, (group, code) in zip(self.options, self.used, strict=True):
             given = options[group]
             handling, t = given.handling, given.t
             numbers = self.numbers.get((group, code.numbers))
             if numbers is None:
                 numbers = code.numbers_of(given.rule, t, given.lr, given.lr_scale, given.gradient_scale)
                 self.numbers[group, code.numbers] = numbers
-            own.numbers, own.count, own.t = ctypes.addressof(numbers), len(numbers), t & 0xFFFFFFFF
-            own.stochastic = handling.rounding == "stochastic"
-            own.guarded = given.is_guarded
-            own.state_stochastic = handling.state_rounding == "stochastic"
+            target.numbers, target.count, target.t = ctypes.addressof(numbers), len(numbers), t & 0xFFFFFFFF
+            target.stochastic = handling.rounding == "stochastic"
+            target.guarded = given.is_guarded
+            target.state_stochastic = handling.state_rounding == "stochastic"
         if threads != self.threads:
             self.scratch = ctypes.create_string_buffer(self.scratch_bytes(threads))
             self.threads = threads
@@ -232,7 +232,7 @@ class Tables:
         self.outcomes, self.registers = self.new_outcomes(), ZERO * (self.count * self.width)
 
     def scratch_bytes(self, threads: int) -> int:
-        """What so many threads need; it is laid out for them."""
+        """Bytes of scratch memory for so many threads, for which native code lays it out."""
         needed: int = load().thalweg_layout(self.options, self.tensors, self.count, threads)
         return needed
 
@@ -283,11 +283,11 @@ class Figures(NamedTuple):
     registers: array[float]
     width: int
 
-    def of(self, operand: int, stacked: Callable[[list[float], Shape], Any]) -> dict[str, Any]:
+    def read(self, operand: int, stacked: Callable[[list[float], Shape], Any]) -> dict[str, Any]:
         """The figures of an operand: numbers, or for stacked slices what ``stacked`` makes of a list and a shape."""
         stack, rows = self.stacks[operand], [row * self.width for row in self.spans[operand]]
-        found = {key: [self.registers[row + place] for row in rows] for key, place in self.stats[operand].items()}
-        return {key: values[0] if stack is None else stacked(values, stack) for key, values in found.items()}
+        figures = {key: [self.registers[row + place] for row in rows] for key, place in self.stats[operand].items()}
+        return {key: values[0] if stack is None else stacked(values, stack) for key, values in figures.items()}
 
 
 class Counts:
@@ -300,7 +300,7 @@ class Counts:
         self.count = functools.partial(load().thalweg_count, *given)
 
     def read(self) -> float | None:
-        """The number that all of them are; None if they differ."""
+        """The number that all counts have; None if they differ."""
         return self.number.value if self.compare() else None
 
     def advance(self, chosen: Sequence[bool] | None = None) -> None:
@@ -339,12 +339,12 @@ class GradientSquares:
         """gradients: the dtype and the size of each."""
         self.count, self.sums = len(gradients), array("d", bytes(8 * len(gradients)))
         self.tensors = (structs.Tensor * self.count)()
-        for own, (dtype, size) in zip(self.tensors, gradients, strict=True):
-            own.dtype[1], own.size = structs.DTYPES[dtype], size
+        for tensor, (dtype, size) in zip(self.tensors, gradients, strict=True):
+            tensor.dtype[1], tensor.size = structs.DTYPES[dtype], size
         self.owners, self.offsets = array("q", range(self.count)), array("q", bytes(8 * self.count))
 
     def measure(self, addresses: array[int], threads: int) -> array[float]:
-        """Those of the gradients that are there now."""
+        """The sums of squares of gradients at these addresses."""
         places = address_of(self.owners), address_of(self.offsets), address_of(addresses)
         load().thalweg_point(self.tensors, self.count, *places)
         load().thalweg_squares(self.tensors, self.count, address_of(self.sums), threads)

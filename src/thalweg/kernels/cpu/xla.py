@@ -55,7 +55,7 @@ def place_of(buffer: int) -> int:
 
 
 @dataclass(frozen=True)
-class Laid:
+class NativeStep:
     """A step that programs can call by its key."""
 
     key: str
@@ -69,14 +69,14 @@ _plans: dict[str, Any] = {}
 
 def lay_out(
     library: ctypes.CDLL, operands: Sequence[Operand], options: Sequence[Options], written: int, *, threads: int
-) -> Laid:
+) -> NativeStep:
     """operands: with places for addresses. written: how many buffers there are before those of gradients."""
     tables = Tables(operands, options)
-    for own, (group, code) in zip(tables.options, tables.used, strict=True):
+    for target, (group, code) in zip(tables.options, tables.used, strict=True):
         handling = options[group].handling
-        own.count = FIRST_NUMBER + len(code.literals)
-        own.stochastic, own.guarded = handling.rounding == "stochastic", options[group].is_guarded
-        own.state_stochastic = handling.state_rounding == "stochastic"
+        target.count = FIRST_NUMBER + len(code.literals)
+        target.stochastic, target.guarded = handling.rounding == "stochastic", options[group].is_guarded
+        target.state_stochastic = handling.state_rounding == "stochastic"
     scratch = tables.scratch_bytes(threads)
     places = [
         row * tables.width + place
@@ -84,13 +84,13 @@ def lay_out(
         for place in stats.values()
         for row in span
     ]
-    guarded = any(each.is_guarded for each in options)
-    numbers = sum(own.count for own in tables.options)
+    guarded = any(group.is_guarded for group in options)
+    numbers = sum(target.count for target in tables.options)
     parts = [tables.count * ctypes.sizeof(structs.Tensor), len(tables.used) * ctypes.sizeof(structs.Options)]
     parts += [tables.count * ctypes.sizeof(structs.Outcome), tables.count * tables.width * 8, numbers * 8, scratch]
-    flags = [(own.count, own.stochastic, own.guarded, own.state_stochastic) for own in tables.options]
-    told = [bytes(tables.tensors), repr((flags, places, written, threads)).encode()]
-    key = key_of([*told, *(part for _, code in tables.used for part in describe(code))])
+    flags = [(target.count, target.stochastic, target.guarded, target.state_stochastic) for target in tables.options]
+    contents = [bytes(tables.tensors), repr((flags, places, written, threads)).encode()]
+    key = key_of([*contents, *(part for _, code in tables.used for part in describe(code))])
     if key not in _plans:  # else it is the same, and numbers may have other names or values
         figures = (c_int64 * max(1, len(places)))(*places)
         plan = Plan(
@@ -101,7 +101,7 @@ def lay_out(
         )
         _plans[key] = plan, figures, tables
         library.thalweg_plan(key.encode(), ctypes.addressof(plan))
-    return Laid(key, tables, sum(parts) + 64 * (len(parts) + 1))
+    return NativeStep(key, tables, sum(parts) + 64 * (len(parts) + 1))
 
 
 def address(function: Any) -> int | None:
@@ -109,15 +109,15 @@ def address(function: Any) -> int | None:
 
 
 def key_of(parts: Sequence[bytes]) -> str:
-    """The same for what is the same, in every process: programs that were compiled before find it again."""
+    """A key that is equal in every process for equal parts: programs compiled before find their step by it."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 
 def describe(code: Compiled) -> list[bytes]:
-    """All of a program but where it lies."""
-    names = " ".join(each.name for each in code.emitted.functions)
-    own = [*code.passes, code.between, code.native]
-    return [names.encode(), *map(without_addresses, own), bytes(code.code), *map(bytes, code.kept)]
+    """The bytes of a program, without addresses."""
+    names = " ".join(function.name for function in code.emitted.functions)
+    structures = [*code.passes, code.between, code.native]
+    return [names.encode(), *map(without_addresses, structures), bytes(code.code), *map(bytes, code.arrays)]
 
 
 def without_addresses(structure: ctypes.Structure) -> bytes:

@@ -23,8 +23,8 @@ def count_processors(device: torch.device) -> int:
         from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: F401
     except ImportError:  # Triton before 3.4
         return 0
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count if found.major >= 9 else 0
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count if properties.major >= 9 else 0
 
 
 def allows_tf32() -> bool:
@@ -54,14 +54,14 @@ def multiply(
     """
     count, rows, columns, dtype = a.shape[0], a.shape[1], b.shape[2], dtype or a.dtype
     more = plus is not None or dtype != a.dtype
-    kept = str(a.dtype).removeprefix("torch.")
-    if kept == "float32" and allows_tf32():
-        kept = "tf32"
-    tiling = choose_tiling(count_processors(a.device), kept, count, rows, columns, symmetric=symmetric, more=more)
+    precision = str(a.dtype).removeprefix("torch.")
+    if precision == "float32" and allows_tf32():
+        precision = "tf32"
+    tiling = choose_tiling(count_processors(a.device), precision, count, rows, columns, symmetric=symmetric, more=more)
     if tiling is not None:
-        own = b.mT if kept == "tf32" and b_symmetric else b
-        if can_describe(a, own, plus):
-            return multiply_tiles(a, own, plus, tiling, alpha=alpha, beta=beta, symmetric=symmetric, dtype=dtype)
+        laid_out = b.mT if precision == "tf32" and b_symmetric else b
+        if can_describe(a, laid_out, plus):
+            return multiply_tiles(a, laid_out, plus, tiling, alpha=alpha, beta=beta, symmetric=symmetric, dtype=dtype)
     if plus is not None:
         return torch.baddbmm(plus, a, b, beta=beta, alpha=alpha).to(dtype)
     product = torch.bmm(a, b)
@@ -98,7 +98,7 @@ def multiply_tiles(
     symmetric: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The same by the kernel, in TF32 where operands are float32. Stacks that can be described, and so results."""
+    """``multiply`` by the kernel, in TF32 where operands are float32. Stacks that can be described, and so results."""
     from thalweg.kernels.products.kernel import product_kernel
 
     (count, rows, depth), columns = a.shape, b.shape[2]

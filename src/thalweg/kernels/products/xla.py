@@ -30,7 +30,7 @@ def launch_product(
     """
     side, wide, deep = tiling.side, tiling.side * tiling.halves, tiling.depth
     blocks = [(side, deep), (deep, wide), *[(side, side)] * (len(stacks) - 2)]
-    blocks[:2] = (block[::-1] if own else block for block, own in zip(blocks, turned, strict=False))
+    blocks[:2] = (block[::-1] if is_turned else block for block, is_turned in zip(blocks, turned, strict=False))
     adds, (count, rows, columns) = len(stacks) == 4, stacks[-1][0]
     depth = stacks[0][0][1 if turned[0] else 2]
     buffers = [0, 1, 2 if adds else len(stacks) - 1, len(stacks) - 1]
@@ -43,13 +43,13 @@ def launch_product(
     kinds |= {"alpha": ("fp32", False), "beta": ("fp32", False)}
     constants: dict[str, Any] = dict(A_TURNED=turned[0], B_TURNED=turned[1], ADDS=adds, SYMMETRIC=symmetric)
     constants |= dict(SIDE=side, HALVES=tiling.halves, BK=deep)
-    made = compiled(product_kernel, kinds, constants, tiling.warps, tiling.stages)
+    kernel = compiled(product_kernel, kinds, constants, tiling.warps, tiling.stages)
     arguments: list[Any] = []
-    for i, how in zip(buffers, made.metadata.tensordesc_meta, strict=True):
+    for i, how in zip(buffers, kernel.metadata.tensordesc_meta, strict=True):
         shape, dtype = stacks[i]
         fetched = FETCHED[dtype], DTYPES[dtype][0], how["swizzle"], *shape[::-1], *how["block_size"][::-1]
         strides = shape[1] * shape[2], shape[2], 1
         arguments += [(i, 0, fetched), *((NUMBER, size) for size in (*shape, *strides))]
     arguments += map(argument_of, (count, *sizes.values(), *map(float, factors)))
     programs = min(count * tiling.count_tiles(rows, columns, symmetric=symmetric), processors * tiling.resident)
-    return Launched(made, WARP * tiling.warps, (programs, 1, 1), arguments)
+    return Launched(kernel, WARP * tiling.warps, (programs, 1, 1), arguments)

@@ -39,8 +39,8 @@ def admit(setting: ParameterOptions, shape: Shape, dtype: str, state: Mapping[st
     if dtype not in DTYPES:
         raise Refused(f"there is no fused kernel for {dtype} on GPUs")
     entries = rule.entries(shape)
-    numbers = [kept for key, (_, kept) in state.items() if not isinstance(entries.get(key), Count)]
-    if any(kept not in (*DTYPES, *CODECS) for kept in numbers):
+    numbers = [stored_dtype for key, (_, stored_dtype) in state.items() if not isinstance(entries.get(key), Count)]
+    if any(stored_dtype not in (*DTYPES, *CODECS) for stored_dtype in numbers):
         raise Refused("there is no fused kernel for state of float64 on GPUs")
     is_coded = any(scale_key(key) in state for key in state)
     if is_coded and not isinstance(rule, WholeRule) and cuts_groups(stand_in(rule), shape):
@@ -92,15 +92,15 @@ def check_parts(rule: WholeRule, shape: Shape) -> None:
     name = type(rule).__name__
     if not rule.goes_in_parts():
         raise Refused(f"{name} needs whole tensors, and its other parts are not known to go without")
-    kept = own_keys(rule, shape)
+    keys = own_keys(rule, shape)
     around = entries_around(rule, shape).values()
-    if len(kept) != 1 or any(not isinstance(entry, Spread) or entry.over for entry in around):
+    if len(keys) != 1 or any(not isinstance(entry, Spread) or entry.over for entry in around):
         raise Refused(
-            f"{name} keeps {sorted(kept) or 'nothing'} for a parameter, and fused code of its parts needs one entry"
+            f"{name} keeps {sorted(keys) or 'nothing'} for a parameter, and fused code of its parts needs one entry"
         )
     check_derived(first_part(rule), shape)
     check_derived(last_part(rule), shape)
-    if (counts := tuple(rule.keys(shape, Count))) and decides_by_tensors(rule, kept[0], counts):
+    if (counts := tuple(rule.keys(shape, Count))) and decides_by_tensors(rule, keys[0], counts):
         raise Refused(f"what is due in a step of {name} depends on tensors, and the host knows counts alone")
 
 

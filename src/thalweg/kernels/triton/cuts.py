@@ -139,55 +139,55 @@ STEPPING = Limits(4096, 8, 32, block=2048, deep_block=1024, warps=4, widths=(102
 
 
 def cut_to_measure(seen: Sequence[Matrices], vector: int = 4, limits: Limits = MEASURING) -> list[Cut]:
-    """Into tiles for passes that sum rows and columns. vector: elements of one load."""
+    """Cut tensors into tiles for passes that sum rows and columns. vector: elements of one load."""
     # a thread has two loads of a line in hand if they are of four elements, and one if they are of eight
     return cut(seen, limits._replace(block=limits.block * 4 // vector), vector, few_places=1)
 
 
 def cut_to_step(seen: Sequence[Matrices], vector: int = 4, limits: Limits = STEPPING) -> list[Cut]:
-    """Into tiles for all other passes."""
+    """Cut tensors into tiles for all other passes."""
     return cut(seen, limits, vector, few_places=FEW_PLACES)
 
 
 def cut(seen: Sequence[Matrices], limits: Limits, vector: int, few_places: int) -> list[Cut]:
-    """Into tiles that are about equal, among those of one form. few_places: how many combs are made for."""
-    width = width_for([own for own in seen if own.after == 1], limits)
-    combs = [own for own in seen if 1 < own.after <= few_places]
-    steps = min(STEPS, key=lambda steps: sum(comb(own, steps, vector, limits).lanes for own in combs))
-    deepest = max((own.after for own in seen if own.after > few_places), default=1)
+    """Cut tensors into tiles, about equal among those of one form. few_places: how many combs are made for."""
+    width = width_for([matrices for matrices in seen if matrices.after == 1], limits)
+    combs = [matrices for matrices in seen if 1 < matrices.after <= few_places]
+    steps = min(STEPS, key=lambda steps: sum(comb(matrices, steps, vector, limits).lanes for matrices in combs))
+    deepest = max((matrices.after for matrices in seen if matrices.after > few_places), default=1)
     depth = min(triton.next_power_of_2(deepest), DEEPEST)
 
-    def shaped(own: Matrices) -> Cut:
-        if own.after == 1:
-            return Cut(own, Form(PLAIN.value, width, block=limits.block))
-        if own.after <= few_places:
-            return comb(own, steps, vector, limits)
+    def shaped(matrices: Matrices) -> Cut:
+        if matrices.after == 1:
+            return Cut(matrices, Form(PLAIN.value, width, block=limits.block))
+        if matrices.after <= few_places:
+            return comb(matrices, steps, vector, limits)
         deep = Form(DEEP.value, depth, min(DEEP_COLUMNS, limits.deep_block // depth), limits.deep_block)
-        return Cut(own, deep, stride=stride_of(own, vector))
+        return Cut(matrices, deep, stride=stride_of(matrices, vector))
 
-    cuts = [shaped(own) for own in seen]
-    lanes = dict.fromkeys((own.form for own in cuts), 0)
-    for own in cuts:
-        lanes[own.form] += own.lanes
+    cuts = [shaped(matrices) for matrices in seen]
+    lanes = dict.fromkeys((piece.form for piece in cuts), 0)
+    for piece in cuts:
+        lanes[piece.form] += piece.lanes
     fewest, most = limits.fewest_blocks, limits.most_blocks
     # lines of a tile, as if all blocks were of the usual size
     lines = {form: max(1, limits.block // (form.width * form.steps)) for form in lanes}
     rows = {
         form: lines[form] * min(most, max(fewest, lanes[form] // limits.block // limits.programs)) for form in lanes
     }
-    return [own._replace(height=evened(own.matrices.rows, rows[own.form], own.form.lines)) for own in cuts]
+    return [piece._replace(height=evened(piece.matrices.rows, rows[piece.form], piece.form.lines)) for piece in cuts]
 
 
-def comb(own: Matrices, steps: int, vector: int, limits: Limits) -> Cut:
+def comb(matrices: Matrices, steps: int, vector: int, limits: Limits) -> Cut:
     """A tensor with few places behind its columns, of which each lane has one."""
-    return Cut(own, Form(COMB.value, TEETH, steps, limits.block), stride=stride_of(own, vector))
+    return Cut(matrices, Form(COMB.value, TEETH, steps, limits.block), stride=stride_of(matrices, vector))
 
 
-def stride_of(own: Matrices, vector: int) -> int:
+def stride_of(matrices: Matrices, vector: int) -> int:
     """Consecutive elements of each step of a comb: all places behind some columns, and whole loads if lines are."""
-    if own.after > FEW_PLACES:
+    if matrices.after > FEW_PLACES:
         return 1
-    unit = math.lcm(own.after, vector) if own.columns * own.after % vector == 0 else own.after
+    unit = math.lcm(matrices.after, vector) if matrices.columns * matrices.after % vector == 0 else matrices.after
     return TEETH // unit * unit
 
 
@@ -196,7 +196,7 @@ def width_for(seen: Sequence[Matrices], limits: Limits) -> int:
     elements = sum(map(math.prod, seen))
 
     def lanes(width: int) -> int:
-        return sum(Cut(own, Form(PLAIN.value, width)).lanes for own in seen)
+        return sum(Cut(matrices, Form(PLAIN.value, width)).lanes for matrices in seen)
 
     widths = limits.widths
     return next((width for width in widths if elements >= (1 - limits.idle) * lanes(width)), widths[-1])
@@ -208,5 +208,5 @@ def evened(rows: int, most: int, lines: int) -> int:
 
 
 def pieces(size: int, most: int) -> int:
-    """Into how many pieces of at most so many. At least one: what is empty has sums too, which are 0."""
+    """How many pieces of at most ``most`` a size makes. At least one: what is empty has sums too, which are 0."""
     return max(1, -(-size // most))

@@ -31,7 +31,7 @@ def whole_of(operand: Operand) -> Shape:
 
 
 def elements_of(operand: Operand, stacked_axes: int) -> int:
-    """Of the whole tensor: a mean is that of all its parts. At least 1, so that a mean of nothing is 0."""
+    """Elements of the whole tensor, by which means are divided. At least 1, so that a mean of nothing is 0."""
     return max(1, math.prod(whole_of(operand)[stacked_axes:]))
 
 
@@ -68,7 +68,7 @@ class DerivedPasses(Passes):
         ends = list(itertools.accumulate(map(len, self.kernels.emitted.sums), initial=0))
         super().__init__(operands, grads, rule, handling, self.kernels.emitted, ends[-1], dtypes, **memory)
         counts = [elements_of(operand, rule.stacked_axes) for operand in operands]
-        by_row = [own for own, slices in zip(counts, self.tables.slices, strict=True) for _ in range(slices)]
+        by_row = [elements for elements, slices in zip(counts, self.tables.slices, strict=True) for _ in range(slices)]
         self.counts = self.uploads.table(array("f", by_row))
         #: Of each pass: where its chunks leave their sums, and the totals of tensors. Made once: views take time.
         self.places = [(self.partials[begin:end], self.totals[:, begin:end]) for begin, end in itertools.pairwise(ends)]

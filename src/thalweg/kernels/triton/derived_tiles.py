@@ -46,8 +46,8 @@ def passes_for(
 ) -> Passes:
     """The passes of a rule over parameters of one kind. rated: whether there is an lr. memory: as Passes takes it."""
     program = traced(stand_in(rule), example_for(operands, rule), rated)
-    made = DerivedPasses if kinds_of(program, rule.stacked_axes).axes is None else TilePasses
-    return made(operands, grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
+    kind = DerivedPasses if kinds_of(program, rule.stacked_axes).axes is None else TilePasses
+    return kind(operands, grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
 
 
 def example_for(operands: Sequence[Operand], rule: Rule) -> Shape:
@@ -65,23 +65,23 @@ def kernels_for(
     rated: bool,
     random: bool,
 ) -> tuple[EmittedTiles, Kinds, dict[str, Any]]:
-    """As in ``derived``: what was emitted for tiles, and its kernels by name."""
+    """What was emitted for tiles, the kinds of its values, and its kernels by name."""
     program = traced(rule, shape, rated)
     kinds = kinds_of(program, rule.stacked_axes)
-    size, exact = sizes_of(stored), [own.key for own in stored if own.exact]
+    size, exact = sizes_of(stored), [entry.key for entry in stored if entry.exact]
     for whole in (complete or guarded, True):
-        found = schedule(program, size, exact=exact, guarded=guarded, complete=whole)
+        chosen = schedule(program, size, exact=exact, guarded=guarded, complete=whole)
         # sums of the last pass may be for people to look at, and then are such that all passes over tiles can make
-        over = [(kinds.of(value.args[0]), kinds.of(value)) for value in found.passes[-1].sums]
-        waited_for = reductions_before(program.state[key] for key in found.small) & set(found.passes[-1].sums)
-        if len(found.passes) > 1 and all(each == (ELEMENT, TENSOR) for each in over) and not waited_for:
+        over = [(kinds.find(value.args[0]), kinds.find(value)) for value in chosen.passes[-1].sums]
+        waited_for = reductions_before(program.state[key] for key in chosen.small) & set(chosen.passes[-1].sums)
+        if len(chosen.passes) > 1 and all(pair == (ELEMENT, TENSOR) for pair in over) and not waited_for:
             break
-    emitted = emit_tiles(found, title_of(rule), kinds, stored, guarded=guarded, random=random)
-    own = loaded(emitted.source, type(rule).__name__, named_in(of_tiles, of_statistics))
+    emitted = emit_tiles(chosen, title_of(rule), kinds, stored, guarded=guarded, random=random)
+    module = loaded(emitted.source, type(rule).__name__, named_in(of_tiles, of_statistics))
     return (
         emitted,
         kinds,
-        {name: own[name] for name in own if name.startswith(("pass_", "between_", "decide_")) or name == "keep"},
+        {name: module[name] for name in module if name.startswith(("pass_", "between_", "decide_")) or name == "keep"},
     )
 
 
@@ -108,8 +108,8 @@ class TilePasses(Passes):
         """measuring, stepping: how large tiles may be in passes that sum, and in all others."""
         stored, dtypes = stored_as(operands[0], grads[0], keys)
         guarded, random = handling.on_nonfinite != "propagate", handling.state_rounding == "stochastic"
-        made = kernels_for(stand_in(rule), example_for(operands, rule), stored, guarded, sharded, rated, random)
-        emitted, kinds, self.kernels = made
+        code = kernels_for(stand_in(rule), example_for(operands, rule), stored, guarded, sharded, rated, random)
+        emitted, kinds, self.kernels = code
         super().__init__(operands, grads, rule, handling, emitted, emitted.begins[-1], dtypes, **memory)
         assert kinds.axes is not None
         stacked, axes = rule.stacked_axes, kinds.axes
@@ -121,7 +121,7 @@ class TilePasses(Passes):
             for operand in operands
         ]
         self.vector = ALIGNMENT // min(tensor.element_size() for tensor in (*large[0], grads[0]))
-        self.aligned = all(tensor.data_ptr() % ALIGNMENT == 0 for own in large for tensor in own)
+        self.aligned = all(tensor.data_ptr() % ALIGNMENT == 0 for tensors in large for tensor in tensors)
         seen = [
             matrices_of(tuple(operand.p.shape[stacked:]), axes[0] - stacked, axes[1] - stacked)
             for operand, slices in zip(operands, self.tables.slices, strict=True)
@@ -138,21 +138,21 @@ class TilePasses(Passes):
             for _ in range(slices)
         ]
         self.counts = self.uploads.table(array("f", itertools.chain.from_iterable(counts)), 3)
-        self.blocks = {number: self.statistics.blocks(own) for number, own in self.emitted.between.items()}
-        self.kept = self.statistics.blocks(self.emitted.kept) if self.emitted.kept else None
+        self.blocks = {number: self.statistics.blocks(kinds_) for number, kinds_ in self.emitted.between.items()}
+        self.kept_blocks = self.statistics.blocks(self.emitted.guarded_kinds) if self.emitted.guarded_kinds else None
         self.sums = self.sums_of_passes()
 
     def sums_of_passes(self) -> list[list[Sum]]:
         """Of each pass the sums that are to be completed over ranks, with the axes that they go over."""
-        every, gathered = [], iter(self.statistics.totals)
+        sums, gathered = [], iter(self.statistics.totals)
         for number, values in enumerate(self.emitted.sums):
             if self.emitted.gathers[number]:
                 over = [tuple(sorted(set(value.axes) & value.args[0].extent)) for value in values]
-                every.append([Sum(next(gathered), axes) for axes in over])
+                sums.append([Sum(next(gathered), axes) for axes in over])
             else:
                 begin, end = self.emitted.begins[number : number + 2]
-                every.append([Sum(self.totals[:, begin:end], None)] if end > begin else [])
-        return every
+                sums.append([Sum(self.totals[:, begin:end], None)] if end > begin else [])
+        return sums
 
     # ---- one step
 
@@ -265,15 +265,15 @@ class TilePasses(Passes):
     def keep(self, step: Step, stage: int) -> None:
         """Under a guard: write what rows and columns have now, or find out whether that can be stored."""
         overflows = any(dtype == tl.float16 for dtype in self.stored)
-        if self.kept is None or not len(self.kept) or (stage == REHEARSE and not overflows):
+        if self.kept_blocks is None or not len(self.kept_blocks) or (stage == REHEARSE and not overflows):
             return
         self.compiled.run(
             self.kernels["keep"],
-            (len(self.kept),),
+            (len(self.kept_blocks),),
             (
                 self.tables.rows,
                 self.statistics.tensors,
-                self.kept,
+                self.kept_blocks,
                 self.statistics.sums,
                 self.figures,
                 self.failures,

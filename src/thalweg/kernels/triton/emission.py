@@ -37,7 +37,7 @@ class Emission:
     FIRST: ClassVar[str] = "first + begin"
     INDEX: ClassVar[str] = "index"
 
-    found: Schedule
+    schedule: Schedule
     #: How all that is read and written is stored, and whether state is rounded at random.
     stored: tuple[Stored, ...] = ()
     random: bool = False
@@ -46,16 +46,16 @@ class Emission:
     figures: dict[Value, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.program = self.found.program
+        self.program = self.schedule.program
         self.large = self.program.memory[PARAMETER]
         self.memory = Memory(self.program, self.stored, self.random, self.FIRST, self.INDEX)
         self.entries = self.program.entries
         #: Of the state: what is one number for each tensor, and what else is smaller than a parameter.
         self.scalars = self.program.scalars
-        self.small = [key for key in self.found.small if key not in self.scalars]
-        every = [(number, value) for number, each in enumerate(self.found.passes) for value in each.sums]
+        self.small = [key for key in self.schedule.small if key not in self.scalars]
+        numbered = [(number, value) for number, pass_ in enumerate(self.schedule.passes) for value in pass_.sums]
         #: Of each reduction: its place among all, and the pass that makes it.
-        self.sums = {value: (place, number) for place, (number, value) in enumerate(every)}
+        self.sums = {value: (place, number) for place, (number, value) in enumerate(numbered)}
 
     def number(self, value: Value) -> int:
         return 1 + self.numbers.setdefault(value, len(self.numbers))  # behind the sign of the gradient
@@ -78,12 +78,12 @@ class Emission:
         return f"{number} != 0" if dtype_of(value) == TRUTH else number
 
     def stats(self) -> dict[str, int | float]:
-        """What people may look at: the figures that show it, or the numbers that it always is."""
+        """The rule's statistics by name: the figure that holds each, or the number that it always is."""
         shown = self.program.stats.items()
         return {name: self.figure(value) if isinstance(value, Value) else float(value) for name, value in shown}
 
     def rounds_before(self, value: Any) -> int:
-        """In how many rounds the sums are made that a value is computed from."""
+        """How many rounds of sums come before a value can be computed."""
         if not isinstance(value, Value):
             return 0
         if value.is_reduction:
@@ -121,16 +121,16 @@ class Decision(Lines):
         return self.operation(value, sqrt="tl.sqrt_rn(nothing + {0})")
 
     def write_figure(self, value: Value) -> str:
-        text = self.of(value)
+        text = self.write(value)
         number = f"tl.where({text}, 1.0, 0.0)" if dtype_of(value) == TRUTH else text
         return f"tl.store(figures + {self.emission.figure(value)} * count + row, nothing + {number}, mask)"
 
     def finite_by(self, rounds: int) -> list[str]:
-        """What tells whether steps are finite, if so many rounds of sums can tell."""
+        """The value that says whether steps are finite, if it is known after so many rounds of sums."""
         finite = self.emission.program.finite
         if self.emission.rounds_before(finite) > rounds:
             return []
-        text = self.of(finite) if isinstance(finite, Value) else "nothing == 0" if finite else "nothing != 0"
+        text = self.write(finite) if isinstance(finite, Value) else "nothing == 0" if finite else "nothing != 0"
         return [f"tl.store(figures + FINITE * count + row, nothing + tl.where({text}, 1.0, 0.0), mask)"]
 
 
@@ -155,20 +155,20 @@ class Elements(Lines):
         #: What is read as codes, by what it stands for: how it is called.
         self.codes: dict[Value, str] = {}
 
-    def of(self, operand: Any) -> str:
+    def write(self, operand: Any) -> str:
         if isinstance(operand, Value) and operand not in self.known and operand.extent != self.emission.large:
             self.known[operand] = self.scalar(operand)
-        return super().of(operand)
+        return super().write(operand)
 
     def scalar(self, value: Value) -> str:
         if self.pass_number == 0 or value.extent is None:
-            return self.scalars.of(value)
+            return self.scalars.write(value)
         if value not in self.scalars.known:
             self.scalars.let(value, self.emission.read_figure(value))
         return self.scalars.known[value]
 
     def is_one(self, operand: Any) -> bool:
-        """Whether there is one for a tensor, not one for each element."""
+        """Whether an operand is one number for a tensor, not one for each element."""
         return not isinstance(operand, Value) or operand.extent != self.emission.large
 
     def read(self, key: str, value: Value) -> None:
@@ -183,7 +183,7 @@ class Elements(Lines):
 
     def summed(self, value: Value) -> str:
         """What a reduction adds up; 0 where nothing is."""
-        text = summand(value, self.of(value.args[0]))
+        text = summand(value, self.write(value.args[0]))
         return text if is_zero_where_nothing_is(value.args[0], self.emission.large) else f"kept({text}, mask)"
 
     def text(self, value: Value) -> str:
@@ -193,12 +193,12 @@ class Elements(Lines):
             for factor, codes in (value.args, value.args[::-1]):
                 if isinstance(codes, Value) and codes in self.codes and codes not in self.known and self.is_one(factor):
                     # one product for each group instead of one for each element
-                    return "decoded({0}_codes, {0}_scale * {1}, GROUP)".format(self.codes[codes], self.of(factor))
+                    return "decoded({0}_codes, {0}_scale * {1}, GROUP)".format(self.codes[codes], self.write(factor))
         if value.op == "div" and isinstance(value.args[0], Value) and value.args[0].extent == self.emission.large:
             below = value.args[1]
             if self.is_one(below):
                 # one division for each tensor instead of one for each element
-                return f"{self.of(value.args[0])} * {self.of(value.graph.apply('div', 1.0, below))}"
+                return f"{self.write(value.args[0])} * {self.write(value.graph.apply('div', 1.0, below))}"
         return self.operation(value, **self.emission.memory.operations)
 
 

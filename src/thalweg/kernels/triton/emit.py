@@ -82,46 +82,46 @@ class Emitted:
     blocks: int = field(default=1, kw_only=True)
 
 
-def emit(found: Schedule, title: str, stored: tuple[Stored, ...], *, random: bool = False) -> Emitted:
+def emit(schedule: Schedule, title: str, stored: tuple[Stored, ...], *, random: bool = False) -> Emitted:
     """Kernels of a schedule whose sums all go over whole tensors. random: whether state is rounded at random."""
-    emission = Emission(found, stored, random)
-    last = len(found.passes) - 1
+    emission = Emission(schedule, stored, random)
+    last = len(schedule.passes) - 1
     passes = [emit_pass(emission, number) for number in range(last + 1)]
     stats, scalars = emission.stats(), emission.kept_figures()
     late = any(max(1, emission.rounds_before(emission.program.state[key])) > last for key in emission.scalars)
-    decided = range(last + 1 if found.passes[last].sums or late else last)
+    decided = range(last + 1 if schedule.passes[last].sums or late else last)
     decisions = [emit_decision(emission, number, last) for number in decided]
-    source = "\n\n".join([f'"""{title}\n\n{found}\n"""', *passes, *decisions])
-    sums, blocks = [each.sums for each in found.passes], BLOCKS if emission.memory.has_codes else 1
+    source = "\n\n".join([f'"""{title}\n\n{schedule}\n"""', *passes, *decisions])
+    sums, blocks = [pass_.sums for pass_ in schedule.passes], BLOCKS if emission.memory.has_codes else 1
     figures = len(emission.figures)
     return Emitted(source, list(emission.numbers), sums, figures, stats, scalars, late=late, blocks=blocks)
 
 
 def emit_pass(emission: Emission, number: int) -> str:
-    found, program, memory = emission.found, emission.program, emission.memory
-    each, last = found.passes[number], len(found.passes) - 1
+    schedule, program, memory = emission.schedule, emission.program, emission.memory
+    pass_, last = schedule.passes[number], len(schedule.passes) - 1
     lines = Elements(emission, number)
-    keys = [key for key in program.memory if key in (*each.reads, *each.writes)]
+    keys = [key for key in program.memory if key in (*pass_.reads, *pass_.writes)]
     lines.lines = places_of(memory, keys)
-    for key, value in found.loads(number).items():
+    for key, value in schedule.loads(number).items():
         lines.read(key, value)
     # all that is large is asked for before anything waits for a number
     loads, lines.lines = lines.lines, []
     if not memory.has_codes:  # with codes it keeps nothing: what is computed goes before it
         loads.append(ALL_ASKED)
-    sums = {f"sum_{emission.sums[value][0]}": lines.summed(value) for value in each.sums}
+    sums = {f"sum_{emission.sums[value][0]}": lines.summed(value) for value in pass_.sums}
     before = [f"{name} = tl.zeros((PIECE // TOGETHER,), tl.float32)" for name in sums]
     after = [f"tl.store(partials + {name[4:]} * chunk_count + chunk, tl.sum({name}))" for name in sums]
     adding = [f"{name} += by_neighbours({text})" for name, text in sums.items()]
-    results = {key: lines.of(program.state[key]) for key in each.writes if key != PARAMETER}
+    results = {key: lines.write(program.state[key]) for key in pass_.writes if key != PARAMETER}
     before.append("now = " + ("tl.load(figures + T * count + row)" if number == last > 0 else "step_number(rows, row)"))
     stores = memory.write_all(results)
-    if PARAMETER not in each.writes:
+    if PARAMETER not in pass_.writes:
         body = [*lines.lines, *adding]
         if stores:
             body += ["if is_allowed(allowed, ALLOWED):", *indented(stores, 4)]
     else:
-        new = f"{lines.of(program.inputs[PARAMETER])} + {lines.of(program.delta)}"
+        new = f"{lines.write(program.inputs[PARAMETER])} + {lines.write(program.delta)}"
         body = [*lines.lines, *memory.rounded(new), "if STAGE == 1:", "    failures += failures_in(stored, mask)"]
         for key, text in results.items():
             failed = f"    failures += failures_in({text}.to({memory.dtype(key)}), mask)"
@@ -136,7 +136,7 @@ def emit_pass(emission: Emission, number: int) -> str:
     return HEAD.format(
         number=number,
         arguments=ARGUMENTS.format(dtypes=dtypes),
-        words=str(each).capitalize(),
+        words=str(pass_).capitalize(),
         bases=block(bases_of(memory, keys), 4),
         before=block(before, 12),
         each=block([*loads, *body], 16),
@@ -149,7 +149,7 @@ def otherwise(lines: Sequence[str]) -> list[str]:
 
 
 def emit_decision(emission: Emission, number: int, last: int) -> str:
-    """What is known after a pass, and not before."""
+    """The kernel that computes what is known after a pass, and not before."""
     final = number == last
     lines = Decision(emission, counted=final and last > 0)
     stores = []

@@ -88,7 +88,7 @@ class Tile(Lines):
         self.rows: list[str] = []
 
     def let(self, value: Value, text: str) -> str:
-        name, kind = super().let(value, text), self.emission.kinds.of(value)
+        name, kind = super().let(value, text), self.emission.kinds.find(value)
         if kind not in (ROW, ELEMENT):
             self.once.append(self.lines.pop())
         elif kind == ROW and (self.number or value.op == "input"):
@@ -102,7 +102,7 @@ class Tile(Lines):
         return name
 
     def text(self, value: Value) -> str:
-        kind = self.emission.kinds.of(value)
+        kind = self.emission.kinds.find(value)
         if kind == TENSOR:
             if self.number:
                 return self.emission.use(value, self.number)
@@ -116,25 +116,25 @@ class Tile(Lines):
             if value.op == "input":
                 name = f"{self.emission.memory.short(value.name)}_base"
                 return f"loaded({self.base(name, base_of(self.emission, value.name))} + {entry}, {mask})"
-        if value.op == "div" and self.emission.kinds.of(value.args[0]) == ELEMENT:
+        if value.op == "div" and self.emission.kinds.find(value.args[0]) == ELEMENT:
             below = value.args[1]
-            if self.emission.kinds.of(below) != ELEMENT:
+            if self.emission.kinds.find(below) != ELEMENT:
                 # one division for each tensor, row or column instead of one for each element
-                return f"{self.of(value.args[0])} * {self.of(value.graph.apply('div', 1.0, below))}"
+                return f"{self.write(value.args[0])} * {self.write(value.graph.apply('div', 1.0, below))}"
         return self.operation(value)
 
 
 def emit_pass(emission: TileEmission, number: int) -> str:
-    found, program, last, memory = emission.found, emission.program, emission.last, emission.memory
-    each = found.passes[number]
+    schedule, program, last, memory = emission.schedule, emission.program, emission.last, emission.memory
+    pass_ = schedule.passes[number]
     lines = Tile(emission, number)
-    loads = found.loads(number)
-    if any(memory.is_coded(key) for key in (*loads, *each.writes)):
+    loads = schedule.loads(number)
+    if any(memory.is_coded(key) for key in (*loads, *pass_.writes)):
         groups = "groups_at(origin, first, end, between, run, along, GROUP, LINES, WIDTH)"
         lines.lines.append(f"groups, groups_mask = {groups}")
     for key in program.memory:
         name = memory.short(key)
-        if key in loads or key in each.writes:
+        if key in loads or key in pass_.writes:
             place(lines, name, memory.base(key))
             if key == PARAMETER and memory.has_record:
                 place(lines, "record", memory.record)
@@ -149,18 +149,18 @@ def emit_pass(emission: TileEmission, number: int) -> str:
                 lines.let(loads[key], f"decoded({name}_codes, {name}_scale, GROUP)")
             else:
                 lines.let(loads[key], f"{memory.read(key)}{' * factor' if key == GRADIENT else ''}")
-    finally_ = (emit_gathering if emission.gathers(each) else emit_totals)(emission, lines, each, number)
-    results = {key: lines.of(program.state[key]) for key in each.writes if key != PARAMETER}
+    finally_ = (emit_gathering if emission.gathers(pass_) else emit_totals)(emission, lines, pass_, number)
+    results = {key: lines.write(program.state[key]) for key in pass_.writes if key != PARAMETER}
     stores = memory.write_all(results)
-    if any(map(memory.is_random, results)) or PARAMETER in each.writes:
+    if any(map(memory.is_random, results)) or PARAMETER in pass_.writes:
         lines.once.append(
             "now = tl.load(figures + T * count + row)" if number == last > 0 else "now = step_number(rows, row)"
         )
-    if PARAMETER not in each.writes:
+    if PARAMETER not in pass_.writes:
         if stores:
             lines.lines += ["if is_allowed(allowed, ALLOWED):", *indented(stores, 4)]
     else:
-        new = f"{lines.of(program.inputs[PARAMETER])} + {lines.of(program.delta)}"
+        new = f"{lines.write(program.inputs[PARAMETER])} + {lines.write(program.delta)}"
         lines.once.append("failed = tl.zeros((LINES, STEPS, WIDTH), tl.float32)")
         lines.lines += memory.rounded(new)
         lines.lines += ["if STAGE == 1:", "    failed += failures_at(stored, mask)"]
@@ -184,7 +184,7 @@ def emit_pass(emission: TileEmission, number: int) -> str:
         emission,
         modes=block(modes, 4),
         number=number,
-        words=str(each).capitalize() or "Sum what is known",
+        words=str(pass_).capitalize() or "Sum what is known",
         once=block(lines.once, 4),
         each=block([*lines.rows, *lines.lines], 8),
         finally_=block(finally_, 4),
@@ -200,7 +200,7 @@ def place(lines: Tile, name: str, base: str) -> None:
 
 def masked(emission: TileEmission, lines: Tile, value: Value) -> str:
     """What is added up, 0 where nothing is. Each is computed once."""
-    text = summand(value, lines.of(value.args[0]))
+    text = summand(value, lines.write(value.args[0]))
     kind = emission.source(value)
     if kind == ELEMENT and is_zero_where_nothing_is(value.args[0], emission.large):
         return text
@@ -213,10 +213,10 @@ def masked(emission: TileEmission, lines: Tile, value: Value) -> str:
     return f"tl.where({mask}, {text}, 0.0)"
 
 
-def emit_totals(emission: TileEmission, lines: Tile, each: Pass, number: int) -> list[str]:
+def emit_totals(emission: TileEmission, lines: Tile, pass_: Pass, number: int) -> list[str]:
     """Sums over whole tensors, of which each tile has a part."""
     ends = []
-    for value in each.sums:
+    for value in pass_.sums:
         place = emission.totals[value]
         lines.once.append(
             f"sum_{place} = tl.zeros((LINES, STEPS, WIDTH), tl.float32)  # across threads at the end alone"
@@ -226,15 +226,15 @@ def emit_totals(emission: TileEmission, lines: Tile, each: Pass, number: int) ->
     return ends
 
 
-def emit_gathering(emission: TileEmission, lines: Tile, each: Pass, number: int) -> list[str]:
+def emit_gathering(emission: TileEmission, lines: Tile, pass_: Pass, number: int) -> list[str]:
     """Sums over columns, rows, matrices and whole tensors."""
     ends: list[str] = []
     summed: dict[tuple[Value, bool], list[Value]] = {}
-    for value in each.sums:
+    for value in pass_.sums:
         summed.setdefault((value.args[0], value.is_squared), []).append(value)
     for targets in summed.values():
         source = emission.source(targets[0])
-        kinds = {emission.kinds.of(value) for value in targets}
+        kinds = {emission.kinds.find(value) for value in targets}
         x = f"x_{emission.gathered[targets[0]]}"
         total = f"sum_{emission.gathered[targets[0]]}"
         home = lines.lines if source in (ROW, ELEMENT) else lines.once
@@ -253,7 +253,7 @@ def emit_gathering(emission: TileEmission, lines: Tile, each: Pass, number: int)
 
 def gather(emission: TileEmission, lines: Tile, ends: list[str], value: Value, x: str, total: str) -> None:
     """Leave a tile's part of one sum where it belongs."""
-    place, source, kind = emission.gathered[value], emission.source(value), emission.kinds.of(value)
+    place, source, kind = emission.gathered[value], emission.source(value), emission.kinds.find(value)
     home = f"home_{place}"
     copy = {
         (ELEMENT, ROW): "along",

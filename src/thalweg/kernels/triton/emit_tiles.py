@@ -83,19 +83,19 @@ class EmittedTiles(Emitted):
     between: dict[int, tuple[str, ...]]
     decisions: set[int]
     #: Kinds of entries that only a guard lets be written.
-    kept: tuple[str, ...]
+    guarded_kinds: tuple[str, ...]
 
 
 def emit_tiles(
-    found: Schedule, title: str, kinds: Kinds, stored: tuple[Stored, ...], *, guarded: bool, random: bool
+    schedule: Schedule, title: str, kinds: Kinds, stored: tuple[Stored, ...], *, guarded: bool, random: bool
 ) -> EmittedTiles:
     """Kernels of a schedule whose sums go over rows, columns, matrices and whole tensors."""
-    emission = TileEmission(found, stored, random, kinds=kinds, guarded=guarded)
-    program, last = found.program, emission.last
+    emission = TileEmission(schedule, stored, random, kinds=kinds, guarded=guarded)
+    program, last = schedule.program, emission.last
     passes = [emit_pass(emission, number) for number in range(last + 1)]
     stats, scalars = emission.stats(), emission.kept_figures()
     small = {key: program.state[key] for key in emission.small}
-    emission.settled = max([0, *(emission.first_use[value] - 1 for value in emission.kept)])
+    emission.settled = max([0, *(emission.first_use[value] - 1 for value in emission.lasting)])
     emission.settled = max([emission.settled, *(emission.rounds_before(value) - 1 for value in small.values())])
     if guarded:
         for value in small.values():
@@ -118,21 +118,21 @@ def emit_tiles(
     if guarded:
         kernels.append(emit_keep(emission))
     statistics = [
-        Statistic(kinds.of(value), emission.source(value), emission.sums[value][1]) for value in emission.gathered
+        Statistic(kinds.find(value), emission.source(value), emission.sums[value][1]) for value in emission.gathered
     ]
     inherited = inherited_by(emission)
-    statistics += [Statistic(kinds.of(value), inherits=inherited.get(value, -1)) for value in emission.kept]
+    statistics += [Statistic(kinds.find(value), inherits=inherited.get(value, -1)) for value in emission.lasting]
     size = f"TENSOR = tl.constexpr(GEOMETRY.value + FACTS.value * {len(statistics)})"
-    words = f"{found}; between them, read and write {', '.join(found.small)}" if found.small else str(found)
-    counts = [0 if emission.gathers(each) else len(each.sums) for each in found.passes]
+    words = f"{schedule}; between them, read and write {', '.join(schedule.small)}" if schedule.small else str(schedule)
+    counts = [0 if emission.gathers(pass_) else len(pass_.sums) for pass_ in schedule.passes]
     return EmittedTiles(
         "\n\n".join([f'"""{title}\n\n{words}\n"""', size, *passes, *kernels]),
         list(emission.numbers),
-        [each.sums for each in found.passes],
+        [pass_.sums for pass_ in schedule.passes],
         len(emission.figures),
         stats,
         scalars,
-        [emission.gathers(each) for each in found.passes],
+        [emission.gathers(pass_) for pass_ in schedule.passes],
         [sum(counts[:number]) for number in range(last + 2)],
         statistics,
         between,
@@ -154,7 +154,7 @@ class Between(Lines):
         self.kind = kind
 
     def entry_of(self, value: Value) -> str:
-        if self.emission.kinds.of(value) == self.kind:
+        if self.emission.kinds.find(value) == self.kind:
             return "entry"
         if not any(line.startswith("matrix_entry") for line in self.lines):
             self.lines.append(f"matrix_entry = matrix_of_{self.kind}(tensor, entry)")
@@ -162,7 +162,7 @@ class Between(Lines):
 
     def text(self, value: Value) -> str:
         emission = self.emission
-        if emission.kinds.of(value) == TENSOR:
+        if emission.kinds.find(value) == TENSOR:
             if value.op == "input":
                 return emission.scalar(value)
             if value in emission.totals:
@@ -200,19 +200,19 @@ def emit_between(emission: TileEmission, number: int, kind: str) -> list[str]:
     """What is computed for each row, column or matrix after a pass."""
     lines, program = Between(emission, kind), emission.program
     stores = []
-    for value, place in emission.kept.items():
-        if emission.kinds.of(value) == kind and emission.first_use[value] == number + 1:
+    for value, place in emission.lasting.items():
+        if emission.kinds.find(value) == kind and emission.first_use[value] == number + 1:
             statistic = len(emission.gathered) + place
-            stores.append(f"tl.store(sums + first_of(tensor, {statistic}) + entry, {lines.of(value)}, mask)")
+            stores.append(f"tl.store(sums + first_of(tensor, {statistic}) + entry, {lines.write(value)}, mask)")
     if number == emission.settled and not emission.guarded:
-        kept = []
+        writes = []
         for key in emission.small:
             if entry_kind(emission, key) == kind:
                 i = emission.entries.index(key)
-                text = f"as_stored(nothing + {lines.of(program.state[key])}, 0.0, S{i}_DTYPE, False)"
-                kept.append(f"tl.store({base_of(emission, key)} + entry, {text}, mask)")
-        if kept:
-            stores += ["if is_allowed(allowed, ALLOWED):", *indented(kept, 4)]
+                text = f"as_stored(nothing + {lines.write(program.state[key])}, 0.0, S{i}_DTYPE, False)"
+                writes.append(f"tl.store({base_of(emission, key)} + entry, {text}, mask)")
+        if writes:
+            stores += ["if is_allowed(allowed, ALLOWED):", *indented(writes, 4)]
     return [*lines.lines, *stores]
 
 
@@ -237,7 +237,7 @@ def emit_keep(emission: TileEmission) -> str:
     body = []
     for key in emission.small:
         i, value = emission.entries.index(key), emission.program.state[key]
-        place = len(emission.gathered) + emission.kept[value]
+        place = len(emission.gathered) + emission.lasting[value]
         new = f"tl.load(sums + first_of(tensor, {place}) + entry, mask, other=0.0)"
         body += [
             f"if kind == {SMALL.index(entry_kind(emission, key))}:  # {key}",

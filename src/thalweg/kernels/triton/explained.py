@@ -24,11 +24,11 @@ from thalweg.storage import RECORD, describe_state
 def source_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:
     """The Triton that steps parameters of this kind, or why there is none that was made from the rule."""
     rule, handling = setting.rule_at(1), setting.handling
-    kept = describe_state(rule, handling, shape, dtype)
-    if refused := refusal(admit, setting, shape, dtype, kept):
+    state = describe_state(rule, handling, shape, dtype)
+    if refused := refusal(admit, setting, shape, dtype, state):
         return f"# {refused}\n"
     dtypes = {PARAMETER: dtype, GRADIENT: dtype}
-    dtypes |= {key: kept[key][1] for key in (*rule.entries(shape), RECORD) if key in kept}
+    dtypes |= {key: state[key][1] for key in (*rule.entries(shape), RECORD) if key in state}
     if isinstance(rule, WholeRule):
         return source_of_parts(rule, shape, dtypes)
     stored = stored_in(dtypes)
@@ -52,9 +52,9 @@ def source_of_parts(rule: WholeRule, shape: Shape, dtypes: Mapping[str, str]) ->
         (first_part(rule), {PARAMETER: dtypes[key], GRADIENT: dtypes[GRADIENT], SHOWN: shown}),
         (last_part(rule), {**{name: dtypes[name] for name in dtypes if name in beside}, GRADIENT: shown}),
     ]
-    found = [
+    sources = [
         kernels_for(stand_in(part), example_of(part, shape), stored_in(stored), False, False, True).emitted.source
         for part, stored in parts
     ]
     between = "# between them: matrix products by library calls\n"
-    return between.join(found)
+    return between.join(sources)

@@ -43,11 +43,11 @@ class Direct:
         self.current_stream = triton.runtime.driver.active.get_current_stream
 
     def __call__(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
-        stream, own = self.current_stream(self.device), self.compiled
+        stream, kernel = self.current_stream(self.device), self.compiled
         if is_watched():
-            own[grid](*arguments, stream=stream)
+            kernel[grid](*arguments, stream=stream)
         else:
-            self.launcher(*grid, stream, own.function, own.packed_metadata, None, None, None, *arguments)
+            self.launcher(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments)
 
 
 def is_watched() -> bool:
@@ -102,9 +102,9 @@ class Compiled:
         key: Hashable = (),
     ) -> None:
         """Launch a kernel, whose constants come behind its arguments. key: all that may differ between launches."""
-        known = self.known.get((id(kernel), key))  # kernels have a hash that takes its time
-        if known is not None:
-            again, values = known
+        remembered = self.known.get((id(kernel), key))  # kernels have a hash that takes its time
+        if remembered is not None:
+            again, values = remembered
             again((*grid, 1, 1)[:3], arguments + values)
             return
         given = constants()
@@ -117,7 +117,7 @@ class Compiled:
 
     @contextlib.contextmanager
     def preparing(self, device: torch.device) -> Iterator[None]:
-        """Within: nothing is launched. At the end, all that would have been is compiled."""
+        """A context in which nothing is launched; at its end, all that would have been launched is compiled."""
         self.waiting = []
         try:
             yield
@@ -133,7 +133,7 @@ def compile_side_by_side(compilations: Iterable[Compilation], device: torch.devi
         return
 
     def compile_them() -> None:
-        with Workshop(device) as workers, mode(workers):
+        with CompilePool(device) as workers, mode(workers):
             for compilation in compilations:
                 compilation()
 
@@ -141,7 +141,7 @@ def compile_side_by_side(compilations: Iterable[Compilation], device: torch.devi
     contextvars.copy_context().run(compile_them)
 
 
-class Workshop(ThreadPoolExecutor):
+class CompilePool(ThreadPoolExecutor):
     """Threads that compile kernels, and what launches them, which Triton compiles from C."""
 
     def __init__(self, device: torch.device) -> None:

@@ -65,8 +65,8 @@ class Statements:
         self.lines.append(f"{name} = {text}")
         return name
 
-    def of(self, operand: Any) -> str:
-        """What stands for a value or a number, computed in the lines so far."""
+    def write(self, operand: Any) -> str:
+        """The text of a value or a number, after the lines that compute it."""
         if not isinstance(operand, Value):
             return literal(operand)
         if operand not in self.known:
@@ -81,7 +81,7 @@ class Statements:
         raise NotImplementedError
 
     def operation(self, value: Value, **other: str) -> str:
-        args = [self.of(arg) for arg in value.args]
+        args = [self.write(arg) for arg in value.args]
         if value.op == "where" and isinstance(value.args[0], Value) and value.args[0].extent is None:
             args[0] = f"({args[0]} != 0)"
         return other.get(value.op, TEXTS[value.op]).format(*args)

@@ -56,13 +56,12 @@ def kernels_for(
     rated: whether there is an lr; else the rule chooses its step size. random: whether state is rounded at random.
     """
     program = traced(rule, shape, rated)
-    exact = [own.key for own in stored if own.exact]
-    found = schedule(program, sizes_of(stored), exact=exact, guarded=guarded, complete=complete or guarded)
-    emitted = emit(found, title_of(rule), stored, random=random)
-    own = loaded(emitted.source, type(rule).__name__)
-    passes, decisions = (
-        [kernel for name, kernel in own.items() if name.startswith(kind)] for kind in ("pass_", "decide_")
-    )
+    exact = [entry.key for entry in stored if entry.exact]
+    chosen = schedule(program, sizes_of(stored), exact=exact, guarded=guarded, complete=complete or guarded)
+    emitted = emit(chosen, title_of(rule), stored, random=random)
+    kernels = loaded(emitted.source, type(rule).__name__)
+    passes = [kernel for name, kernel in kernels.items() if name.startswith("pass_")]
+    decisions = [kernel for name, kernel in kernels.items() if name.startswith("decide_")]
     return Kernels(emitted, passes, decisions)
 
 

@@ -22,7 +22,7 @@ class Stored(NamedTuple):
 
 def sizes_of(stored: Iterable[Stored]) -> dict[str, int]:
     """Bytes by key. A record is read and written with its parameter."""
-    size = {own.key: own.bytes for own in stored}
+    size = {entry.key: entry.bytes for entry in stored}
     size[PARAMETER] += size.pop(RECORD, 0)
     return size
 
@@ -44,11 +44,11 @@ class Memory:
 
     def is_coded(self, key: str) -> bool:
         """Whether it is kept in eight bits, beside scales."""
-        return any(own.key == key and own.bytes == 1 for own in self.stored)
+        return any(entry.key == key and entry.bytes == 1 for entry in self.stored)
 
     def is_random(self, key: str) -> bool:
         large = self.program.memory[key] == self.program.memory[PARAMETER]
-        return self.random and large and any(own.key == key and not own.exact for own in self.stored)
+        return self.random and large and any(entry.key == key and not entry.exact for entry in self.stored)
 
     @property
     def streams(self) -> dict[str, tuple[int, int]]:
@@ -62,22 +62,22 @@ class Memory:
     @property
     def operations(self) -> dict[str, str]:
         """Operations on elements that have another text where state has few digits and passes little to read."""
-        narrow = any(own.key in self.program.entries and not own.exact for own in self.stored)
+        narrow = any(entry.key in self.program.entries and not entry.exact for entry in self.stored)
         return {"div": "quotient({0}, {1})"} if narrow else {}
 
     @property
     def has_record(self) -> bool:
-        return any(own.key == RECORD for own in self.stored)
+        return any(entry.key == RECORD for entry in self.stored)
 
     def dtype(self, key: str) -> str:
         return f"{self.short(key).upper()}_DTYPE"
 
     def which(self, key: str) -> int:
-        """Its place among the columns that a table has for the parameter and each entry."""
+        """The place of an entry among the columns that a table has for the parameter and each entry."""
         return 0 if key == PARAMETER else 1 + self.program.entries.index(key)
 
     def base(self, key: str) -> str:
-        """Where it begins."""
+        """Where an array begins."""
         if key == GRADIENT:
             return "pointer(tl.load(gradients + row), G_DTYPE, ALIGNED)"
         column = "P" if key == PARAMETER else f"STATE + {self.which(key) - 1}"
@@ -98,7 +98,7 @@ class Memory:
         return f"{name}_codes, {name}_scale = read_codes({name}_place, {name}_scales, mask, groups_mask)"
 
     def read(self, key: str) -> str:
-        """Its numbers, of which there are no codes."""
+        """The numbers of an array that has no codes."""
         name = self.short(key)
         numbers = f"loaded({name}_place, mask)"
         if key == PARAMETER and self.has_record:

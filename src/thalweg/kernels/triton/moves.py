@@ -30,8 +30,8 @@ def move(source, target, count, room, TYPE: tl.constexpr, WIDE: tl.constexpr, TU
 @triton.jit
 def moves_kernel(table, TYPE: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
     """table: of each copy its source and target, how many elements are read, and how many written, the rest as 0."""
-    own = table + 4 * tl.program_id(0)
-    source, target, count, room = tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
+    entry = table + 4 * tl.program_id(0)
+    source, target, count, room = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
     if (source % 16 == 0) & (target % 16 == 0) & (count % WIDE == 0) & (room % WIDE == 0):
         move(source, target, count, room, TYPE, WIDE, TURNS, BLOCK)
     else:
@@ -41,5 +41,5 @@ def moves_kernel(table, TYPE: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.conste
 def launch_moves(compiled: Callable[..., Any], count: int, width: int, table: int) -> Launched:
     """width: bytes of an element. table: the buffer with the table."""
     constants = dict(TYPE=TYPES[width], WIDE=16 // width, TURNS=TURNS, BLOCK=BLOCK)
-    made = compiled(moves_kernel, {"table": ("*i64", True)}, constants, WARPS)
-    return Launched(made, WARP * WARPS, (count, TURNS, 1), [(table, 0)])
+    kernel = compiled(moves_kernel, {"table": ("*i64", True)}, constants, WARPS)
+    return Launched(kernel, WARP * WARPS, (count, TURNS, 1), [(table, 0)])

@@ -38,11 +38,11 @@ def random_bits(key, t, position):
 def random_bits_behind(key, t, first, index):
     """The same for positions behind the first one (int64), by less than 2**32 (int32)."""
     low, high = first.to(tl.uint32), (first >> 32).to(tl.uint32)
-    own = low + index.to(tl.uint32)
+    low_sum = low + index.to(tl.uint32)
     # of the high half there are two, and of what becomes of it: not one for each element
     key_of_high = key ^ tl.full((), 0x27D4EB2F, tl.uint32)
-    place = tl.where(own < low, mix((high + 1) ^ key_of_high), mix(high ^ key_of_high))
-    return mix(mix(own ^ place) ^ mix(key ^ t))
+    place = tl.where(low_sum < low, mix((high + 1) ^ key_of_high), mix(high ^ key_of_high))
+    return mix(mix(low_sum ^ place) ^ mix(key ^ t))
 
 
 @triton.jit

@@ -142,7 +142,7 @@ class Passes:
     # ---- one step
 
     def prepare(self, step: Step) -> None:
-        """Compile what a step launches, before it is."""
+        """Compile what a step launches, before its first launch."""
         with self.compiled.preparing(self.device):
             for _ in self.measure(step):
                 pass
@@ -170,20 +170,20 @@ class Passes:
         )
 
     def keep_numbers(self, step: Step) -> None:
-        """Write what the state has one number of for each tensor, when all have read what it was."""
+        """Write the entries that are one number for each tensor, after all kernels have read the old ones."""
         if self.scalars is not None and self.tables.count:
-            allowed, kept = step.allowed is not None, len(self.scalars)
+            allowed, count = step.allowed is not None, len(self.scalars)
             self.compiled.run(
                 keep_kernel,
                 (self.tables.count,),
                 (self.tables.rows, self.figures, self.scalars, step.allowed, self.tables.count),
-                lambda: dict(KEPT=kept, ALLOWED=allowed, GUARDED=self.guarded),
+                lambda: dict(KEPT=count, ALLOWED=allowed, GUARDED=self.guarded),
                 warps=1,
                 key=kind_of(step.allowed),
             )
 
     def flags_of(self, step: Step, stage: int) -> dict[str, Any]:
-        """What a pass is compiled for, beside where it goes."""
+        """The constants that a pass is compiled for, beside those of where it goes."""
         return dict(
             STAGE=stage,
             SCALED=step.grad_scale is not None or self.handling.maximize,

@@ -149,9 +149,9 @@ def total_kernel(partials, begins, totals, count, SUMS: tl.constexpr, BLOCK: tl.
     """Add up what the chunks of a row have found, in an order that is always the same."""
     row, which = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(begins + row), tl.load(begins + row + 1)
-    found = tl.zeros((BLOCK,), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
     while first < end:
         index = first + tl.arange(0, BLOCK)
-        found += tl.load(partials + which.to(tl.int64) * count + index, index < end, other=0.0)
+        total += tl.load(partials + which.to(tl.int64) * count + index, index < end, other=0.0)
         first += BLOCK
-    tl.store(totals + row * SUMS + which, tl.sum(found))
+    tl.store(totals + row * SUMS + which, tl.sum(total))

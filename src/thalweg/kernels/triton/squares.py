@@ -66,8 +66,8 @@ class GradientSquares:
 
     def follow(self, places: array[int]) -> None:
         """Note where the gradients are now."""
-        known = places == self.grad_places and not self.uploads.captured and not self.uploads.is_capturing()
-        if known:
+        is_known = places == self.grad_places and not self.uploads.captured and not self.uploads.is_capturing()
+        if is_known:
             return
         self.grad_places, self.is_aligned = places, are_aligned(places)
         if self.moving is not None:

@@ -51,47 +51,41 @@ class Statistics:
 
     def __init__(self, statistics: Sequence[Statistic], cuts: Sequence[Cut], uploads: Any) -> None:
         self.statistics, self.uploads = statistics, uploads
-        lengths, copies = (
-            [[fact(own, each) for each in statistics] for own in cuts] for fact in (length_of, copies_of)
-        )
+        lengths = [[length_of(cut, statistic) for statistic in statistics] for cut in cuts]
+        copies = [[copies_of(cut, statistic) for statistic in statistics] for cut in cuts]
         # by statistic, then by tensor: all first copies, then all others
-        owned = [[own[i] if each.is_owner else 0 for own in lengths] for i, each in enumerate(statistics)]
-        rest = [own * (copy[i] - 1) for i, mine in enumerate(owned) for own, copy in zip(mine, copies, strict=True)]
+        owned = [[row[i] if statistic.is_owner else 0 for row in lengths] for i, statistic in enumerate(statistics)]
+        rest = [length * (copy[i] - 1) for i, row in enumerate(owned) for length, copy in zip(row, copies, strict=True)]
         starts = list(itertools.accumulate([*itertools.chain.from_iterable(owned), *rest], initial=0))
         self.sums = uploads.empty((starts[-1],))
         #: By statistic, the first copies of all tensors; none where it takes over memory.
         ends = list(itertools.accumulate(map(sum, owned), initial=0))
         self.totals = [self.sums[begin:end] for begin, end in itertools.pairwise(ends)]
         table = array("q")
-        for place, own in enumerate(cuts):
-            table.extend((*own.matrices[1:], own.stride, own.along, *own.matrices.entries))
-            for i, each in enumerate(statistics):
-                first = starts[(i if each.is_owner else each.inherits) * len(cuts) + place]
+        for place, cut in enumerate(cuts):
+            table.extend((*cut.matrices[1:], cut.stride, cut.along, *cut.matrices.entries))
+            for i, statistic in enumerate(statistics):
+                first = starts[(i if statistic.is_owner else statistic.inherits) * len(cuts) + place]
                 others = starts[(len(statistics) + i) * len(cuts) + place]
                 table.extend((first, others, lengths[place][i], copies[place][i]))
         self.tensors = uploads.table(table, GEOMETRY.value + FACTS.value * len(statistics))
         #: By pass: blocks of entries of statistics with several copies, (tensor and statistic, block).
-        self.shared = {
-            number: uploads.table(
-                enumerate_pieces(
-                    [
-                        blocks_of(length, several) if each.made_by == number and several > 1 else 0
-                        for own, mine in zip(lengths, copies, strict=True)
-                        for each, length, several in zip(statistics, own, mine, strict=True)
-                    ]
-                ),
-                2,
-            )
-            for number in {each.made_by for each in statistics if each.made_by >= 0}
-        }
-        self.entries = [own.matrices.entries for own in cuts]
+        self.shared = {}
+        for number in {statistic.made_by for statistic in statistics if statistic.made_by >= 0}:
+            blocks = []
+            for row, counts in zip(lengths, copies, strict=True):
+                for statistic, length, count in zip(statistics, row, counts, strict=True):
+                    is_shared = statistic.made_by == number and count > 1
+                    blocks.append(blocks_of(length, count) if is_shared else 0)
+            self.shared[number] = uploads.table(enumerate_pieces(blocks), 2)
+        self.entries = [cut.matrices.entries for cut in cuts]
 
     def blocks(self, kinds: Sequence[str]) -> Any:
         """Blocks of entries of these kinds, of all tensors: (tensor and kind, block)."""
         counts = [
             -(-entries // COMPUTED) if kind in kinds else 0
-            for own in self.entries
-            for kind, entries in zip(SMALL, own, strict=True)
+            for counted in self.entries
+            for kind, entries in zip(SMALL, counted, strict=True)
         ]
         return self.uploads.table(enumerate_pieces(counts), 2)
 
@@ -110,23 +104,23 @@ def blocks_of(length: int, copies: int) -> int:
     return -(-length // at_once)
 
 
-def length_of(own: Cut, each: Statistic) -> int:
-    return dict(zip(SMALL, own.matrices.entries, strict=True)).get(each.kind, 1)
+def length_of(cut: Cut, statistic: Statistic) -> int:
+    return dict(zip(SMALL, cut.matrices.entries, strict=True)).get(statistic.kind, 1)
 
 
-def copies_of(own: Cut, each: Statistic) -> int:
+def copies_of(cut: Cut, statistic: Statistic) -> int:
     """How many tiles have a part of the same sum."""
-    if not each.of:
+    if not statistic.of:
         return 1
-    if each.kind == TENSOR:
-        return own.tiles
+    if statistic.kind == TENSOR:
+        return cut.tiles
     return {
-        (ELEMENT, ROW): own.along,
-        (ELEMENT, COLUMN): own.down,
-        (ELEMENT, MATRIX): own.down * own.along,
-        (ROW, MATRIX): own.down,
-        (COLUMN, MATRIX): own.along,
-    }[each.of, each.kind]
+        (ELEMENT, ROW): cut.along,
+        (ELEMENT, COLUMN): cut.down,
+        (ELEMENT, MATRIX): cut.down * cut.along,
+        (ROW, MATRIX): cut.down,
+        (COLUMN, MATRIX): cut.along,
+    }[statistic.of, statistic.kind]
 
 
 # ---- what programs do with them
@@ -156,13 +150,13 @@ def add_block(statistic, block, sums, ENTRIES: tl.constexpr, AT_ONCE: tl.constex
     entry = block.to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)[None, :]
     mask = entry < tl.load(statistic + LENGTH)
     copies = tl.load(statistic + COPIES)
-    found = tl.zeros((AT_ONCE, ENTRIES), tl.float32)
+    total = tl.zeros((AT_ONCE, ENTRIES), tl.float32)
     first = copies * 0
     while first < copies:
         copy = first + tl.arange(0, AT_ONCE)[:, None]
-        found += tl.load(sums + copy_of(statistic, copy) + entry, mask & (copy < copies), other=0.0)
+        total += tl.load(sums + copy_of(statistic, copy) + entry, mask & (copy < copies), other=0.0)
         first += AT_ONCE
-    tl.store(sums + tl.load(statistic + FIRST) + entry, tl.sum(found, 0)[None, :], mask)
+    tl.store(sums + tl.load(statistic + FIRST) + entry, tl.sum(total, 0)[None, :], mask)
 
 
 @triton.jit

@@ -33,7 +33,7 @@ def enumerate_pieces(counts: Sequence[int]) -> array[int]:
 def is_aligned(operand: Operand, row: Sequence[int]) -> bool:
     """Whether all that is read in blocks begins where the widest loads can be made."""
     small = [entry is not None and entry.numel() < operand.p.numel() for entry in operand.entries]
-    state = [place for place, own in zip(row[STATE.value :], small, strict=False) if not own]
+    state = [place for place, is_small in zip(row[STATE.value :], small, strict=False) if not is_small]
     return all(place % ALIGNMENT == 0 for place in (row[P.value], *state, row[RECORD.value]))
 
 
@@ -51,9 +51,9 @@ class Tables:
         uploads: Any,
     ) -> None:
         self.operands, self.uploads = operands, uploads
-        by_operand = [rows_of(operand, keys, stacked_axes, seed) for operand in operands]
-        self.slices = [len(rows) for rows in by_operand]
-        rows = [row for own in by_operand for row in own]
+        nested = [rows_of(operand, keys, stacked_axes, seed) for operand in operands]
+        self.slices = [len(rows) for rows in nested]
+        rows = list(itertools.chain.from_iterable(nested))
         self.count, pieces = len(rows), [-(-row[SIZE.value] // chunk) for row in rows]
         self.chunk_count = sum(pieces)
         self.rows = uploads.table(array("q", itertools.chain.from_iterable(rows)), COLUMNS.value)
@@ -64,7 +64,7 @@ class Tables:
         self.gradients = uploads.empty((self.count,), "int64")
         #: What copies the addresses of gradients to the device, with those of other tables; None: each by itself.
         self.moving: Any = None
-        self.aligned = all(is_aligned(each, row) for each, own in zip(operands, by_operand, strict=True) for row in own)
+        self.aligned = all(is_aligned(operands[i], row) for i, of_operand in enumerate(nested) for row in of_operand)
         self.grads_aligned = True
         self.grad_places = array("Q")
         self.follow(grads)
@@ -76,8 +76,8 @@ class Tables:
         """
         places = array("Q", [g.data_ptr() for g in grads]) if places is None else places
         # a graph carries its own copy along, which its replays leave in the table
-        known = places == self.grad_places and not anew
-        if known and not self.uploads.captured and not self.uploads.is_capturing():
+        is_known = places == self.grad_places and not anew
+        if is_known and not self.uploads.captured and not self.uploads.is_capturing():
             return
         self.grad_places = places
         if self.count != len(places):

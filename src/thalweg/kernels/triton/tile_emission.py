@@ -31,7 +31,7 @@ class TileEmission(Emission):
     kinds: Kinds = field(kw_only=True)
     guarded: bool = field(kw_only=True)
     #: What is kept between passes, by value: its statistic. Of it and of figures: the first pass that reads it.
-    kept: dict[Value, int] = field(default_factory=dict)
+    lasting: dict[Value, int] = field(default_factory=dict)
     first_use: dict[Value, int] = field(default_factory=dict)
     #: After which pass nothing is computed any more of what rows and columns had before the step.
     settled: int = 0
@@ -41,26 +41,26 @@ class TileEmission(Emission):
         #: Sums that are statistics, and all others, each with its place.
         self.gathered: dict[Value, int] = {}
         self.totals: dict[Value, int] = {}
-        for each in self.found.passes:
-            home = self.gathered if self.gathers(each) else self.totals
-            for value in each.sums:
+        for pass_ in self.schedule.passes:
+            home = self.gathered if self.gathers(pass_) else self.totals
+            for value in pass_.sums:
                 home[value] = len(home)
 
     @property
     def last(self) -> int:
-        return len(self.found.passes) - 1
+        return len(self.schedule.passes) - 1
 
-    def gathers(self, each: Pass) -> bool:
+    def gathers(self, pass_: Pass) -> bool:
         """Whether a pass makes sums for rows or columns, or of them."""
-        return not all(self.source(value) == ELEMENT and self.kinds.of(value) == TENSOR for value in each.sums)
+        return not all(self.source(value) == ELEMENT and self.kinds.find(value) == TENSOR for value in pass_.sums)
 
     def source(self, value: Value) -> str:
-        return self.kinds.of(value.args[0])
+        return self.kinds.find(value.args[0])
 
     def keep(self, value: Value, number: int) -> int:
         """The statistic that keeps a value for a pass."""
         self.first_use[value] = min(number, self.first_use.get(value, number))
-        return len(self.gathered) + self.kept.setdefault(value, len(self.kept))
+        return len(self.gathered) + self.lasting.setdefault(value, len(self.lasting))
 
     def use(self, value: Value, number: int) -> str:
         """A value in a pass, from the figure that keeps it."""
@@ -70,39 +70,39 @@ class TileEmission(Emission):
     def counted(self, value: Value, total: str) -> str:
         if not value.is_mean:
             return total
-        return f"{total} / ({COUNTS[self.source(value), self.kinds.of(value)]})"
+        return f"{total} / ({COUNTS[self.source(value), self.kinds.find(value)]})"
 
 
 def inherited_by(emission: TileEmission) -> dict[Value, int]:
-    """For what is kept between passes the sums whose memory it may have: nothing reads them afterwards."""
-    stages = [(value, emission.first_use[value] - 1) for value in emission.kept]
+    """For values kept between passes, the sums whose memory they take over because nothing reads these afterwards."""
+    stages = [(value, emission.first_use[value] - 1) for value in emission.lasting]
     readers = [*stages, *((emission.program.state[key], emission.settled) for key in emission.small)]
     last_read: dict[Value, int] = {}
     for value, stage in readers:
         for read in sums_below(value):
             last_read[read] = max(stage, last_read.get(read, stage))
-    free, found = dict(emission.gathered), {}
+    free, inherited = dict(emission.gathered), {}
     for value, stage in stages:
-        kind = emission.kinds.of(value)
-        fitting = (each for each in free if emission.kinds.of(each) == kind and last_read.get(each, -1) == stage)
+        kind = emission.kinds.find(value)
+        fitting = (sum_ for sum_ in free if emission.kinds.find(sum_) == kind and last_read.get(sum_, -1) == stage)
         # what holds for a matrix is read beside it, for rows and columns
         if kind in (ROW, COLUMN) and (chosen := next(fitting, None)) is not None:
-            found[value] = free.pop(chosen)
-    return found
+            inherited[value] = free.pop(chosen)
+    return inherited
 
 
 def sums_below(value: Value) -> set[Value]:
-    """The sums that a value is computed of at once, not by way of another sum."""
-    found: set[Value] = set()
-    waiting, known = [value], {value}
+    """The sums that a value is computed from directly, not by way of another sum."""
+    sums: set[Value] = set()
+    waiting, seen = [value], {value}
     while waiting:
-        each = waiting.pop()
-        if each.is_reduction:
-            found.add(each)
+        below = waiting.pop()
+        if below.is_reduction:
+            sums.add(below)
         else:
-            waiting += [arg for arg in each.values if arg not in known]
-            known.update(each.values)
-    return found
+            waiting += [arg for arg in below.values if arg not in seen]
+            seen.update(below.values)
+    return sums
 
 
 def entry_kind(emission: TileEmission, key: str) -> str:

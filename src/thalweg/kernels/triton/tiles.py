@@ -27,15 +27,15 @@ class Grid:
 
     def __init__(self, cuts: Sequence[Cut], uploads: Any, warps: int) -> None:
         self.warps = warps
-        begins = array("i", itertools.accumulate((own.tiles for own in cuts), initial=0))
+        begins = array("i", itertools.accumulate((cut.tiles for cut in cuts), initial=0))
         self.count = begins[-1]
         #: By tensor, where its tiles begin in the list of all, with the end of the last behind them.
         self.begins = uploads.table(begins)
         self.table = uploads.table(table_of(cuts), TILE.value)
         #: By mode, the form of blocks, and what divides the lengths of all their consecutive elements.
-        self.forms = {own.form.mode: own.form for own in cuts}
+        self.forms = {cut.form.mode: cut.form for cut in cuts}
         self.divisors = {
-            mode: math.gcd(*(divisor_of(own) for own in cuts if own.form.mode == mode)) for mode in self.forms
+            mode: math.gcd(*(divisor_of(cut) for cut in cuts if cut.form.mode == mode)) for mode in self.forms
         }
 
     def constants(self, vector: int) -> dict[str, int]:
@@ -48,20 +48,20 @@ class Grid:
         return given
 
 
-def divisor_of(own: Cut) -> int:
+def divisor_of(cut: Cut) -> int:
     """What divides the length of each line, and all places in it where loads begin."""
-    if own.form.mode == DEEP.value:
-        return own.matrices.after
-    line = own.matrices.columns * own.matrices.after
-    return math.gcd(line, own.stride) if own.form.mode == COMB.value else line
+    if cut.form.mode == DEEP.value:
+        return cut.matrices.after
+    line = cut.matrices.columns * cut.matrices.after
+    return math.gcd(line, cut.stride) if cut.form.mode == COMB.value else line
 
 
 def table_of(cuts: Sequence[Cut]) -> array[int]:
     """The table of tiles. Those of one matrix follow each other, line by line."""
     table, begin = array("i"), 0
-    for owner, own in enumerate(cuts):
-        behinds, alongs, downs, tiles = own.behind, own.along, own.down, own.tiles
-        rows, height, mode = own.matrices.rows, own.height, own.form.mode
+    for owner, cut in enumerate(cuts):
+        behinds, alongs, downs, tiles = cut.behind, cut.along, cut.down, cut.tiles
+        rows, height, mode = cut.matrices.rows, cut.height, cut.form.mode
         for piece in range(tiles):
             rest, behind = divmod(piece, behinds)
             rest, along = divmod(rest, alongs)

@@ -139,8 +139,8 @@ class Memory:
 
     def __getitem__(self, index: slice | tuple[slice, slice]) -> Memory:
         """Some rows, or some columns of all rows."""
-        axis, own = (1, index[1]) if isinstance(index, tuple) else (0, index)
-        begin, end, _ = own.indices(self.shape[axis])
+        axis, chosen = (1, index[1]) if isinstance(index, tuple) else (0, index)
+        begin, end, _ = chosen.indices(self.shape[axis])
         shape = *self.shape[:axis], max(0, end - begin), *self.shape[axis + 1 :]
         before = begin * (1 if axis else self.stride(0)) * self.element_size()
         return replace(self, shape=shape, offset=self.offset + before, width=self.stride(0))
@@ -194,9 +194,9 @@ class Recording:
             offset = 8 * len(self.addresses)
             self.addresses += values
             return replace(self.table_of_addresses, shape=shape, dtype="int64", offset=offset)
-        made = self.take(shape, TYPECODES[values.typecode])
-        self.constants[made.buffer] = values
-        return made
+        memory = self.take(shape, TYPECODES[values.typecode])
+        self.constants[memory.buffer] = values
+        return memory
 
     def refill(self, table: Memory, values: Sequence[int]) -> None:
         self.addresses[table.offset // 8 : table.offset // 8 + len(values)] = values
@@ -214,12 +214,12 @@ class Recording:
         given = dict(zip(kernel.arg_names, arguments, strict=False))
         absent = {name: None for name, value in given.items() if value is None}
         kinds = {name: kind_of_argument(value) for name, value in given.items() if value is not None}
-        made = self.compiled(kernel, kinds, {**constants(), **absent}, warps)
+        binary = self.compiled(kernel, kinds, {**constants(), **absent}, warps)
         passed = [argument_of(value) for value in arguments if value is not None]
-        self.calls[-1].append(Launched(made, WARP * warps, (*grid, 1, 1)[:3], passed))
+        self.calls[-1].append(Launched(binary, WARP * warps, (*grid, 1, 1)[:3], passed))
 
     def cut(self, sums: Sequence[Sum] = ()) -> None:
-        """Let another call begin. sums: to be completed over devices before it does."""
+        """Begin another call. sums: to be completed over devices before it."""
         self.calls.append([])
         self.sums.append(sums)
 
@@ -291,75 +291,75 @@ class Recorded(NamedTuple):
     slices: list[int]
 
 
-def record(own: Parameters, compiled: Callable[..., Any], *, observed: bool) -> Recorded:
-    """observed: figures that only people look at are computed too."""
-    made, guarded = Recording(compiled), own.handling.on_nonfinite != "propagate"
-    p_dtype, g_dtype = own.dtypes
-    grads = [made.take(shape, g_dtype) for shape in own.shapes]
-    numbers, *singles = (made.take((1,), "float32") for _ in range(4))
-    allowed = made.take((1,), "int32")
+def record(group: Parameters, compiled: Callable[..., Any], *, observed: bool) -> Recorded:
+    """Run the passes of a step over buffers, and note launches. observed: compute figures for users to look at too."""
+    recording, guarded = Recording(compiled), group.handling.on_nonfinite != "propagate"
+    p_dtype, g_dtype = group.dtypes
+    grads = [recording.take(shape, g_dtype) for shape in group.shapes]
+    numbers, *singles = (recording.take((1,), "float32") for _ in range(4))
+    allowed = recording.take((1,), "int32")
     count, lr, scale = singles
-    keys = tuple(own.rule.entries((own.wholes or own.shapes)[0]))
+    keys = tuple(group.rule.entries((group.wholes or group.shapes)[0]))
     written, operands = [], []
-    wholes: Sequence[Shape | None] = own.wholes or [None] * len(own.shapes)
-    for name, shape, state, whole in zip(own.names, own.shapes, own.states, wholes, strict=True):
-        p = made.take(shape, p_dtype)
-        kept = {key: made.take(*entry) for key, entry in state.items()}
-        written += [p, *kept.values()]
-        scales = tuple(kept.get(scale_key(key)) for key in (PARAMETER, *keys))
-        entries = tuple(kept.get(key) for key in keys)
-        operands.append(Operand(name, p, entries, count, scales, kept.get(RECORD), shape=whole))
-    memory = dict(uploads=made, compiled=made, counted=False)
-    sharded = own.wholes is not None
-    passes = passes_for(operands, grads, own.rule, own.handling, keys, sharded=sharded, rated=own.rated, **memory)
+    wholes: Sequence[Shape | None] = group.wholes or [None] * len(group.shapes)
+    for name, shape, state, whole in zip(group.names, group.shapes, group.states, wholes, strict=True):
+        p = recording.take(shape, p_dtype)
+        arrays = {key: recording.take(*entry) for key, entry in state.items()}
+        written += [p, *arrays.values()]
+        scales = tuple(arrays.get(scale_key(key)) for key in (PARAMETER, *keys))
+        entries = tuple(arrays.get(key) for key in keys)
+        operands.append(Operand(name, p, entries, count, scales, arrays.get(RECORD), shape=whole))
+    memory = dict(uploads=recording, compiled=recording, counted=False)
+    sharded = group.wholes is not None
+    passes = passes_for(operands, grads, group.rule, group.handling, keys, sharded=sharded, rated=group.rated, **memory)
     passes.options = numbers
-    step = Step(lr if own.rated else None, own.lr_scale, scale if own.scaled else None)
+    step = Step(lr if group.rated else None, group.lr_scale, scale if group.scaled else None)
     for sums in passes.measure(step):
         if sharded:
-            made.cut(sums)
+            recording.cut(sums)
     if guarded:
-        made.cut()
+        recording.cut()
         step = step._replace(allowed=allowed)
     passes.write(step, observed=observed)
-    inputs = [*grads, numbers, count, *([lr] if own.rated else []), *([scale] if own.scaled else [])]
-    return number_buffers(made, passes, [*inputs, *([allowed] if guarded else [])], written)
+    inputs = [*grads, numbers, count, *([lr] if group.rated else []), *([scale] if group.scaled else [])]
+    return number_buffers(recording, passes, [*inputs, *([allowed] if guarded else [])], written)
 
 
-def number_buffers(made: Recording, passes: Passes, inputs: list[Memory], written: list[Memory]) -> Recorded:
+def number_buffers(recording: Recording, passes: Passes, inputs: list[Memory], written: list[Memory]) -> Recorded:
     """Buffers in the order of a call's, without those that nothing uses."""
-    used = {buffer for call in made.calls for launch in call for buffer, *_ in launch.arguments}
+    used = {buffer for call in recording.calls for launch in call for buffer, *_ in launch.arguments}
     used |= {passes.figures.buffer, passes.finite.buffer}
-    known = {each.buffer for each in (*inputs, *written, made.table_of_addresses)}
-    others = [each for each in made.buffers if each.buffer in used - known]
-    tables = [each for each in others if each.buffer in made.constants]
-    scratch = [each for each in others if each.buffer not in made.constants]
-    results = [*written, *scratch, replace(made.table_of_addresses, shape=(8 * len(made.addresses),))]
-    order = [each.buffer for each in (*inputs, *tables, *results)]
+    known = {memory.buffer for memory in (*inputs, *written, recording.table_of_addresses)}
+    others = [memory for memory in recording.buffers if memory.buffer in used - known]
+    tables = [memory for memory in others if memory.buffer in recording.constants]
+    scratch = [memory for memory in others if memory.buffer not in recording.constants]
+    results = [*written, *scratch, replace(recording.table_of_addresses, shape=(8 * len(recording.addresses),))]
+    order = [memory.buffer for memory in (*inputs, *tables, *results)]
     place = {buffer: index for index, buffer in enumerate(order)} | {NUMBER: NUMBER}
     below = (1 << PLACE_BITS) - 1
     addresses = [
         place_of(place[(value >> PLACE_BITS) - 1]) + (value & below) if value >> PLACE_BITS else value
-        for value in made.addresses
+        for value in recording.addresses
     ]
     calls = [
-        [each._replace(arguments=[(place[buffer], value) for buffer, value in each.arguments]) for each in call]
-        for call in made.calls
+        [launch._replace(arguments=[(place[buffer], value) for buffer, value in launch.arguments]) for launch in call]
+        for call in recording.calls
     ]
     first = len(inputs) + len(tables)
 
     def part_of(sum_: Sum) -> Part:
-        buffer, begin = made.buffers[sum_.tensor.buffer], sum_.tensor.offset // sum_.tensor.element_size()
+        buffer, begin = recording.buffers[sum_.tensor.buffer], sum_.tensor.offset // sum_.tensor.element_size()
         end = begin + sum_.tensor.shape[-1]
         return Part(place[buffer.buffer] - first, begin, end, sum_.axes)
 
     return Recorded(
         calls,
-        [[part_of(each) for each in sums] for sums in made.sums],
+        [[part_of(sum_) for sum_ in sums] for sums in recording.sums],
         addresses,
         passes.emitted.numbers,
         first,
-        [in_words(made.constants[each.buffer]) for each in tables],
-        [(each.shape, each.dtype) for each in results],
+        [in_words(recording.constants[memory.buffer]) for memory in tables],
+        [(memory.shape, memory.dtype) for memory in results],
         place[passes.figures.buffer] - first,
         place[passes.finite.buffer] - first,
         passes.emitted.stats,
@@ -388,8 +388,8 @@ def compile_for(
 ) -> Any:
     """A kernel for GPUs of a generation, as one launch needs it."""
     target, options = GPUTarget("cuda", capability, WARP), {"num_warps": warps, "num_stages": stages}
-    told = repr(sorted((k, str(v)) for k, v in {**constants, **options}.items()))
-    key = kernel, tuple(kinds.items()), told, target
+    settings = repr(sorted((k, str(v)) for k, v in {**constants, **options}.items()))
+    key = kernel, tuple(kinds.items()), settings, target
     if key not in _compiled:
         types = {name: kind for name, (kind, _) in kinds.items()}
         signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
@@ -399,10 +399,10 @@ def compile_for(
             if kinds.get(name, ("", False))[1]
         }
         source = triton.compiler.ASTSource(kernel, signature, dict(constants), attributes)
-        made = triton.compile(source, target=target, options=options)
-        if getattr(made.metadata, "global_scratch_size", 0):
+        binary = triton.compile(source, target=target, options=options)
+        if getattr(binary.metadata, "global_scratch_size", 0):
             raise RuleError(f"{kernel.__name__} needs memory of its own, which calls from XLA do not give it")
-        _compiled[key] = made
+        _compiled[key] = binary
     return _compiled[key]
 
 
@@ -413,30 +413,31 @@ _plans: dict[str, Any] = {}
 def register(library: ctypes.CDLL, call: Sequence[Launched], inputs: int, addresses: Sequence[int] = ()) -> str:
     """The key under which programs make a call. inputs: how many buffers are read alone. addresses: their table."""
     kernels: list[Any] = []
-    for each in call:
-        if not any(each.kernel is known for known in kernels):
-            kernels.append(each.kernel)
-    places = [next(i for i, known in enumerate(kernels) if known is each.kernel) for each in call]
-    images = [made.asm["cubin"] for made in kernels]
-    named = [made.metadata.name.encode() for made in kernels]
-    told = repr((places, [each[1:] for each in call], addresses, inputs, named)).encode()
-    key = hashlib.sha256(b"".join([told, *images])).hexdigest()[:32]
+    for launch in call:
+        if not any(launch.kernel is earlier for earlier in kernels):
+            kernels.append(launch.kernel)
+    places = [next(i for i, earlier in enumerate(kernels) if earlier is launch.kernel) for launch in call]
+    images = [kernel.asm["cubin"] for kernel in kernels]
+    named = [kernel.metadata.name.encode() for kernel in kernels]
+    launched = repr((places, [launch[1:] for launch in call], addresses, inputs, named)).encode()
+    key = hashlib.sha256(b"".join([launched, *images])).hexdigest()[:32]
     if key in _plans:
         return key
     held = [ctypes.create_string_buffer(image, len(image)) for image in images]
     launches: list[Launch] = []
     arguments: list[Argument] = []
     maps: list[Map] = []
-    for place, each in zip(places, call, strict=True):
-        launches.append(Launch(place, each.threads, len(arguments), len(each.arguments), (c_int32 * 3)(*each.grid), 0))
-        for buffer, value, *fields in each.arguments:
-            maps += (Map(*own[:3], (c_int32 * 3)(*own[3:6]), (c_int32 * 3)(*own[6:])) for own in fields)
+    for place, launch in zip(places, call, strict=True):
+        grid = (c_int32 * 3)(*launch.grid)
+        launches.append(Launch(place, launch.threads, len(arguments), len(launch.arguments), grid, 0))
+        for buffer, value, *fields in launch.arguments:
+            maps += (Map(*layout[:3], (c_int32 * 3)(*layout[3:6]), (c_int32 * 3)(*layout[6:])) for layout in fields)
             arguments.append(Argument(buffer, value, ctypes.addressof(maps[-1]) if fields else None))
     parts: tuple[Any, ...] = (
         (Kernel * len(images))(
             *(
-                Kernel(ctypes.addressof(image), name, made.metadata.shared)
-                for image, name, made in zip(held, named, kernels, strict=True)
+                Kernel(ctypes.addressof(image), name, kernel.metadata.shared)
+                for image, name, kernel in zip(held, named, kernels, strict=True)
             )
         ),
         (Launch * len(launches))(*launches),

@@ -168,7 +168,7 @@ class Latest:
     def of(self, index: int) -> dict[str, Any]:
         ends = itertools.accumulate(count for _, count in self.rates)
         rate = next(rate for (rate, _), end in zip(self.rates, ends, strict=True) if index < end)
-        return {**rate, **self.figures.of(index, lambda v, shape: torch.tensor(v, dtype=torch.float64).reshape(shape))}
+        return {**rate, **self.figures.read(index, lambda v, s: torch.tensor(v, dtype=torch.float64).reshape(s))}
 
 
 def addresses_in(buckets: Sequence[Bucket]) -> array[int] | None:

@@ -92,7 +92,7 @@ def read_settings(groups: Groups, saved: Sequence[Group], own: Sequence[Group]) 
         settings = list(map(groups.make_settings, saved))
         for each, group in zip(settings, saved, strict=True):
             check_rate(each.base.rule, group["lr"])
-        return [settings[index].of(name, p)[0] for name, p, index in homes_in(own)]
+        return [settings[index].choose(name, p)[0] for name, p, index in homes_in(own)]
     except OptionError as error:
         raise StateError(f"the options of this state are not valid: {error}") from None
 

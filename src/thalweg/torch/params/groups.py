@@ -178,7 +178,7 @@ class Groups:
         for name, p in ((name, p) for name, p, home in homes_in(groups) if home == index):
             check_parameter(name, p, against_flat)
             if p.requires_grad:
-                settings.of(name, p)[0].rule.check_shape(name, tuple(p.shape))
+                settings.choose(name, p)[0].rule.check_shape(name, tuple(p.shape))
         self.are_reported = False
         self.note_shapes(groups)
         self.compare_rates(groups)

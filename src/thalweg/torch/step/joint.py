@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.errors import NonFiniteError
 from thalweg.kernels.threads import num_threads
-from thalweg.rules.spikes import Judgement, judge, warn_if_clipped
+from thalweg.rules.spikes import SpikeCheck, judge, warn_if_clipped
 from thalweg.settings import Handling
 from thalweg.spaces import torch as single
 from thalweg.spaces.torch_sums import squares_of_each
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     allowed: Tensor | None
     #: Which gradients are finite.
     finite: Tensor
-    judgement: Judgement | None
+    judgement: SpikeCheck | None
 
 
 def decide(
@@ -79,7 +79,7 @@ class JointDecision(Decision):
         self.finite: Tensor | None = None
         #: Of each gradient: the number of the skipped step in which it was last not finite, from 1; 0: in none.
         self.guilty: Tensor | None = None
-        self.judgement: Judgement | None = None
+        self.judgement: SpikeCheck | None = None
         #: What sums the squares of gradients on the CPU, as long as the plan holds.
         self.table: Any = None
 
@@ -116,7 +116,7 @@ class JointDecision(Decision):
         self.finite = put(self.finite, found.finite)
         if found.judgement is not None:
             former = self.judgement or [None] * len(found.judgement)
-            self.judgement = Judgement(*map(put, former, found.judgement))
+            self.judgement = SpikeCheck(*map(put, former, found.judgement))
 
     def commit(self) -> None:
         """Remember the norm, and a step that is skipped."""

@@ -70,7 +70,7 @@ class StepPlan:
         for bucket in buckets:
             found: dict[Any, tuple[str, Tensor]] = {}
             for name in bucket.names:
-                _, matched = settings[bucket.group].of(name, named[name])
+                _, matched = settings[bucket.group].choose(name, named[name])
                 found.setdefault((named[name].shape, *matched), (name, named[name]))
             self.examples.append(list(found.values()))
 
@@ -156,7 +156,7 @@ class StepPlan:
             return True
         followed = []
         for bucket, examples in zip(self.buckets, self.examples, strict=True):
-            setting, *others = [settings[bucket.group].of(*example)[0] for example in examples]
+            setting, *others = [settings[bucket.group].choose(*example)[0] for example in examples]
             if setting.kind != bucket.setting.kind or any(other is not setting for other in others):
                 return False
             followed.append(replace(bucket, setting=setting))
