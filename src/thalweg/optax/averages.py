@@ -27,17 +27,19 @@ def averaged(solver: optax.GradientTransformation, state: Any, params: Tree) -> 
     >>> print(averaged(solver, state, {"w": params["w"] + updates["w"]})["w"])
     [0.5 0.5]
     """
-    kept = {name: (entries, part.count) for _, part, own in own_parts(state, params) for name, entries in own.items()}
+    known = {}
+    for _, part, by_name in own_parts(state, params):
+        known.update({name: (entries, part.count) for name, entries in by_name.items()})
     settings = {leaf.names[0]: leaf.setting for _, leaves in transformations(solver, params).parts for leaf in leaves}
-    found = parameters(params)
-    named = dict(zip(found.names, found.leaves, strict=True))
+    flat = parameters(params)
+    named = dict(zip(flat.names, flat.leaves, strict=True))
     averaging = {name: setting for name, setting in settings.items() if keeps_average(setting.rule)}
     if not averaging:
         raise OptionError(NO_AVERAGE)
     for name, setting in averaging.items():
-        p, (entries, count) = named[name], kept[name]
+        p, (entries, count) = named[name], known[name]
         wide = seen(space, p, entries)
         rule = cast(Wrapped, setting.rule_at(count + 1))
         value = rule.evaluate_at(space, entries, wide, space.astype(count, space.dtype(wide)))
         named[name] = space.astype(value, p.dtype.name)
-    return found.treedef.unflatten(list(named.values()))
+    return flat.treedef.unflatten(list(named.values()))

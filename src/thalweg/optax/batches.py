@@ -73,8 +73,8 @@ class Leaf:
 
     def spread(self) -> list[str]:
         """The entries that are laid out like the parameter, with their scales and the record of rounding."""
-        own = self.keys(Spread)
-        return [*own, *map(scale_key, own), RECORD]
+        keys = self.keys(Spread)
+        return [*keys, *map(scale_key, keys), RECORD]
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,38 +159,38 @@ def within(rule: Rule, mesh_axes: MeshAxes) -> MeshAxes:
 
 def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     """One step of every parameter, in their order."""
-    found: dict[int, LeafUpdate] = {}
+    by_index: dict[int, LeafUpdate] = {}
     groups: dict[Any, list[list[int]]] = defaultdict(list)
     for members in sorted(batches(jobs), key=lambda members: len(members) * jobs[members[0]].p.size):
         first, rule = jobs[members[0]], jobs[members[0]].setting.rule
         if step.lean and len(members) > 1 and isinstance(rule, WholeRule) and rule.is_stackable(first.p.shape):
-            found.update(zip(members, step_lean([jobs[i] for i in members], step), strict=True))
+            by_index.update(zip(members, step_lean([jobs[i] for i in members], step), strict=True))
         else:
             alike = id(first.setting), first.p.dtype, first.g.dtype
-            total = sum(jobs[i].p.size for own in (*groups.get(alike, ()), members) for i in own)
+            total = sum(jobs[i].p.size for batch in (*groups.get(alike, ()), members) for i in batch)
             groups[alike if is_joint(first) and total <= JOINT else members[0]].append(members)
     for group in groups.values():
         lists = [[jobs[i] for i in members] for members in group]
         stacks = stack_jobs(lists, step.space)
         results = [step_job(stacks[0], step)] if len(stacks) == 1 else step_jointly(stacks, step)
         for members, updates in zip(group, unstack(lists, results, step.space), strict=True):
-            found.update(zip(members, updates, strict=True))
-    return [found[i] for i in range(len(jobs))]
+            by_index.update(zip(members, updates, strict=True))
+    return [by_index[i] for i in range(len(jobs))]
 
 
 def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
     """Which of them go together."""
-    found: dict[Any, list[int]] = defaultdict(list)
+    by_kind: dict[Any, list[int]] = defaultdict(list)
     for index, job in enumerate(jobs):
         if goes_alone(job) or (job.p.size > SMALL and not job.setting.rule.needs_whole):
-            found[index].append(index)
+            by_kind[index].append(index)
             continue
         shape = "vector" if is_vector(job) else job.p.shape
         entries = tuple(
             (key, entry.ndim if shape == "vector" else entry.shape, entry.dtype) for key, entry in job.state.items()
         )
-        found[id(job.setting), shape, job.p.dtype, job.g.dtype, job.mesh_axes, job.axes, entries].append(index)
-    for members in found.values():
+        by_kind[id(job.setting), shape, job.p.dtype, job.g.dtype, job.mesh_axes, job.axes, entries].append(index)
+    for members in by_kind.values():
         most = max(1, LARGE // max(1, jobs[members[0]].p.size))
         yield from (members[start : start + most] for start in range(0, len(members), most))
 
@@ -216,10 +216,11 @@ def goes_alone(job: Job) -> bool:
 
 def stack_jobs(lists: Sequence[Sequence[Job]], space: Any) -> list[Job]:
     """Each list as one, with a leading axis more; one as it is."""
-    several = [own for own in lists if len(own) > 1]
-    made = iter(
-        space.stack_all([each for own in several for each in ([job.g for job in own], *collect_entries(own).values())])
-    )
+    arrays: list[Any] = []
+    for several in lists:
+        if len(several) > 1:
+            arrays += [[job.g for job in several], *collect_entries(several).values()]
+    made = iter(space.stack_all(arrays))
 
     def stack(jobs: Sequence[Job]) -> Job:
         first, sizes = jobs[0], tuple(job.p.size for job in jobs)
@@ -250,9 +251,9 @@ def unstack(lists: Sequence[Sequence[Job]], results: Sequence[LeafUpdate], space
     stacks, shapes = [], []
     for jobs, result in zip(lists, results, strict=True):
         if len(jobs) > 1:
-            own = collect_entries(jobs)
-            stacks += [result.delta, *(result.state[key] for key in own)]
-            shapes += [[x.shape for x in each] for each in ([job.p for job in jobs], *own.values())]
+            entries = collect_entries(jobs)
+            stacks += [result.delta, *(result.state[key] for key in entries)]
+            shapes += [[x.shape for x in arrays] for arrays in ([job.p for job in jobs], *entries.values())]
     made = iter(space.take_apart(stacks, shapes))
 
     def part(jobs: Sequence[Job], result: LeafUpdate) -> list[LeafUpdate]:
@@ -271,14 +272,14 @@ def unstack(lists: Sequence[Sequence[Job]], results: Sequence[LeafUpdate], space
 def figures_of(figures: Mapping[str, Any], members: int) -> list[dict[str, Any]]:
     """Those of each of several; the matrices of a parameter may have one each."""
 
-    def own(figure: Any) -> list[Any]:
+    def divide(figure: Any) -> list[Any]:
         if not getattr(figure, "ndim", 0):
             return [figure] * members
-        each = figure.shape[0] // members
-        return list(figure) if each == 1 else jnp.split(figure, members)
+        size = figure.shape[0] // members
+        return list(figure) if size == 1 else jnp.split(figure, members)
 
-    parts = {key: own(figure) for key, figure in figures.items()}
-    return [{key: own[place] for key, own in parts.items()} for place in range(members)]
+    parts = {key: divide(figure) for key, figure in figures.items()}
+    return [{key: rows[place] for key, rows in parts.items()} for place in range(members)]
 
 
 def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
@@ -286,7 +287,7 @@ def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
 
     def transform(shown: Sequence[Whole], due: Any) -> list[Direction]:
         rule: Any = rule_of(jobs[0], step, stacked=1)
-        made = rule.transform(step.space, (jnp.stack([own.tensors[0] for own in shown]),), {})
+        made = rule.transform(step.space, (jnp.stack([operand.tensors[0] for operand in shown]),), {})
         pieces = zip(jnp.unstack(made.tensor), figures_of(made.figures, len(jobs)), strict=True)
         return [Direction(tensor, figures, {}) for tensor, figures in pieces]
 
@@ -317,7 +318,8 @@ def step_shown(
     for job in jobs:
         step_job(job, step, partial(show, rule_of(job, step, stacked=int(len(job.names) > 1))))
     made = transform(shown, dues[0])
-    return [step_job(job, step, lambda *args, own=own, **kwargs: own) for job, own in zip(jobs, made, strict=True)]
+    pairs = zip(jobs, made, strict=True)
+    return [step_job(job, step, lambda *args, direction=direction, **kwargs: direction) for job, direction in pairs]
 
 
 def rule_of(job: Job, step: Step, stacked: int) -> Rule:
@@ -410,8 +412,8 @@ def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
     state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
     xp = Padded(step.space, job.lengths) if job.lengths else step.space
     update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, xp)
-    own = {key: scatter(entry) if key in spread else keep(entry) for key, entry in update.state.items()}
-    return update._replace(delta=scatter(update.delta), state=own)
+    entries = {key: scatter(entry) if key in spread else keep(entry) for key, entry in update.state.items()}
+    return update._replace(delta=scatter(update.delta), state=entries)
 
 
 def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
@@ -420,13 +422,13 @@ def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
     def noise() -> Any:
         """Of each parameter its own, by positions in the whole stack."""
         stack = job.mesh_axes[: rule.stacked_axes] + ((),) * (job.p.ndim - rule.stacked_axes)
-        own: Any = tensor
+        numbers: Any = tensor
         if lead := int(len(job.names) > 1):  # the host computes with these numbers: the program does not
             ids = np.array([tensor_id(name) for name in job.names], "uint32")
-            own = ids.reshape(-1, *[1] * (job.p.ndim - 1))
+            numbers = ids.reshape(-1, *[1] * (job.p.ndim - 1))
         space: Any = Shards(stack[lead:]) if any(stack) else xp
         like: Any = jax.ShapeDtypeStruct(job.p.shape[lead:], precision)
-        drawn = normal(space, like, seed=job.setting.handling.seed, tensor=own, t=step.t)
+        drawn = normal(space, like, seed=job.setting.handling.seed, tensor=numbers, t=step.t)
         return xp.without_padding(drawn) if job.lengths else drawn
 
     return proposed(

@@ -27,7 +27,7 @@ def either(native: Callable[..., Any], xla: Callable[..., Any], *args: Any, **pa
     operands, structure = jax.tree.flatten(args)
 
     def flatten(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *own: jax.tree.leaves(function(*jax.tree.unflatten(structure, own)))
+        return lambda *values: jax.tree.leaves(function(*jax.tree.unflatten(structure, values)))
 
     by_native, shapes = jax.make_jaxpr(native, return_shape=True)(*args)
     by_xla, avals, consts = flatten(xla), by_native.out_avals, []
@@ -53,13 +53,13 @@ def run_traced(jaxpr: Jaxpr, consts: int, *operands: Any) -> list[Any]:
 
 
 def run_xla(*operands: Any, xla: Callable[..., list[Any]], counts: tuple[int, int], **params: Any) -> list[Any]:
-    own, others = counts
-    return xla(*operands[:own], *operands[own + others :])
+    xla_consts, native_consts = counts
+    return xla(*operands[:xla_consts], *operands[xla_consts + native_consts :])
 
 
 def run_native(*operands: Any, native: Jaxpr, counts: tuple[int, int], **params: Any) -> list[Any]:
-    others, own = counts
-    return run_traced(native, own, *operands[others:])
+    xla_consts, native_consts = counts
+    return run_traced(native, native_consts, *operands[xla_consts:])
 
 
 def refuse(is_required: bool, why: str) -> None:
@@ -90,14 +90,14 @@ def lower_for(here: str, ctx: Any, *operands: Any, **params: Any) -> Any:
 
 def batch(operands: Any, axes: Any, **params: Any) -> Any:
     refuse(params["is_required"], "there is no native code for vmap")
-    results = jax.vmap(lambda *own: run_xla(*own, **params), in_axes=tuple(axes))(*operands)
+    results = jax.vmap(lambda *values: run_xla(*values, **params), in_axes=tuple(axes))(*operands)
     return results, [0] * len(results)
 
 
 def differentiate(primals: Any, tangents: Any, **params: Any) -> Any:
     refuse(params["is_required"], "there is no native code for derivatives of a step")
     known = [ad.instantiate_zeros(tangent) for tangent in tangents]
-    return jax.jvp(lambda *own: run_xla(*own, **params), tuple(primals), tuple(known))
+    return jax.jvp(lambda *values: run_xla(*values, **params), tuple(primals), tuple(known))
 
 
 step_p = Primitive("thalweg_step")

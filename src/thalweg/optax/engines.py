@@ -59,17 +59,17 @@ def apply_jobs(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: boo
     if not served:
         return step_jobs(jobs, step, applied=True)
     others = [index for index in range(len(jobs)) if index not in served]
-    found = run_either([jobs[i] for i in served], step, observed, is_required=engine == "native")
+    ours = run_either([jobs[i] for i in served], step, observed, is_required=engine == "native")
     rest = step_jobs([jobs[i] for i in others], step, applied=True)
     order = [*served, *others]
-    fine = None if found.fine is None else found.fine & rest.fine
+    fine = None if ours.fine is None else ours.fine & rest.fine
 
-    def merge(own: Sequence[Any], other: Sequence[Any]) -> list[Any]:
-        both = dict(zip(order, itertools.chain(own, other), strict=True))
+    def merge(first: Sequence[Any], other: Sequence[Any]) -> list[Any]:
+        both = dict(zip(order, itertools.chain(first, other), strict=True))
         return [both[index] for index in range(len(jobs))]
 
     return Results(
-        merge(found.values, rest.values), merge(found.states, rest.states), fine, merge(found.stats, rest.stats)
+        merge(ours.values, rest.values), merge(ours.states, rest.states), fine, merge(ours.stats, rest.stats)
     )
 
 
@@ -83,9 +83,9 @@ def check_native(engine: Engine) -> None:
     device = jax.default_backend()
     if device not in NATIVE:
         raise Refused(f"steps run on {device}, and there is native code for CPUs and GPUs")
-    found = NATIVE[device][0].handler()
-    if isinstance(found, str):
-        raise Refused(found)
+    handler = NATIVE[device][0].handler()
+    if isinstance(handler, str):
+        raise Refused(handler)
 
 
 def admit(leaf: Leaf, engine: Engine) -> None:
@@ -101,22 +101,22 @@ def admit(leaf: Leaf, engine: Engine) -> None:
         raise Refused(f"shape {shape} is empty")
     native_code, _ = NATIVE[jax.default_backend()]
     native_code.admit(leaf)
-    kept = describe_state(setting.stored_rule, setting.handling, shape, dtype)
-    if engine == "auto" and not kept:
+    described = describe_state(setting.stored_rule, setting.handling, shape, dtype)
+    if engine == "auto" and not described:
         raise Refused("it has no state, and XLA's code is as fast")
-    if isinstance(leaf, Job) and any(entry.dtype.name != kept[key][1] for key, entry in leaf.state.items()):
+    if isinstance(leaf, Job) and any(entry.dtype.name != described[key][1] for key, entry in leaf.state.items()):
         raise Refused("its state is kept in another dtype than its options say")
 
 
 def admit_parts(leaf: Leaf) -> None:
     """Raise Refused if parts of a parameter, each on its device, are not stepped by native code."""
     setting, shape = leaf.setting, leaf.space.shape(leaf.p)
-    kept = describe_state(setting.stored_rule, setting.handling, shape, leaf.p.dtype.name)
+    described = describe_state(setting.stored_rule, setting.handling, shape, leaf.p.dtype.name)
     if setting.handling.is_random:
         raise Refused("random numbers are those of places in whole arrays")
     if setting.handling.on_nonfinite != "propagate":
         raise Refused("each device would decide by itself whether its step is finite")
-    if any(own != shape for own, _ in kept.values()):
+    if any(entry_shape != shape for entry_shape, _ in described.values()):
         raise Refused("native code steps whole arrays where state has another shape than its parameter")
     if is_summed(leaf):
         NATIVE[jax.default_backend()][0].admit_sums(leaf)
@@ -168,17 +168,17 @@ def choose(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -
 
 def run_either(jobs: Sequence[Job], step: Step, observed: bool, *, is_required: bool) -> Results:
     def given(ps: Any, gs: Any, states: Any, shared: Any) -> tuple[list[Job], Step]:
-        own = [replace(job, p=p, g=g, state=s) for job, p, g, s in zip(jobs, ps, gs, states, strict=True)]
-        return own, replace(step, **shared)
+        traced = [replace(job, p=p, g=g, state=s) for job, p, g, s in zip(jobs, ps, gs, states, strict=True)]
+        return traced, replace(step, **shared)
 
     def xla(*args: Any) -> Results:
-        found = step_jobs(*given(*args), applied=True)
-        return found if observed else found._replace(stats=[{} for _ in jobs])
+        results = step_jobs(*given(*args), applied=True)
+        return results if observed else results._replace(stats=[{} for _ in jobs])
 
     def native(*args: Any) -> Results:
-        own, now = given(*args)
-        made = native_code.Native(own, now, figures)
-        return run_by_parts(made, own) if is_local else made.run(own, made.numbers())
+        traced, now = given(*args)
+        made = native_code.Native(traced, now, figures)
+        return run_by_parts(made, traced) if is_local else made.run(traced, made.numbers())
 
     native_code, platform = NATIVE[jax.default_backend()]
     is_local = not step.guarded and not observed and all(map(is_elementwise, jobs))
@@ -186,20 +186,20 @@ def run_either(jobs: Sequence[Job], step: Step, observed: bool, *, is_required: 
     shared = {name: value for name, value in shared.items() if isinstance(value, jax.Array)}
     args = [job.p for job in jobs], [job.g for job in jobs], [job.state for job in jobs], shared
     figures = jax.eval_shape(xla, *args).stats if observed else [{} for _ in jobs]
-    found: Results = either(native, xla, *args, platform=platform, is_required=is_required, is_local=is_local)
-    return found
+    results: Results = either(native, xla, *args, platform=platform, is_required=is_required, is_local=is_local)
+    return results
 
 
 def run_by_parts(made: Any, jobs: Sequence[Job]) -> Results:
     """A step of which each device takes its parts, without asking another."""
 
     def call(*arrays: Any) -> list[Any]:
-        each, own = iter(arrays), []
+        reader, parts = iter(arrays), []
         for job in jobs:
-            p, g = next(each), next(each)
-            own.append(replace(job, p=p, g=g, state={key: next(each) for key in job.state}))
-        found = made.of(own).run(own, list(each))
-        return [x for p, state in zip(found.values, found.states, strict=True) for x in (p, *state.values())]
+            p, g = next(reader), next(reader)
+            parts.append(replace(job, p=p, g=g, state={key: next(reader) for key in job.state}))
+        results = made.for_parts(parts).run(parts, list(reader))
+        return [x for p, state in zip(results.values, results.states, strict=True) for x in (p, *state.values())]
 
     arrays: list[Any] = []
     owners: list[int] = []

@@ -23,15 +23,15 @@ def export_state(state: Tree, params: Tree) -> dict[str, Any]:
     ``thalweg.numpy``'s ``load_state_dict`` and ``thalweg.torch.import_state`` take it. Wrappers of optax around the
     optimizer are passed over: what they keep themselves is not exported.
     """
-    found: dict[str, Entries] = {}
+    states: dict[str, Entries] = {}
     rules: dict[str, type[Rule]] = {}
-    for rule, part, kept in own_parts(state, params):
+    for rule, part, by_name in own_parts(state, params):
         beside = {"step": part.count, **({SPIKES: part.spikes} if SPIKES in part._fields else {})}
-        for name, entries in kept.items():
-            if name in found:
+        for name, entries in by_name.items():
+            if name in states:
                 raise StateError(f"this state has two entries for parameter {name!r}: export the two states one by one")
-            found[name], rules[name] = jax.device_get({**beside, **entries}), rule
-    return pack_state(rules, found)
+            states[name], rules[name] = jax.device_get({**beside, **entries}), rule
+    return pack_state(rules, states)
 
 
 @read_as("this state")
@@ -41,28 +41,28 @@ def import_state(state: Tree, params: Tree, exported: Mapping[str, Any]) -> Tree
     state: of this optimizer, such as ``solver.init(params)``. Arrays keep its dtypes and its layout over devices.
     """
     parts = own_parts(state, params)
-    found = read_state(exported, {name: rule for rule, _, kept in parts for name in kept})
-    new = {id(part): import_part(part, kept, params, found) for _, part, kept in parts}
+    saved = read_state(exported, {name: rule for rule, _, old in parts for name in old})
+    new = {id(part): import_part(part, old, params, saved) for _, part, old in parts}
     return jax.tree.map(lambda part: new.get(id(part), part), state, is_leaf=is_own)
 
 
-def import_part(part: Any, kept: Mapping[str, Entries], params: Tree, found: Mapping[str, Mapping[str, Any]]) -> Any:
-    """One state with new contents, checked as every state that is loaded. kept: what it has."""
+def import_part(part: Any, old: Mapping[str, Entries], params: Tree, saved: Mapping[str, Mapping[str, Any]]) -> Any:
+    """One state with new contents, checked as every state that is loaded. old: what it has."""
     states: dict[str, Entries] = {}
-    for name, like in kept.items():
-        if name not in found:
+    for name, like in old.items():
+        if name not in saved:
             raise StateError(f"this state has no entry for parameter {name!r}")
-        entries = {key: entry for key, entry in found[name].items() if key not in ("step", SPIKES)}
+        entries = {key: entry for key, entry in saved[name].items() if key not in ("step", SPIKES)}
         check_saved(space, name, entries, like)
         states[name] = entries
-    steps = {int(found[name]["step"]) for name in states}
+    steps = {int(saved[name]["step"]) for name in states}
     if len(steps) > 1:
         raise StateError(
             f"parameters have taken different numbers of steps, {sorted(steps)}: thalweg.optax keeps one count for all "
             "parameters, so they must be equal"
         )
     counts = {"count": steps.pop() if steps else part.count}
-    norms = [found[name][SPIKES] for name in states if SPIKES in found[name]]
+    norms = [saved[name][SPIKES] for name in states if SPIKES in saved[name]]
     if norms and SPIKES in part._fields:
         counts[SPIKES] = norms[0]
     return jax.tree.map(place_like, replace_entries(part, params, states, counts), part)

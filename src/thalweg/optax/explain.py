@@ -19,7 +19,7 @@ from thalweg.optax.batches import Leaf
 from thalweg.optax.engines import explain_engines
 from thalweg.optax.matrices import rule_of_axes
 from thalweg.optax.steps import owner_of
-from thalweg.optax.transformation import HEARD, Heard, Transformation
+from thalweg.optax.transformation import CONTENTS, Contents, Transformation
 from thalweg.optax.trees import Tree, named
 from thalweg.optax.values import at_count, concrete
 
@@ -38,14 +38,14 @@ def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
     total                                                48
     group 0: 1 stepped, lr 0.1
     """
-    found, heard = named(params), transformations(solver, params)
-    parts = [(owner, leaves) for owner, leaves in heard.parts if leaves]
+    flat, contents = named(params), transformations(solver, params)
+    parts = [(owner, leaves) for owner, leaves in contents.parts if leaves]
     if not parts:
         raise ParameterError("explain() needs a transformation of thalweg.optax in the solver, and found none")
-    sizes = dict(zip(found.names, map(rms_of, found.leaves), strict=True))
+    sizes = dict(zip(flat.names, map(rms_of, flat.leaves), strict=True))
     outer = owner_of(solver)
     reached = set() if outer is None else outer.reached()
-    is_mixed = heard.mixtures or len({owner.settings.rule for owner, _ in parts}) > 1
+    is_mixed = contents.mixtures or len({owner.settings.rule for owner, _ in parts}) > 1
     rows, groups, unused = {}, [], []
     for owner, leaves in parts:
         rate = concrete(at_count(owner.learning_rate, 0))
@@ -54,31 +54,31 @@ def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
             name = leaf.names[0]
             shape, dtype = leaf.p.shape, leaf.p.dtype.name
             # one count serves all
-            known = {"lr": rate, "rms": sizes[name], "hints": heard.hints.get(name, ())}
+            known = {"lr": rate, "rms": sizes[name], "hints": contents.hints.get(name, ())}
             row = explain_parameter(name, shape, dtype, leaf.setting, counter_bytes=0, **known)
             treatment = row.treatment
             if leaf.axes is not None:
                 treatment = rule_of_axes(leaf.setting.rule_at(1), leaf.axes).treatment(shape)
             rows[name] = replace(row, weight_decay=show(row.weight_decay), treatment=treatment, engine=engine)
         rule = owner.settings.rule.__name__ if is_mixed else ""
-        groups.append(group_of(owner, leaves, rate, rule, heard.group_notes.get(id(owner))))
+        groups.append(group_of(owner, leaves, rate, rule, contents.group_notes.get(id(owner))))
         patterns = (pattern for pattern, _ in owner.settings.overrides)
         unused += unused_patterns(patterns, ((leaf.names[0], leaf.p) for leaf in leaves))
-    ordered = [rows[name] for name in found.names if name in rows]
-    return Explanation(ordered, unused, groups, unused_entries=heard.unused_entries)
+    ordered = [rows[name] for name in flat.names if name in rows]
+    return Explanation(ordered, unused, groups, unused_entries=contents.unused_entries)
 
 
-def transformations(solver: optax.GradientTransformation, params: Tree) -> Heard:
+def transformations(solver: optax.GradientTransformation, params: Tree) -> Contents:
     """The transformations of thalweg.optax within a solver. Values of their parameters are not known."""
-    heard = Heard()
-    token = HEARD.set(heard)
+    contents = Contents()
+    token = CONTENTS.set(contents)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnusedOverrideWarning)
             jax.eval_shape(lambda params: solver.init(params), params)  # a new function: jax remembers what it traced
     finally:
-        HEARD.reset(token)
-    return heard
+        CONTENTS.reset(token)
+    return contents
 
 
 def group_of(owner: Transformation, leaves: Sequence[Leaf], rate: Any, rule: str, note: str | None) -> GroupRow:

@@ -88,10 +88,10 @@ class Argument:
 def arguments_of(rule: type[Rule]) -> Mapping[str, Argument]:
     """What optax's function takes, in its order. Defaults that are not said are those of the variant "optax"."""
     ours = {**defaults(rule), **rule.VARIANTS.get("optax", {})}
-    found = {}
+    arguments = {}
     for name, said in rule.OPTAX.items():
         if isinstance(said, Mask):
-            found[name] = Argument(said.option, None, said.default, is_mask=True)
+            arguments[name] = Argument(said.option, None, said.default, is_mask=True)
         elif name != KEYWORDS:
             text, default = (said, inspect.Parameter.empty) if isinstance(said, str) else said
             option, _, index = text.partition("[")
@@ -100,8 +100,8 @@ def arguments_of(rule: type[Rule]) -> Mapping[str, Argument]:
                 default = ours[option] if place is None else ours[option][place]
             elif option.endswith("_dtype"):
                 default = getattr(jnp, default)
-            found[name] = Argument(option, place, default, is_own=not isinstance(said, str))
-    return found
+            arguments[name] = Argument(option, place, default, is_own=not isinstance(said, str))
+    return arguments
 
 
 @functools.cache
@@ -147,9 +147,9 @@ def function_of(rule: type[Rule]) -> Callable[..., optax.GradientTransformationE
     """The function that makes a transformation of a rule, with the arguments that the rule names after optax."""
     name, signature, arguments = rule.__name__.lower(), signature_of(rule), arguments_of(rule)
     called = {
-        each.option if each.index is None else f"{each.option}[{each.index}]": theirs
-        for theirs, each in arguments.items()
-        if not each.is_mask and (each.option != theirs or each.index is not None)
+        argument.option if argument.index is None else f"{argument.option}[{argument.index}]": theirs
+        for theirs, argument in arguments.items()
+        if not argument.is_mask and (argument.option != theirs or argument.index is not None)
     }
 
     def function(*given: Any, **options: Any) -> optax.GradientTransformationExtraArgs:
@@ -169,9 +169,9 @@ def function_of(rule: type[Rule]) -> Callable[..., optax.GradientTransformationE
         beside = {key: values.pop(key, default) for key, default in BESIDE.items()}
         choices = [
             choice
-            for key, each in arguments.items()
-            if each.is_mask
-            for choice in without_where_false(key, values.pop(key, None), **{each.option: EXEMPT[each.option]})
+            for key, argument in arguments.items()
+            if argument.is_mask
+            for choice in without_where_false(key, values.pop(key, None), **{argument.option: EXEMPT[argument.option]})
         ]
         added = {key: values.pop(key, default) for key, default in ADDED.get(rule.__name__, {}).items()}
         return as_transformation(
@@ -205,7 +205,7 @@ def check_renamed(owner: str, given: Mapping[str, Any], theirs: Mapping[str, str
         parts = [called for ours, called in theirs.items() if ours.startswith(f"{name}[")]
         if parts:
             values = value if is_list(value) and len(value) == len(parts) else ["..."] * len(parts)
-            written = ", ".join(f"{part}={each}" for part, each in zip(parts, values, strict=True))
+            written = ", ".join(f"{part}={number}" for part, number in zip(parts, values, strict=True))
             raise OptionError(f"{owner} has no option {name!r}: it is {' and '.join(parts)} here: write {written}")
 
 
@@ -224,8 +224,8 @@ def rename_options(rule: type[Rule], values: Mapping[str, Any]) -> dict[str, Any
             stored = [name for name, known in options_of(rule).items() if known.stores == argument.option]
             if not stored or mine.get(stored[0]) is not None:
                 mine[argument.option] = argument.default
-    for option in dict.fromkeys(each.option for each in arguments.values() if each.index is not None):
-        places = {each.index: key for key, each in arguments.items() if each.option == option}
+    for option in dict.fromkeys(argument.option for argument in arguments.values() if argument.index is not None):
+        places = {argument.index: key for key, argument in arguments.items() if argument.option == option}
         parts = tuple(values.get(key, arguments[key].default) for _, key in sorted(places.items()))
         told = f"{places[0]} is one number here, and the second is {places[1]}, got {places[0]}={parts[0]!r}"
         require(not is_list(parts[0]), told)

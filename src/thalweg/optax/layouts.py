@@ -22,24 +22,24 @@ def state_specs(state: Tree, params: Tree, specs: Tree) -> Tree:
     State of the parameter's shape is sharded like it, and so are scales of groups. Row and column averages follow the
     axis that is left, Kron's factors the stack they are in, and single numbers are everywhere.
     """
-    found = named(params)
-    own = {
+    flat = named(params)
+    by_path = {
         tuple(path): (tuple(p.shape), pad(spec, len(p.shape)))
-        for path, p, spec in zip(found.paths, found.leaves, by_spec(specs, params), strict=True)
+        for path, p, spec in zip(flat.paths, flat.leaves, by_spec(specs, params), strict=True)
     }
 
     def of_leaf(path: Sequence[Any], leaf: Any) -> Spec:
         """By the parameter whose path is the end of the leaf's."""
         for start in range(len(path) + 1):
-            if tuple(path[start:]) in own:
-                return follow(tuple(leaf.shape), *own[tuple(path[start:])])
+            if tuple(path[start:]) in by_path:
+                return follow(tuple(leaf.shape), *by_path[tuple(path[start:])])
         return Spec()
 
     def of_factors(part: Any, several: Sequence[str]) -> Any:
         """Factors follow the axes of a stack, whose shape is that of their norms; of blocks these are a column."""
 
         def of_factor(path: Sequence[Any], leaf: Any, *beside: Any) -> Spec:
-            known = own.get(tuple(path[:-1]))
+            known = by_path.get(tuple(path[:-1]))
             factor, norm = (len(other.shape) for other in beside)
             stacked = norm if norm < factor else norm - 2
             return Spec(*known[1][:stacked]) if known else Spec()
@@ -71,4 +71,4 @@ def follow(shape: tuple[int, ...], p_shape: tuple[int, ...], spec: tuple[Any, ..
         return Spec(*spec[: lead + (shape[lead] > 1)])
     if len(shape) != len(p_shape) or any(n not in (1, m) for n, m in zip(shape, p_shape, strict=True)):
         return Spec()
-    return Spec(*(own if n == m else None for n, m, own in zip(shape, p_shape, spec, strict=True)))
+    return Spec(*(axis if n == m else None for n, m, axis in zip(shape, p_shape, spec, strict=True)))

@@ -1,7 +1,7 @@
 """Which matrix a parameter is: its axes, as the library that made the model lays them out, and Muon of such a matrix.
 
 flax keeps kernels as (in, out), equinox and torch keep weights as (out, in). Both orders are the same matrix to Muon,
-but for its scale, which follows from the numbers of inputs and outputs; a kernel of more axes is another in each.
+but for its scale, which follows from the numbers of inputs and outputs; with more axes they are different matrices.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ UNSPLIT = "it looks like queries, keys and values in one layer, and is taken for
 # ---- reading a tree
 
 
-def read_tree(layout: Layout, params: Tree, found: Named, stacked: Sequence[int]) -> list[Reading]:
+def read_tree(layout: Layout, params: Tree, flat: Named, stacked: Sequence[int]) -> list[Reading]:
     """What each parameter is. stacked: of each, how many leading axes are stacked."""
     modules = equinox_modules(params) if layout == "equinox" else {}
     result = []
-    for path, name, p, lead in zip(found.paths, found.names, found.leaves, stacked, strict=True):
+    for path, name, p, lead in zip(flat.paths, flat.names, flat.leaves, stacked, strict=True):
         shape = tuple(p.shape[lead:])
         reading = check_reading(read(layout, name, p, shape, owner_of(path, modules)), name, len(shape))
         result.append(divide_fused(reading, name, shape) if isinstance(layout, str) else reading)
@@ -116,8 +116,8 @@ def check_reading(reading: Reading, name: str, ndim: int) -> Reading:
     if reading.axes is None:
         return reading
     inputs, outputs = (
-        tuple(axis + ndim if axis < 0 else axis for axis in as_tuple(own))
-        for own in (reading.axes.inputs, reading.axes.outputs)
+        tuple(axis + ndim if axis < 0 else axis for axis in as_tuple(side))
+        for side in (reading.axes.inputs, reading.axes.outputs)
     )
     both = (*inputs, *outputs)
     if not (inputs and outputs) or len(set(both)) < len(both) or not set(both) <= set(range(ndim)):
@@ -133,7 +133,7 @@ def divide_fused(reading: Reading, name: str, shape: Shape) -> Reading:
     layer, axes = parts_of(name)[0], reading.axes
     if reading.role != "matrix" or axes is None or len(shape) != 2 or axes.split > 1:
         return reading
-    inputs, outputs = (shape[own[0]] for own in (as_tuple(axes.inputs), as_tuple(axes.outputs)))
+    inputs, outputs = (shape[side[0]] for side in (as_tuple(axes.inputs), as_tuple(axes.outputs)))
     if QKV.search(layer):  # query_key_value has them side by side for each head
         is_told = outputs == 3 * inputs and layer != "query_key_value"
         return matrix(axes._replace(split=3)) if is_told else Reading("unknown", axes, FUSED)
@@ -153,19 +153,19 @@ def unknown(note: str) -> Reading:
 
 def parts_of(name: str) -> tuple[str, str]:
     """The name of a parameter's module, and its own."""
-    module, _, own = name.rpartition(".")
-    return module.rpartition(".")[2], own
+    module, _, attribute = name.rpartition(".")
+    return module.rpartition(".")[2], attribute
 
 
 def read_flax(name: str, shape: Shape, _: Any) -> Reading:
     """By names: kernels are (..., in, out), whatever has another name is no matrix."""
-    module, own = parts_of(name)
-    if len(shape) < 2 or own in ("bias", "scale") or NORM.search(module):
+    module, attribute = parts_of(name)
+    if len(shape) < 2 or attribute in ("bias", "scale") or NORM.search(module):
         return VECTOR
-    if TABLE.search(own):
+    if TABLE.search(attribute):
         return Reading("embedding", MatrixAxes(0, 1) if len(shape) == 2 else None)
-    if own != "kernel":
-        return unknown(f"flax has no layer with a weight of the name {own!r}")
+    if attribute != "kernel":
+        return unknown(f"flax has no layer with a weight of the name {attribute!r}")
     if len(shape) == 2:
         return matrix(MatrixAxes(0, 1))
     if QKV.search(module):  # (in, 3, heads, size): queries, keys and values are stacked
@@ -184,23 +184,23 @@ def read_flax(name: str, shape: Shape, _: Any) -> Reading:
 
 def read_torch(name: str, shape: Shape, _: Any) -> Reading:
     """The first axis is that of outputs, all others are inputs."""
-    module, own = parts_of(name)
-    if len(shape) < 2 or "bias" in own or NORM.search(module):
+    module, attribute = parts_of(name)
+    if len(shape) < 2 or "bias" in attribute or NORM.search(module):
         return VECTOR
     axes = MatrixAxes(tuple(range(1, len(shape))), 0)
-    if TABLE.search(own) or (own == "weight" and len(shape) == 2 and TABLE.search(module)):
+    if TABLE.search(attribute) or (attribute == "weight" and len(shape) == 2 and TABLE.search(module)):
         return Reading("embedding", axes)
     return matrix(axes)
 
 
 def read_equinox(name: str, shape: Shape, module: Any) -> Reading:
     """By the module that holds the parameter, where it is one of ``equinox.nn``; else by name."""
-    kind, own = type(module).__name__, parts_of(name)[1]
+    kind, attribute = type(module).__name__, parts_of(name)[1]
     if module is None:
-        found = read_torch(name, shape, None)
-        known = found.role != "matrix" or (own == "weight" and len(shape) == 2)
-        return found if known else unknown("no layer of equinox.nn holds it")
-    if len(shape) < 2 or "weight" not in own or "Norm" in kind:
+        reading = read_torch(name, shape, None)
+        known = reading.role != "matrix" or (attribute == "weight" and len(shape) == 2)
+        return reading if known else unknown("no layer of equinox.nn holds it")
+    if len(shape) < 2 or "weight" not in attribute or "Norm" in kind:
         return VECTOR
     if kind == "Embedding":
         return Reading("embedding", MatrixAxes(0, 1))
@@ -247,7 +247,7 @@ class MuonOfAxes(Muon):
     def order(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Inputs and outputs, in the order in which the parameter has them."""
         sides = (as_tuple(self.axes.inputs), as_tuple(self.axes.outputs))
-        inputs, outputs = (tuple(axis + self.stacked_axes for axis in own) for own in sides)
+        inputs, outputs = (tuple(axis + self.stacked_axes for axis in side) for side in sides)
         return (inputs, outputs) if self.inputs_first else (outputs, inputs)
 
     @property
@@ -272,7 +272,7 @@ class MuonOfAxes(Muon):
 
     def seen(self, shape: Shape) -> Shape:
         """(matrices, rows, columns)."""
-        rows, columns = (math.prod(shape[axis] for axis in own) for own in self.order)
+        rows, columns = (math.prod(shape[axis] for axis in side) for side in self.order)
         return (math.prod(shape) // max(1, rows * columns), rows, columns)
 
     def check_shape(self, name: object, shape: Shape) -> None:
@@ -326,18 +326,18 @@ def axes_of(reading: Reading, name: str, shape: Shape) -> MatrixAxes:
 UNDECLARED = "undeclared"
 
 
-def axes_in_tree(layout: Any, params: Tree, found: Named, rules: Sequence[Any]) -> list[MatrixAxes | None]:
+def axes_in_tree(layout: Any, params: Tree, flat: Named, rules: Sequence[Any]) -> list[MatrixAxes | None]:
     """The axes of each parameter; None: as its rule sees it by itself. layout: None for rules that ask for none."""
     if layout is None:
         return [None] * len(rules)
     stacked = [rule.stacked_axes for rule in rules]
     if layout == UNDECLARED:
-        for name, p, lead in zip(found.names, found.leaves, stacked, strict=True):
+        for name, p, lead in zip(flat.names, flat.leaves, stacked, strict=True):
             check_two_axes(name, p.shape, lead)
         return [None] * len(rules)
     result: list[MatrixAxes | None] = []
-    readings = read_tree(layout, params, found, stacked)
-    for reading, name, p, rule in zip(readings, found.names, found.leaves, rules, strict=True):
+    readings = read_tree(layout, params, flat, stacked)
+    for reading, name, p, rule in zip(readings, flat.names, flat.leaves, rules, strict=True):
         is_row = p.ndim < rule.stacked_axes + 2 and rule.vectors == "row"
         result.append(None if is_row else axes_of(reading, name, p.shape))
     return result

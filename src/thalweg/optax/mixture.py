@@ -16,7 +16,7 @@ from thalweg.given import Pattern, check_entries, places_of
 from thalweg.optax.shards import Shards, mesh_axes_of
 from thalweg.optax.states import MixtureState, SpikedMixtureState, first_count, first_norms
 from thalweg.optax.steps import Stepping, make_step, owner_of, step_by_update
-from thalweg.optax.transformation import HEARD, Transformation, join
+from thalweg.optax.transformation import CONTENTS, Transformation, join
 from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
 from thalweg.rules.checks import check_choice
 from thalweg.rules.spikes import SpikeCheck, Spikes
@@ -53,9 +53,9 @@ def mixture(
     checked = check_entries(entries, optax.GradientTransformation, wanted)
     for entry in checked:
         check_own(*entry)
-    own = tuple((pattern, optax.with_extra_args_support(each)) for pattern, each in checked)
+    extended = tuple((pattern, optax.with_extra_args_support(solver)) for pattern, solver in checked)
     whole = Handling(max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, spikes=spikes)
-    return Mixture(own, whole, specs).transformation
+    return Mixture(extended, whole, specs).transformation
 
 
 def check_own(pattern: Pattern, transformation: Any) -> None:
@@ -93,20 +93,20 @@ class Mixture(Stepping):
         return self.handling.on_nonfinite == "skip"
 
     def init(self, params: Tree) -> Any:
-        found = parameters(params)
-        places = self.places(found)
-        idle, heard = self.unused_patterns(found, places), HEARD.get()
-        if heard is not None:
-            heard.mixtures.append(self)
-        if idle and found.leaves:
-            if heard is not None:
-                heard.unused_entries.extend(idle)
+        flat = parameters(params)
+        places = self.places(flat)
+        idle, contents = self.unused_patterns(flat, places), CONTENTS.get()
+        if contents is not None:
+            contents.mixtures.append(self)
+        if idle and flat.leaves:
+            if contents is not None:
+                contents.unused_entries.extend(idle)
             message = f"{self.PATTERNS} that match no parameter: {', '.join(map(repr, idle))}"
             warn(message, UnusedOverrideWarning)
-        states = tuple(each.init(params) for each in self.mask_entries(found, places))
-        skipped = first_count(found.leaves) if self.handling.may_skip else None
+        states = tuple(solver.init(params) for solver in self.mask_entries(flat, places))
+        skipped = first_count(flat.leaves) if self.handling.may_skip else None
         guard = self.handling.guard
-        return self.make_state(states, skipped, None if guard is None else first_norms(guard, found.leaves))
+        return self.make_state(states, skipped, None if guard is None else first_norms(guard, flat.leaves))
 
     def make_state(self, states: tuple[Any, ...], skipped: Any, norms: Any) -> Any:
         return MixtureState(states, skipped) if norms is None else SpikedMixtureState(states, skipped, norms)
@@ -114,46 +114,46 @@ class Mixture(Stepping):
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
         if params is None:
             raise ParameterError("update() needs the parameters: update(gradients, state, params)")
-        found = parameters(params)
-        grads, spaces = gradients(updates, found), self.spaces(params, found)
-        scaled, judgement = self.join(list(zip(spaces, grads, found.leaves, strict=True)), state)
-        new, news = found.treedef.unflatten(scaled), []
-        for each, own in zip(self.mask_entries(found, self.places(found)), state.inner_states, strict=True):
-            new, inner = each.update(new, own, params, **extra_args)
+        flat = parameters(params)
+        grads, spaces = gradients(updates, flat), self.spaces(params, flat)
+        scaled, judgement = self.join(list(zip(spaces, grads, flat.leaves, strict=True)), state)
+        new, news = flat.treedef.unflatten(scaled), []
+        for solver, old in zip(self.mask_entries(flat, self.places(flat)), state.inner_states, strict=True):
+            new, inner = solver.update(new, old, params, **extra_args)
             news.append(inner)
         norms, skipped, inner_states = None if judgement is None else judgement.kept, state.skipped, tuple(news)
         if not self.handling.may_skip:
             return new, self.make_state(inner_states, skipped, norms)
         fine = jnp.asarray(True)
         if self.guarded:
-            changes = found.treedef.flatten_up_to(new)
+            changes = flat.treedef.flatten_up_to(new)
             for space, x in zip([*spaces, *spaces], [*grads, *changes], strict=True):
                 fine &= is_finite(space, x)
         if judgement is not None and judgement.skips:
             fine &= ~judgement.is_spike[0]
         skipped = jnp.where(fine, skipped, optax.safe_increment(skipped))
-        kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), inner_states, state.inner_states)
-        return jax.tree.map(lambda delta: jnp.where(fine, delta, 0), new), self.make_state(kept, skipped, norms)
+        guarded = jax.tree.map(lambda new, old: jnp.where(fine, new, old), inner_states, state.inner_states)
+        return jax.tree.map(lambda delta: jnp.where(fine, delta, 0), new), self.make_state(guarded, skipped, norms)
 
     def apply(self, params: Tree, state: Any, updates: Tree, **extra_args: Any) -> tuple[Tree, Any]:
         if self.handling.may_skip:  # what one transformation has written, another may forbid
             return step_by_update(self.transformation)(params, state, updates, **extra_args)
-        found = parameters(params)
-        given = zip(self.spaces(params, found), gradients(updates, found), found.leaves, strict=True)
+        flat = parameters(params)
+        given = zip(self.spaces(params, flat), gradients(updates, flat), flat.leaves, strict=True)
         grads, judgement = self.join(list(given), state)
-        places, norms = self.places(found), None if judgement is None else judgement.kept
-        results, news = list(found.leaves), []
-        for place, ((_, each), own) in enumerate(zip(self.entries, state.inner_states, strict=True)):
+        places, norms = self.places(flat), None if judgement is None else judgement.kept
+        results, news = list(flat.leaves), []
+        for place, ((_, solver), old) in enumerate(zip(self.entries, state.inner_states, strict=True)):
             mine = [place == other for other in places]
-            p, g = (keep_chosen(found, leaves, mine) for leaves in (found.leaves, grads))
-            new, inner = make_step(each)(p, own.inner_state, g, **extra_args)
-            news.append(own._replace(inner_state=inner))
-            pairs = zip(mine, found.treedef.flatten_up_to(new), results, strict=True)
+            p, g = (keep_chosen(flat, leaves, mine) for leaves in (flat.leaves, grads))
+            new, inner = make_step(solver)(p, old.inner_state, g, **extra_args)
+            news.append(old._replace(inner_state=inner))
+            pairs = zip(mine, flat.treedef.flatten_up_to(new), results, strict=True)
             results = [x if is_mine else other for is_mine, x, other in pairs]
-        return found.treedef.unflatten(results), self.make_state(tuple(news), state.skipped, norms)
+        return flat.treedef.unflatten(results), self.make_state(tuple(news), state.skipped, norms)
 
     def reached(self) -> set[int]:
-        owners = [] if self.handling.may_skip else [owner_of(each) for _, each in self.entries]
+        owners = [] if self.handling.may_skip else [owner_of(solver) for _, solver in self.entries]
         return {number for owner in owners if owner is not None for number in owner.reached()}
 
     def join(self, given: Sequence[tuple[Any, Any, Any]], state: Any) -> tuple[list[Any], SpikeCheck | None]:
@@ -161,32 +161,32 @@ class Mixture(Stepping):
         scale, judgement = join(self.handling, given, getattr(state, SPIKES, None))
         return [g if scale is None else scale_gradient(g, scale) for _, g, _ in given], judgement
 
-    def unused_patterns(self, found: Named, places: Sequence[int]) -> list[Pattern]:
+    def unused_patterns(self, flat: Named, places: Sequence[int]) -> list[Pattern]:
         return [pattern for place, (pattern, _) in enumerate(self.entries) if place not in places]
 
-    def mask_entries(self, found: Named, places: Sequence[int]) -> list[Any]:
+    def mask_entries(self, flat: Named, places: Sequence[int]) -> list[Any]:
         """The transformations, each for its parameters alone."""
-        masks = [found.treedef.unflatten([place == own for own in places]) for place in range(len(self.entries))]
-        return [optax.masked(each, mask) for (_, each), mask in zip(self.entries, masks, strict=True)]
+        masks = [flat.treedef.unflatten([place == other for other in places]) for place in range(len(self.entries))]
+        return [optax.masked(solver, mask) for (_, solver), mask in zip(self.entries, masks, strict=True)]
 
-    def places(self, found: Named) -> list[int]:
+    def places(self, flat: Named) -> list[int]:
         """For each parameter the place of the first entry that matches it."""
-        return places_of(self.entries, list(zip(found.names, found.leaves, strict=True)))
+        return places_of(self.entries, list(zip(flat.names, flat.leaves, strict=True)))
 
-    def spaces(self, params: Tree, found: Named) -> list[Any]:
+    def spaces(self, params: Tree, flat: Named) -> list[Any]:
         """Of each parameter the space that sums over its shards."""
         if self.specs is None:
-            return [whole] * len(found.leaves)
+            return [whole] * len(flat.leaves)
         specs = by_spec(self.specs, params)
-        triples = zip(specs, found.leaves, found.names, strict=True)
+        triples = zip(specs, flat.leaves, flat.names, strict=True)
         divisions = [mesh_axes_of(spec, p.ndim, name) for spec, p, name in triples]
-        return [Shards(own) if any(own) else whole for own in divisions]
+        return [Shards(division) if any(division) else whole for division in divisions]
 
 
-def keep_chosen(found: Named, leaves: Sequence[Any], chosen: Sequence[bool]) -> Tree:
+def keep_chosen(flat: Named, leaves: Sequence[Any], chosen: Sequence[bool]) -> Tree:
     """A tree of leaves, as ``optax.masked`` shows it to a transformation."""
     pairs = zip(leaves, chosen, strict=True)
-    return found.treedef.unflatten([leaf if is_chosen else optax.MaskedNode() for leaf, is_chosen in pairs])
+    return flat.treedef.unflatten([leaf if is_chosen else optax.MaskedNode() for leaf, is_chosen in pairs])
 
 
 def scale_gradient(g: Any, scale: Any) -> Any:

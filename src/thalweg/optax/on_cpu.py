@@ -39,8 +39,8 @@ def handler() -> Any:
 def admit(leaf: Leaf) -> None:
     """Raise Refused if this code cannot step a parameter that is whole and has elements."""
     setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
-    kept = describe_state(setting.stored_rule, setting.handling, shape, dtype)
-    if "float16" in (dtype, getattr(leaf, "g", leaf.p).dtype.name, *(own for _, own in kept.values())):
+    described = describe_state(setting.stored_rule, setting.handling, shape, dtype)
+    if "float16" in (dtype, getattr(leaf, "g", leaf.p).dtype.name, *(stored for _, stored in described.values())):
         raise Refused("XLA's threads take numbers of float16 below 2**-14 for 0 where native code reads them")
     admission.admit(stand_in(setting.rule_at(1)), setting.handling, shape, dtype)
 
@@ -87,12 +87,12 @@ class Native:
         self.dtypes.append(x.dtype.name)
         return place_of(len(self.dtypes) - 1), x.dtype.name
 
-    def of(self, jobs: Sequence[Job]) -> Native:
+    def for_parts(self, jobs: Sequence[Job]) -> Native:
         """The same for parts of the parameters, element by element."""
-        found = Native(jobs, self.step, self.figures, self.rules)
-        if found.codes() != self.codes():  # whose numbers are those of the whole
+        native = Native(jobs, self.step, self.figures, self.rules)
+        if native.codes() != self.codes():  # whose numbers are those of the whole
             raise RuleError("parts of parameters are of other kinds than the parameters")
-        return found
+        return native
 
     def codes(self) -> list[tuple[int, Any]]:
         return [(group, list(map(str, code.literals))) for group, code in self.laid.tables.used]
@@ -118,8 +118,8 @@ class Native:
 
     def run(self, jobs: Sequence[Job], numbers: Sequence[Any]) -> Results:
         tables = self.laid.tables
-        keys = [order_of(job) for job in jobs]
-        written = [x for job, own in zip(jobs, keys, strict=True) for x in (job.p, *(job.state[key] for key in own))]
+        ordered = [(job, order_of(job)) for job in jobs]
+        written = [x for job, keys in ordered for x in (job.p, *(job.state[key] for key in keys))]
         told = sum(len(names) * len(span) for names, span in zip(tables.stats, tables.spans, strict=True))
         results = jax.ffi.ffi_call(
             TARGET,
@@ -133,10 +133,10 @@ class Native:
         )(*written, *(job.g for job in jobs), *numbers, key=self.laid.key)
         news, fine, told_figures = iter(results[: len(written)]), results[-3] != 0, results[-2]
         values, states = [], []
-        for job, own in zip(jobs, keys, strict=True):
+        for job, keys in ordered:
             values.append(next(news))
-            found = {key: next(news) for key in own}
-            states.append({key: found[key] for key in job.state})
+            entries = {key: next(news) for key in keys}
+            states.append({key: entries[key] for key in job.state})
         stats, start = [], 0
         for names, span, wanted in zip(tables.stats, tables.spans, self.figures, strict=True):
             shown = {}

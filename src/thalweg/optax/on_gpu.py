@@ -88,36 +88,36 @@ class Native:
             alike = list_kind(rule, job.setting.handling, job.space.shape(job.p))
             groups[id(job.setting), alike, job.p.dtype, job.g.dtype, stored, axes_over(job)].append(index)
         self.groups = list(groups.values())
-        self.kinds = [Kind([jobs[i] for i in own], step, self.rules, observed=any(figures)) for own in self.groups]
+        self.kinds = [Kind([jobs[i] for i in group], step, self.rules, observed=any(figures)) for group in self.groups]
 
-    def of(self, jobs: Sequence[Job]) -> Native:
+    def for_parts(self, jobs: Sequence[Job]) -> Native:
         """The same for parts of the parameters, element by element."""
-        found = Native(jobs, self.step, self.figures, self.rules)
-        if found.groups != self.groups:  # whose numbers are those of the whole
+        native = Native(jobs, self.step, self.figures, self.rules)
+        if native.groups != self.groups:  # whose numbers are those of the whole
             raise RuleError("parts of parameters are of other kinds than the parameters")
-        return found
+        return native
 
     def numbers(self) -> list[Any]:
         """What a step is given beside its arrays: the count, the rate, the scale of gradients; the numbers of lists."""
         singles = [x for x in (self.step.t - 1, self.step.lr, self.step.grad_scale) if x is not None]
         return [
             *(jnp.asarray(in_precision(number, "float32"), "float32").reshape(1) for number in singles),
-            *(each.numbers(self.step) for each in self.kinds),
+            *(kind.numbers(self.step) for kind in self.kinds),
         ]
 
     def run(self, jobs: Sequence[Job], numbers: Sequence[Any]) -> Results:
         first = len(numbers) - len(self.kinds)
         runs = [
-            Run(each, [jobs[i] for i in members], [own, *numbers[:first]])
-            for each, members, own in zip(self.kinds, self.groups, numbers[first:], strict=True)
+            Run(kind, [jobs[i] for i in members], [listed, *numbers[:first]])
+            for kind, members, listed in zip(self.kinds, self.groups, numbers[first:], strict=True)
         ]
         fine = None
         if self.step.guarded:
-            fine = jnp.all(jnp.concatenate([each.measure() for each in runs]))
-        found: dict[int, Any] = {}
-        for each, members in zip(runs, self.groups, strict=True):
-            found.update(zip(members, each.write(fine, [self.figures[i] for i in members]), strict=True))
-        values, states, stats = zip(*(found[i] for i in range(len(jobs))), strict=True)
+            fine = jnp.all(jnp.concatenate([run.measure() for run in runs]))
+        by_index: dict[int, Any] = {}
+        for run, members in zip(runs, self.groups, strict=True):
+            by_index.update(zip(members, run.write(fine, [self.figures[i] for i in members]), strict=True))
+        values, states, stats = zip(*(by_index[i] for i in range(len(jobs))), strict=True)
         return Results(list(values), list(states), fine, list(stats))
 
 
@@ -128,7 +128,7 @@ class Kind:
         from thalweg.kernels.triton.xla import Parameters, compile_for, record
 
         first, self.setting = jobs[0], jobs[0].setting
-        own = Parameters(
+        parameters = Parameters(
             rule=rules[id(self.setting)],
             handling=self.setting.handling,
             names=[job.names[0] for job in jobs],
@@ -140,9 +140,9 @@ class Kind:
             scaled=step.grad_scale is not None,
         )
         wholes = [job.space.shape(job.p) for job in jobs]
-        if any(first.mesh_axes) and needs_sums(own.rule, wholes[0]):
-            own = own._replace(wholes=wholes)
-        self.recorded = record(own, functools.partial(compile_for, capability()), observed=observed)
+        if any(first.mesh_axes) and needs_sums(parameters.rule, wholes[0]):
+            parameters = parameters._replace(wholes=wholes)
+        self.recorded = record(parameters, functools.partial(compile_for, capability()), observed=observed)
 
     def numbers(self, step: Step) -> Any:
         rule = rule_in_precision(self.setting.rule_at(step.t), "float32")
@@ -163,12 +163,12 @@ class Run:
     def call(self, number: int, *allowed: Any) -> None:
         from thalweg.kernels.triton.xla import TARGET, register
 
-        own, read = self.recorded, [*self.read, *allowed, *map(constant_of, self.recorded.tables)]
+        recorded, read = self.recorded, [*self.read, *allowed, *map(constant_of, self.recorded.tables)]
         self.written = jax.ffi.ffi_call(
             TARGET,
-            [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in own.results],
+            [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in recorded.results],
             input_output_aliases={len(read) + i: i for i in range(len(self.written))},
-        )(*read, *self.written, key=register(handler(), own.calls[number], own.inputs, own.addresses))
+        )(*read, *self.written, key=register(handler(), recorded.calls[number], recorded.inputs, recorded.addresses))
 
     def complete(self, sums: Sequence[Sequence[Any]]) -> None:
         """Add up over devices what a call has summed of their parts."""
@@ -193,7 +193,7 @@ class Run:
         else:
             self.call(1, fine.astype("int32").reshape(1))
         news, told, row = iter(self.written), self.written[self.recorded.figures], 0
-        found = []
+        updated = []
         for job, slices, wanted in zip(self.jobs, self.recorded.slices, figures, strict=True):
             p, state, stats = next(news), {key: next(news) for key in job.state}, {}
             for name, like in wanted.items():
@@ -201,8 +201,8 @@ class Run:
                 value = told[place, row : row + slices] if isinstance(place, int) else jnp.full(slices, place)
                 stats[name] = value.reshape(like.shape).astype(like.dtype)
             row += slices
-            found.append((p, state, stats))
-        return found
+            updated.append((p, state, stats))
+        return updated
 
 
 def axes_over(job: Job) -> Any:

@@ -30,8 +30,8 @@ def by_parts(call: Callable[..., Sequence[Any]], owners: Sequence[int], given: S
 
     def axes_of(number: int, like: int) -> str:
         """Names of its axes: the same for all that are laid out alike."""
-        own = f"w{number}" if like < 0 else f"a{like}"
-        return " ".join(f"{own}{chr(98 + axis)}" for axis in range(args[number].ndim))
+        prefix = f"w{number}" if like < 0 else f"a{like}"
+        return " ".join(f"{prefix}{chr(98 + axis)}" for axis in range(args[number].ndim))
 
     sides = [[axes_of(i, like) for i, like in enumerate(given)], [axes_of(like, like) for like in owners]]
     declared = custom_partitioning(as_tuple)

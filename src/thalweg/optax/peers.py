@@ -77,7 +77,7 @@ def import_peer(
         chain = [*walk(peer_state)]
         peer = choose(TABLE, alike(chain, source), source, rule)
         steps, theirs = count_steps(chain), read_entries(chain) or {name: {} for name in expected}
-        entries = {name: {"step": steps, **fit_entries(kept, expected.get(name, {}))} for name, kept in theirs.items()}
+        entries = {name: {"step": steps, **fit_entries(old, expected.get(name, {}))} for name, old in theirs.items()}
         for _, leaves in transformations(solver, params).parts:
             for leaf in leaves:
                 check_meaning(peer, leaf.names[0], leaf.setting.rule)
@@ -102,8 +102,8 @@ def alike(chain: list[tuple[Any, int]], name: str | None) -> list[Peer]:
     name: of the optimizer, if the user gave it: then it may stand anywhere.
     """
     beside = (optax.EmptyState, optax.ScaleByScheduleState)
-    kept = [(type(part), after) for part, after in chain if type(part) not in beside]
-    (kind, place), *more = kept or [(optax.EmptyState, 1)]
+    keeping = [(type(part), after) for part, after in chain if type(part) not in beside]
+    (kind, place), *more = keeping or [(optax.EmptyState, 1)]
     if more and (kind, more[0][0], len(more)) != (optax.FactoredState, optax.EmaState, 1):  # adafactor with momentum
         return []
     return [peer for peer in TABLE if peer.part is kind and (name or peer.after in (None, place))]

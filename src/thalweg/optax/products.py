@@ -1,8 +1,8 @@
 """Products of stacks of matrices on GPUs, inside XLA's programs.
 
 Of 16-bit matrices: by kernels, where they are faster than XLA's own. They add and round where XLA would go over a
-product once more, and make one half of a symmetric one. Of float32: by cuBLAS, so that XLA does not search for the best
-kernel of each, which is most of the time that programs of Kron take to compile.
+product once more, and make one half of a symmetric one. Of float32: by cuBLAS, so that XLA does not search for each
+one's best kernel, which is most of the time that programs of Kron take to compile.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ class Products:
         def by_kernel(lists: Any) -> list[Any]:
             results: list[Any] = []
             rows: list[Any] = []
-            for own in lists:
-                largest = max(own, key=lambda x: x.size)
-                for row, x in enumerate(own):
+            for arrays in lists:
+                largest = max(arrays, key=lambda x: x.size)
+                for row, x in enumerate(arrays):
                     rows.append(((len(rows), 0), (len(results), row * largest.size), x.size, largest.size))
-                results.append(jax.ShapeDtypeStruct((len(own), *largest.shape), largest.dtype))
-            return move([x for own in lists for x in own], results, rows)
+                results.append(jax.ShapeDtypeStruct((len(arrays), *largest.shape), largest.dtype))
+            return move([x for arrays in lists for x in arrays], results, rows)
 
         return list(choose(by_kernel, space.stack_all, lists)) if lists else []
 
@@ -122,13 +122,13 @@ class Products:
         def by_kernel(stacks: Any) -> list[list[Any]]:
             results: list[Any] = []
             rows: list[Any] = []
-            for number, (x, own) in enumerate(zip(stacks, shapes, strict=True)):
-                for row, shape in enumerate(own):
+            for number, (x, pieces) in enumerate(zip(stacks, shapes, strict=True)):
+                for row, shape in enumerate(pieces):
                     begin, size = row * math.prod(x.shape[1:]), math.prod(shape)
                     rows.append(((number, begin), (len(results), 0), size, size))
                     results.append(jax.ShapeDtypeStruct(shape, x.dtype))
             made = iter(move(stacks, results, rows))
-            return [[next(made) for _ in own] for own in shapes]
+            return [[next(made) for _ in pieces] for pieces in shapes]
 
         def by_xla(stacks: Any) -> list[list[Any]]:
             return space.take_apart(stacks, shapes)
@@ -155,14 +155,14 @@ class Products:
     ) -> Any:
         def by_xla(a: Any, b: Any, *z: Any) -> Any:
             pairs = zip((a, b), turned, strict=True)
-            a, b = (space.swapaxes(own, 1, 2) if is_turned else own for own, is_turned in pairs)
+            a, b = (space.swapaxes(matrix, 1, 2) if is_turned else matrix for matrix, is_turned in pairs)
             return self.plain.matmul_add(a, b, z[0], alpha, beta) if z else self.plain.matmul_rounded(a, b, dtype)
 
         def by_kernel(*operands: Any, tiling: Tiling) -> Any:
             from thalweg.kernels.products.xla import launch_product
             from thalweg.kernels.triton.xla import TARGET, compile_for, register
 
-            stacks = [*((own.shape, own.dtype.name) for own in operands), (shape, dtype)]
+            stacks = [*((operand.shape, operand.dtype.name) for operand in operands), (shape, dtype)]
             compiled = functools.partial(compile_for, on_gpu.capability())
             launch = launch_product(compiled, stacks, turned, (alpha, beta), tiling, processors, symmetric=symmetric)
             key = register(on_gpu.handler(), [launch], len(operands))
@@ -172,13 +172,13 @@ class Products:
             from thalweg.kernels.triton.xla import MULTIPLY
 
             results = [jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((WORKSPACE,), "uint8")]
-            form = "".join("NT"[own] for own in turned) + ("F" if asked_precision() == HIGHEST else "T")
+            form = "".join("NT"[is_turned] for is_turned in turned) + ("F" if asked_precision() == HIGHEST else "T")
             return jax.ffi.ffi_call(MULTIPLY, results)(*operands, form=form)[0]
 
         turned = id(x) in self.turned, id(y) in self.turned
-        a, b = (self.turned.get(id(own), (own, own))[1] for own in (x, y))
+        a, b = (self.turned.get(id(matrix), (matrix, matrix))[1] for matrix in (x, y))
         shape, processors, tiling = (*x.shape[:-1], y.shape[-1]), count_processors(), None
-        is_aligned = all(own.shape[-1] % 8 == 0 for own in (a, b, y))
+        is_aligned = all(matrix.shape[-1] % 8 == 0 for matrix in (a, b, y))
         if x.ndim == 3 and is_aligned and is_number(alpha) and is_number(beta):
             more = bool(z) or dtype != x.dtype
             tiling = choose_tiling(processors, x.dtype.name, *shape, symmetric=symmetric, more=more)

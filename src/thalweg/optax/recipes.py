@@ -16,7 +16,7 @@ from thalweg.given import HEADS, TOP_HEADS, Pattern, check_patterns, matches, un
 from thalweg.optax.functions import function_of
 from thalweg.optax.matrices import READERS, Layout, Reading, check_layout, read_tree, rule_of_axes
 from thalweg.optax.mixture import Mixture
-from thalweg.optax.transformation import HEARD, Transformation
+from thalweg.optax.transformation import CONTENTS, Transformation
 from thalweg.optax.trees import Named, Tree, parameters
 from thalweg.rules import AdamW, Muon, Spikes
 from thalweg.settings import Handling, adamw_share, hint_of_rate
@@ -107,14 +107,14 @@ class Routed(Mixture):
     rate_hint: str
 
     def init(self, params: Tree) -> Any:
-        result, heard = super().init(params), HEARD.get()
-        if heard is not None:
-            found = parameters(params)
-            readings, rules = self.read(found)
-            each = zip(found.names, found.leaves, readings, rules, self.places(found), strict=True)
-            heard.hints.update((name, self.hints_about(name, *own)) for name, *own in each)
-            if isinstance(self.layout, str) and not self.other and not output_layers(self.layout, found, readings):
-                heard.group_notes[id(self.muon)] = "no output layer was recognized: name it in other=[...] for AdamW"
+        result, contents = super().init(params), CONTENTS.get()
+        if contents is not None:
+            flat = parameters(params)
+            readings, rules = self.read(flat)
+            rows = zip(flat.names, flat.leaves, readings, rules, self.places(flat), strict=True)
+            contents.hints.update((name, self.hints_about(name, *known)) for name, *known in rows)
+            if isinstance(self.layout, str) and not self.other and not output_layers(self.layout, flat, readings):
+                contents.group_notes[id(self.muon)] = "no output layer was recognized: name it in other=[...] for AdamW"
         return result
 
     @property
@@ -122,21 +122,21 @@ class Routed(Mixture):
         owner: Transformation = self.entries[HIDDEN][1].update.__self__
         return owner
 
-    def read(self, found: Named) -> tuple[list[Reading], list[Any]]:
+    def read(self, flat: Named) -> tuple[list[Reading], list[Any]]:
         """What each parameter is, and the rule that Muon would have for it."""
-        tree = found.treedef.unflatten(found.leaves)
-        rules = [setting.rule for setting, _ in self.muon.settings_of(tree, found)]
-        return read_tree(self.layout, tree, found, [rule.stacked_axes for rule in rules]), rules
+        tree = flat.treedef.unflatten(flat.leaves)
+        rules = [setting.rule for setting, _ in self.muon.settings_of(tree, flat)]
+        return read_tree(self.layout, tree, flat, [rule.stacked_axes for rule in rules]), rules
 
     def hints_about(self, name: str, p: Any, reading: Reading, rule: Any, place: int) -> list[str]:
         is_told = rule.split != 1 or any(matches(pattern, name, p) for pattern in (*self.first, *self.other))
-        own = "Muon" if place == HIDDEN else "AdamW"
-        note = f"{own} steps it: {reading.note}; if that is wrong, give layout a function that tells its axes"
+        stepper = "Muon" if place == HIDDEN else "AdamW"
+        note = f"{stepper} steps it: {reading.note}; if that is wrong, give layout a function that tells its axes"
         return [*([note] if reading.note and not is_told else []), *([self.rate_hint] if place == HIDDEN else [])]
 
-    def places(self, found: Named) -> list[int]:
-        readings, rules = self.read(found)
-        heads = output_layers(self.layout, found, readings)
+    def places(self, flat: Named) -> list[int]:
+        readings, rules = self.read(flat)
+        heads = output_layers(self.layout, flat, readings)
 
         def place(name: str, p: Any, reading: Reading, rule: Any) -> int:
             if any(matches(pattern, name, p) for pattern in self.first):
@@ -147,13 +147,13 @@ class Routed(Mixture):
             is_other = name in heads or any(matches(pattern, name, p) for pattern in self.other)
             return OTHER if is_other or reading.role != "matrix" else HIDDEN
 
-        return [place(*each) for each in zip(found.names, found.leaves, readings, rules, strict=True)]
+        return [place(*row) for row in zip(flat.names, flat.leaves, readings, rules, strict=True)]
 
-    def unused_patterns(self, found: Named, places: Sequence[int]) -> list[Pattern]:
-        return unused_patterns((*self.first, *self.other), zip(found.names, found.leaves, strict=True))
+    def unused_patterns(self, flat: Named, places: Sequence[int]) -> list[Pattern]:
+        return unused_patterns((*self.first, *self.other), zip(flat.names, flat.leaves, strict=True))
 
 
-def output_layers(layout: Layout, found: Named, readings: Sequence[Reading]) -> set[str]:
+def output_layers(layout: Layout, flat: Named, readings: Sequence[Reading]) -> set[str]:
     """The weights of output layers: those that are named as such, or else the last layer, where its place is known.
 
     The last layer is looked for at the top of a model. Fields of equinox's modules are in their order; flax and dicts
@@ -163,15 +163,15 @@ def output_layers(layout: Layout, found: Named, readings: Sequence[Reading]) -> 
         return set()
     matrices = {
         name: [part for part in name.split(".") if part != "params"]
-        for name, reading in zip(found.names, readings, strict=True)
+        for name, reading in zip(flat.names, readings, strict=True)
         if reading.role == "matrix"
     }
     named = {name for name, parts in matrices.items() if is_head(parts)}
     if named:
         return named
-    sizes = dict(zip(found.names, (p.ndim for p in found.leaves), strict=True))
+    sizes = dict(zip(flat.names, (p.ndim for p in flat.leaves), strict=True))
     tops = [n for n, parts in matrices.items() if is_top(parts) and sizes[n] == 2 and "conv" not in parts[-2].lower()]
-    if tops and (len(tops) == 1 or is_in_order(layout, found)):
+    if tops and (len(tops) == 1 or is_in_order(layout, flat)):
         return {tops[-1]}
     numbered = {name: re.fullmatch(r"(.*?)[._]?(\d+)", ".".join(matrices[name][:-1])) for name in tops}
     known = {name: (number[1], int(number[2])) for name, number in numbered.items() if number}
@@ -192,7 +192,7 @@ def is_top(parts: Sequence[str]) -> bool:
     return len(parts) == 2 or (len(parts) == 3 and parts[1].isdigit())
 
 
-def is_in_order(layout: Layout, found: Named) -> bool:
+def is_in_order(layout: Layout, flat: Named) -> bool:
     """Whether parameters come in the order in which the model has them."""
     kinds = jax.tree_util.GetAttrKey, jax.tree_util.SequenceKey
-    return layout == "equinox" and all(path and isinstance(path[0], kinds) for path in found.paths)
+    return layout == "equinox" and all(path and isinstance(path[0], kinds) for path in flat.paths)

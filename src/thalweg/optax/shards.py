@@ -44,8 +44,8 @@ def check_whole(name: str, p: Arr) -> None:
 
 def typed_layout(x: Arr) -> NamedSharding | None:
     """How x is laid over devices, where jax keeps that in types (explicit sharding)."""
-    own = jax.typeof(x).sharding
-    return own if any(kind == AxisType.Explicit for kind in own.mesh.axis_types) else None
+    sharding = jax.typeof(x).sharding
+    return sharding if any(kind == AxisType.Explicit for kind in sharding.mesh.axis_types) else None
 
 
 def varying_of(x: Arr) -> frozenset[str]:
@@ -93,8 +93,8 @@ class Shards:
         """One message for each set of mesh axes."""
         totals = list(whole.sums(*terms))
         across = [own_names(total, self.across(axes)) for total, (_, axes) in zip(totals, terms, strict=True)]
-        for names in dict.fromkeys(own for own in across if own):  # in an order that every process has
-            members = [i for i, own in enumerate(across) if own == names]
+        for names in dict.fromkeys(filter(None, across)):  # in an order that every process has
+            members = [i for i, other in enumerate(across) if other == names]
             message = jax.lax.psum(jnp.concatenate([jnp.ravel(totals[i]) for i in members]), names)
             for i, total in zip(members, split_like(message, [totals[i] for i in members]), strict=True):
                 totals[i] = total

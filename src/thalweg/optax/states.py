@@ -111,7 +111,7 @@ def state_class_for(
 ) -> type[Any]:
     """The class of states of a rule that keeps these entries. beside: scales and records that are kept with them.
 
-    is_spiked: whether the norms of former steps are kept.
+    is_spiked: whether it has the norms of former steps.
     """
     written = WRITTEN.get(rule)
     counts = (SPIKES,) if is_spiked else ()
@@ -178,14 +178,14 @@ def unpack(state_class: type[Any], state: Any, treedef: TreeDef) -> list[Entries
         columns = {field: treedef.flatten_up_to(getattr(state, field)) for field in fields_of(state_class)}
     except (ValueError, TypeError, KeyError) as error:
         raise StateError(f"this state was made for parameters of another structure: {error}") from None
-    found: list[Entries] = [{} for _ in range(treedef.num_leaves)]
+    unpacked: list[Entries] = [{} for _ in range(treedef.num_leaves)]
     for field, column in columns.items():
-        for entries, value in zip(found, column, strict=True):
+        for entries, value in zip(unpacked, column, strict=True):
             if field in SEVERAL:  # a tuple, or what a container has made of it
                 entries.update({f"{field}_{i}": part for i, part in enumerate(jax.tree.leaves(value))})
             elif value is not None:
                 entries[field] = value
-    return found
+    return unpacked
 
 
 def pack(state_class: type[Any], treedef: TreeDef, states: Sequence[Entries], **counts: Any) -> Any:
@@ -205,20 +205,20 @@ def own_parts(state: Tree, params: Tree) -> list[tuple[type[Rule], Any, dict[str
     parts = [part for part in jax.tree.leaves(state, is_leaf=is_own) if is_own(part)]
     if not parts:
         raise StateError("this must be the state of an optimizer of thalweg.optax, and it has none")
-    found, others = [], named(params).names
+    described, others = [], named(params).names
     for part in sorted(parts, key=lambda part: not fields_of(part)):  # rules that keep nothing have what is left
-        kept = by_name(part, params) if fields_of(part) else dict[str, Entries]((name, {}) for name in others)
-        found.append((STATE_CLASSES[type(part)], part, kept))
-        others = [name for name in others if name not in kept]
-    return found
+        entries = by_name(part, params) if fields_of(part) else dict[str, Entries]((name, {}) for name in others)
+        described.append((STATE_CLASSES[type(part)], part, entries))
+        others = [name for name in others if name not in entries]
+    return described
 
 
 def locate(part: Any, params: Tree) -> tuple[list[str | None], TreeDef]:
     """The names of the parameters that a state is of, and their tree. Where params has None, there is no name."""
-    found = named(params)
-    if twice := [name for name in found.names if found.names.count(name) > 1]:
+    flat = named(params)
+    if twice := [name for name in flat.names if flat.names.count(name) > 1]:
         raise StateError(f"two parameters have the path {twice[0]!r}: paths must differ")
-    names = dict(zip(found.paths, found.names, strict=True))
+    names = dict(zip(flat.paths, flat.names, strict=True))
     one_of_each = next((getattr(part, field) for field in fields_of(part) if field not in SEVERAL), ())
     leaves, treedef = jax.tree_util.tree_flatten_with_path(one_of_each, is_leaf=lambda x: x is None)
     if unknown := [path for path, leaf in leaves if path not in names and leaf is not None]:

@@ -80,13 +80,13 @@ def stats(state: Tree) -> dict[str, dict[str, Any]]:
     >>> round(stats(state)["w"]["trust_ratio"], 3)
     1.0
     """
-    kept = [part for part in jax.tree.leaves(state, is_leaf=is_observed) if is_observed(part)]
-    if not kept:
+    observed = [part for part in jax.tree.leaves(state, is_leaf=is_observed) if is_observed(part)]
+    if not observed:
         raise StateError("this state has no figures: make it with init() of with_stats(solver)")
-    found = jax.device_get({name: figures for part in kept for name, figures in part.stats.items()})
+    by_name = jax.device_get({name: figures for part in observed for name, figures in part.stats.items()})
     return {
         name: {key: value.item() if value.size == 1 else value for key, value in figures.items()}
-        for name, figures in found.items()
+        for name, figures in by_name.items()
     }
 
 

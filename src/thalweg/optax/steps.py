@@ -19,7 +19,7 @@ class Stepping(ABC):
         """The parameters and the state after a step."""
 
     def reached(self) -> set[int]:
-        """The ids of the owners whose own steps it takes."""
+        """The ids of the owners of the steps that it takes."""
         return {id(self)}
 
 

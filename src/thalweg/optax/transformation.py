@@ -43,7 +43,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Heard:
+class Contents:
     """What is within a solver, whatever wrappers are around it."""
 
     #: Transformations with their parameters.
@@ -58,7 +58,7 @@ class Heard:
 
 
 #: Filled by ``init`` where a caller asks for it.
-HEARD: ContextVar[Heard | None] = ContextVar("HEARD", default=None)
+CONTENTS: ContextVar[Contents | None] = ContextVar("CONTENTS", default=None)
 
 #: Arrays of numpy have at most so many.
 MOST_AXES = 64
@@ -124,9 +124,9 @@ def check_settings(
     if callable(options.get("max_grad_norm")):
         raise OptionError("max_grad_norm cannot be a function of the count: it must be a number, or None")
     given = {name: by_step(value) for name, value in options.items()}
-    entries = [(pattern, by_steps(own)) for pattern, own in check_overrides(overrides)]
+    entries = [(pattern, by_steps(override)) for pattern, override in check_overrides(overrides)]
     settings = RuleOptions(rule, given, variant, entries)
-    known = [(pattern, {name: concrete(value) for name, value in own.items()}) for pattern, own in entries]
+    known = [(pattern, {name: concrete(value) for name, value in override.items()}) for pattern, override in entries]
     rate = concrete(at_count(learning_rate, 0))
     checked = RuleOptions(rule, {name: concrete(value) for name, value in given.items()}, variant, known)
     # inject_hyperparams passes every number as an array, also those that the caller did not give
@@ -161,7 +161,7 @@ def in_words(message: str, called: Mapping[str, str]) -> str:
     if message.startswith("overrides") or not called:
         return message
     names = "|".join(re.escape(name) for name in sorted(called, key=len, reverse=True))
-    return re.sub(rf"^({names})(?= must|=| under)|(?<=give )({names})\b", lambda found: called[found[0]], message)
+    return re.sub(rf"^({names})(?= must|=| under)|(?<=give )({names})\b", lambda match: called[match[0]], message)
 
 
 def join(handling: Handling, gradients: Sequence[tuple[Any, Any, Any]], norms: Any) -> tuple[Any, SpikeCheck | None]:
@@ -182,8 +182,8 @@ def join(handling: Handling, gradients: Sequence[tuple[Any, Any, Any]], norms: A
         return scale, None
     judgement = judge(whole, guard, norm.astype(norms.dtype).reshape(1), norms)
     if not judgement.skips:
-        own = judgement.scale[0].astype(widest)
-        scale = own if scale is None else jnp.minimum(scale, own)
+        factor = judgement.scale[0].astype(widest)
+        scale = factor if scale is None else jnp.minimum(scale, factor)
     return scale, judgement
 
 
@@ -220,15 +220,15 @@ class Transformation(Stepping):
         return self.settings.base.handling.guard
 
     def init(self, params: Tree) -> Any:
-        found = parameters(params)
-        leaves = self.leaves(params, found, report=True)
-        heard = HEARD.get()
-        if heard is not None:
-            heard.parts.append((self, leaves))
-        states, count = [first_entries(leaf) for leaf in leaves], first_count(found.leaves)
-        skipped = first_count(found.leaves) if self.settings.base.handling.may_skip else None
-        norms = {SPIKES: first_norms(self.spikes, found.leaves)} if self.spikes else {}
-        return pack(self.state_class(leaves), found.treedef, states, count=count, skipped=skipped, **norms)
+        flat = parameters(params)
+        leaves = self.leaves(params, flat, report=True)
+        contents = CONTENTS.get()
+        if contents is not None:
+            contents.parts.append((self, leaves))
+        states, count = [first_entries(leaf) for leaf in leaves], first_count(flat.leaves)
+        skipped = first_count(flat.leaves) if self.settings.base.handling.may_skip else None
+        norms = {SPIKES: first_norms(self.spikes, flat.leaves)} if self.spikes else {}
+        return pack(self.state_class(leaves), flat.treedef, states, count=count, skipped=skipped, **norms)
 
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
         if self.engine == "native":
@@ -249,10 +249,10 @@ class Transformation(Stepping):
         """What ``update`` answers, or ``apply``, and the figures that it computed, by parameter."""
         if params is None:
             raise ParameterError("update() needs the parameters: update(gradients, state, params)")
-        found = parameters(params)
-        grads, leaves = gradients(updates, found), self.leaves(params, found)
+        flat = parameters(params)
+        grads, leaves = gradients(updates, flat), self.leaves(params, flat)
         state_class = self.state_class(leaves)
-        states = unpack(state_class, state, found.treedef)
+        states = unpack(state_class, state, flat.treedef)
         self.check_state(leaves, states, state)
         jobs = [
             Job(leaf.names, leaf.p, leaf.setting, leaf.mesh_axes, leaf.axes, g, entries)
@@ -276,17 +276,17 @@ class Transformation(Stepping):
                 is_taken &= ~is_spike
                 values = [jnp.where(is_spike, old, new) for old, new in zip(still, outcome.values, strict=True)]
                 before = [job.state for job in jobs]
-                kept = jax.tree.map(lambda old, new: jnp.where(is_spike, old, new), before, list(outcome.states))
-                outcome = outcome._replace(values=values, states=kept)
+                restored = jax.tree.map(lambda old, new: jnp.where(is_spike, old, new), before, list(outcome.states))
+                outcome = outcome._replace(values=values, states=restored)
         if skipped is not None:
             count = jnp.where(is_taken, count, state.count)
             skipped = jnp.where(is_taken, skipped, optax.safe_increment(skipped))
-        result = pack(state_class, found.treedef, outcome.states, count=count, skipped=skipped, **norms)
+        result = pack(state_class, flat.treedef, outcome.states, count=count, skipped=skipped, **norms)
         stats: dict[str, Mapping[str, Any]] = {
-            job.names[0]: {**({} if lr is None else {"lr": lr * job.setting.lr_scale}), **own, **figures}
-            for job, own in zip(jobs, outcome.stats, strict=True)
+            job.names[0]: {**({} if lr is None else {"lr": lr * job.setting.lr_scale}), **told, **figures}
+            for job, told in zip(jobs, outcome.stats, strict=True)
         }
-        return found.treedef.unflatten(outcome.values), result, stats
+        return flat.treedef.unflatten(outcome.values), result, stats
 
     def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], state: Any) -> None:
         """Refuse state that these options do not make."""
@@ -306,29 +306,29 @@ class Transformation(Stepping):
             if alike not in shapes:
                 made = jax.eval_shape(lambda p, leaf=leaf: first_entries(replace(leaf, p=p)), leaf.p)
                 shapes[alike] = {key: entry.shape for key, entry in made.items()}
-            found = {key: jnp.shape(entry) for key, entry in entries.items()}
-            if found != shapes[alike]:
+            present = {key: jnp.shape(entry) for key, entry in entries.items()}
+            if present != shapes[alike]:
                 raise StateError(
                     f"the state of parameter {leaf.names[0]!r} does not fit its options: they need {shapes[alike]}, "
-                    f"and the state has {found}; make the state with init() of this optimizer"
+                    f"and the state has {present}; make the state with init() of this optimizer"
                 )
 
-    def leaves(self, params: Tree, found: Named, *, report: bool = False) -> list[Leaf]:
+    def leaves(self, params: Tree, flat: Named, *, report: bool = False) -> list[Leaf]:
         """The parameters, with what holds for each."""
-        if not found.leaves:  # optax asks so, with a tree that stands for any
+        if not flat.leaves:  # optax asks so, with a tree that stands for any
             return []
         specs = None if self.specs is None else by_spec(self.specs, params)
-        settings = self.settings_of(params, found)
+        settings = self.settings_of(params, flat)
         rules = [setting.rule for setting, _ in settings]
-        axes = axes_in_tree(self.layout, params, found, rules)
+        axes = axes_in_tree(self.layout, params, flat, rules)
         result, matched = [], {entry for _, entries in settings for entry in entries}
-        for index, (name, p) in enumerate(zip(found.names, found.leaves, strict=True)):
+        for index, (name, p) in enumerate(zip(flat.names, flat.leaves, strict=True)):
             if specs is None:
                 check_whole(name, p)
             mesh_axes = ((),) * p.ndim if specs is None else mesh_axes_of(specs[index], p.ndim, name)
-            own = axes[index]
-            (rules[index] if own is None else rule_of_axes(rules[index], own)).check_shape(name, p.shape)
-            result.append(Leaf((name,), p, settings[index][0], mesh_axes, own))
+            declared = axes[index]
+            (rules[index] if declared is None else rule_of_axes(rules[index], declared)).check_shape(name, p.shape)
+            result.append(Leaf((name,), p, settings[index][0], mesh_axes, declared))
         unused = [
             repr(pattern)
             for i, (pattern, _) in enumerate(self.settings.overrides)
@@ -339,10 +339,10 @@ class Transformation(Stepping):
             warn(message, UnusedOverrideWarning)
         return result
 
-    def settings_of(self, params: Tree, found: Named) -> list[tuple[ParameterOptions, list[int]]]:
+    def settings_of(self, params: Tree, flat: Named) -> list[tuple[ParameterOptions, list[int]]]:
         """What holds for each parameter, and which entries of ``overrides`` match it."""
         chosen = [by_leaf(choice.chosen, params, choice.name) for choice in self.choices]
-        pairs = enumerate(zip(found.names, found.leaves, strict=True))
+        pairs = enumerate(zip(flat.names, flat.leaves, strict=True))
         return [self.setting(name, p, tuple(values[index] for values in chosen)) for index, (name, p) in pairs]
 
     def setting(self, name: str, p: Any, values: tuple[Any, ...]) -> tuple[ParameterOptions, list[int]]:
@@ -360,5 +360,5 @@ class Transformation(Stepping):
             for choice, known in zip(self.choices, decided, strict=True):
                 base = combined(base, choice.options[known])
             self.known[tuple(decided)] = base
-        own, matched = self.settings.choose(name, p, base)
-        return self.known.setdefault((tuple(decided), tuple(matched), tuple(p.shape)), own), matched
+        setting, matched = self.settings.choose(name, p, base)
+        return self.known.setdefault((tuple(decided), tuple(matched), tuple(p.shape)), setting), matched

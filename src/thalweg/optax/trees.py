@@ -46,15 +46,15 @@ def dotted(path: Path) -> str:
 
 def parameters(tree: Tree) -> Named:
     """The parameters of a tree as arrays, checked."""
-    found = named(tree)
-    leaves = [as_array(leaf, f"parameter {name!r}") for name, leaf in zip(found.names, found.leaves, strict=True)]
-    for name, leaf in zip(found.names, leaves, strict=True):
+    flat = named(tree)
+    leaves = [as_array(leaf, f"parameter {name!r}") for name, leaf in zip(flat.names, flat.leaves, strict=True)]
+    for name, leaf in zip(flat.names, leaves, strict=True):
         if leaf.dtype.name not in DTYPES:
             raise ParameterError(
                 f"parameter {name!r} has dtype {leaf.dtype}: it must be one of {', '.join(DTYPES)}; "
                 "leave it out of the parameters, or wrap the optimizer in optax.masked"
             )
-    return found._replace(leaves=leaves)
+    return flat._replace(leaves=leaves)
 
 
 def gradients(tree: Tree, params: Named) -> list[Any]:

@@ -129,10 +129,10 @@ def refuse_replicas(params: Iterable[Tensor]) -> None:
     """
     if count_ranks() == 1:
         return
-    own = set(map(id, params))
-    if any(id(p) in own for p in find_averaged()):
+    ids = set(map(id, params))
+    if any(id(p) in ids for p in find_averaged()):
         gc.collect()  # ignore wrappers without references
-        if any(id(p) in own for p in find_averaged()):
+        if any(id(p) in ids for p in find_averaged()):
             raise ParameterError(REPLICATED)
 
 
@@ -141,7 +141,7 @@ def find_averaged() -> Iterator[Tensor]:
     objects = gc.get_objects()
     # by type: isinstance would ask proxies for their __class__, and some of them load a library then
     wrappers = [kind for kind in set(map(type, objects)) if issubclass(kind, DistributedDataParallel)]
-    for each in objects if wrappers else ():
-        averaged = getattr(each, "_module_parameters", ()) if type(each) in wrappers else ()
-        if averaged and each.process_group.size() > 1:
+    for candidate in objects if wrappers else ():
+        averaged = getattr(candidate, "_module_parameters", ()) if type(candidate) in wrappers else ()
+        if averaged and candidate.process_group.size() > 1:
             yield from averaged

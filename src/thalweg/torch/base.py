@@ -29,7 +29,7 @@ from thalweg.torch.engines.native import Native
 from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Foreseen, Statistics
 from thalweg.torch.engines.triton import Triton
 from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if_made_otherwise
-from thalweg.torch.params.checks import NAMES, Idleness, warn_if_used_up
+from thalweg.torch.params.checks import NAMES, IdleWatch, warn_if_used_up
 from thalweg.torch.params.explain import Treatment, explain
 from thalweg.torch.params.groups import (
     EVALUATED_LAYOUT,
@@ -90,8 +90,8 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     def lean(self: Any, *args: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return uncompiled(self, *args, **named)
-        own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
-        seen = own or private.HOOKS_OF_ALL != [{}, {}] or private.is_profiled()
+        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        seen = hooks or private.HOOKS_OF_ALL != [{}, {}] or private.is_profiled()
         # torch itself runs the hooks around a step that a subclass has in its place
         return (hooked if seen and type(self).step is lean else step)(self, *args, **named)
 
@@ -187,7 +187,7 @@ class Optimizer(torch.optim.Optimizer):
         self._joint = JointGradient()
         lists = Lists()
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
-        self._idleness, self._constancy = Idleness(), Constancy()
+        self._idle_watch, self._constancy = IdleWatch(), Constancy()
         #: What holds for a parameter, as it was found of these settings for this shape and for state that is kept in
         #: this form.
         self._resolved: dict[Tensor, tuple[RuleOptions, ParameterOptions, Any]] = {}
@@ -240,9 +240,9 @@ class Optimizer(torch.optim.Optimizer):
                 refuse_capture(buckets)
                 self._engines_used = {bucket.way for bucket in buckets}
                 if buckets:
-                    self._idleness.stop()
+                    self._idle_watch.stop()
                 else:
-                    self._idleness.note_step(self.parameters())
+                    self._idle_watch.note_step(self.parameters())
                 self._take(plan, buckets)
             finally:
                 if not self._written:
@@ -325,7 +325,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _given(self) -> list[list[Tensor]]:
         """The parameters that may be stepped, in lists as groups have them."""
-        return [own if type(own := group["params"]) is list else list(own) for group in self.param_groups]
+        return [params if type(params := group["params"]) is list else list(params) for group in self.param_groups]
 
     def _options(self) -> tuple[list[RuleOptions], list[tuple[Rate, float]]]:
         """The settings and the rates of all groups."""
@@ -336,11 +336,11 @@ class Optimizer(torch.optim.Optimizer):
         on_nonfinite = self.param_groups[0]["on_nonfinite"]
         looks = on_nonfinite == "raise" and not self._joint.skips_a_spike()
         total = sum(len(bucket.names) for bucket in buckets)
-        found = plan.run(buckets, on_nonfinite, looks=looks, commit=functools.partial(self._commit, total))
-        if not are_the_same(found, self._told):  # a run that is taken again goes on telling the same
-            self._told = found
-            for each in found:
-                self._last.update(each)
+        statistics = plan.run(buckets, on_nonfinite, looks=looks, commit=functools.partial(self._commit, total))
+        if not are_the_same(statistics, self._told):  # a run that is taken again goes on telling the same
+            self._told = statistics
+            for by_name in statistics:
+                self._last.update(by_name)
         self._joint.tell_of_clipping()
 
     def _commit(self, total: int, nonfinite: Sequence[str]) -> None:
@@ -430,8 +430,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _in_order(self, names: Iterable[str]) -> list[str]:
         """Names of parameters in the order of the groups, whatever they were stepped together with."""
-        found = set(names)
-        return [name for name, _, _ in self._homes() if name in found]
+        wanted = set(names)
+        return [name for name, _, _ in self._homes() if name in wanted]
 
     def _treatments(self) -> Iterator[Treatment]:
         """Every parameter that is stepped, and what holds for it."""
@@ -501,15 +501,15 @@ class Optimizer(torch.optim.Optimizer):
 
     def _setting(self, settings: RuleOptions, name: str, p: Tensor) -> ParameterOptions:
         """What holds for a parameter. Its state is converted if that asks for it, and refused if it does not fit."""
-        found, form = self._resolved.get(p), (p.shape, form_of(self.state.get(p, {})))
-        if found is None or found[0] is not settings or found[2] != form:
+        known, form = self._resolved.get(p), (p.shape, form_of(self.state.get(p, {})))
+        if known is None or known[0] is not settings or known[2] != form:
             setting, _ = settings.choose(name, p)
             # schedulers that cycle momentum change numbers at every step
-            if found is None or found[1].kind != setting.kind or found[2] != form:
+            if known is None or known[1].kind != setting.kind or known[2] != form:
                 self._fit_state(name, p, setting)
                 form = p.shape, form_of(self.state.get(p, {}))
-            self._resolved[p] = found = settings, setting, form
-        return found[1]
+            self._resolved[p] = known = settings, setting, form
+        return known[1]
 
     def _fit_state(self, name: str, p: Tensor, setting: ParameterOptions) -> None:
         setting.rule.check_shape(name, tuple(p.shape))
@@ -603,7 +603,7 @@ class Optimizer(torch.optim.Optimizer):
             layout = EVALUATED_LAYOUT if have_weights(self.state) else LAYOUT
             beside = {"made_with": self._describe_arguments(), "layout": layout}
             saved["param_groups"] = [
-                {**group, **own, **beside} for group, own in zip(saved["param_groups"], shown, strict=True)
+                {**group, **rate, **beside} for group, rate in zip(saved["param_groups"], shown, strict=True)
             ]
         return saved
 
@@ -624,9 +624,8 @@ class Optimizer(torch.optim.Optimizer):
         groups, state = read_state(state_dict, self._groups, self.param_groups, self.defaults, self._place_of_counts)
         check_loaded(state_dict["param_groups"], state, self.state)
         warn_if_made_otherwise(state_dict["param_groups"], self._describe_arguments())
-        loaded = [
-            {**deepcopy(group), "params": own["params"]} for group, own in zip(groups, self.param_groups, strict=True)
-        ]
+        pairs = zip(groups, self.param_groups, strict=True)
+        loaded = [{**deepcopy(saved), "params": present["params"]} for saved, present in pairs]
         self.__setstate__({"state": defaultdict(dict, state), "param_groups": loaded})
         self._groups.note_shapes(self.param_groups)
         for finish in self._optimizer_load_state_dict_post_hooks.values():
@@ -637,18 +636,18 @@ class Optimizer(torch.optim.Optimizer):
             engine.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_entries": self._groups.entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
+        ours = {"_entries": self._groups.entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
         # without the process group of replicas, which has no copies
-        return {**super().__getstate__(), **own, "_divide_work": self._sharing.divide_work}
+        return {**super().__getstate__(), **ours, "_divide_work": self._sharing.divide_work}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         sharing = Sharing(None, state.pop("_divide_work", None))
-        own = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
+        ours = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
         super().__setstate__(state)
-        if own:  # a copy or a pickle, and not load_state_dict, which comes here too
-            self._groups = Groups(own["_entries"])
-            self._forget(own["_wanted_engine"], sharing)
-            self._joint.skips = own["_skips"]
+        if ours:  # a copy or a pickle, and not load_state_dict, which comes here too
+            self._groups = Groups(ours["_entries"])
+            self._forget(ours["_wanted_engine"], sharing)
+            self._joint.skips = ours["_skips"]
         self._is_evaluated = have_weights(self.state)
 
     # ---- what steps have found
@@ -667,8 +666,8 @@ class Optimizer(torch.optim.Optimizer):
                 return value
             return value.item() if value.numel() == 1 else value.squeeze().cpu()
 
-        found = {name: {**self._last[name](), **self._joint.figures} for name in self._in_order(self._last)}
-        return {name: {key: plain(v) for key, v in figures.items()} for name, figures in found.items()}
+        by_name = {name: {**self._last[name](), **self._joint.figures} for name in self._in_order(self._last)}
+        return {name: {key: plain(v) for key, v in figures.items()} for name, figures in by_name.items()}
 
     @property
     def skipped(self) -> int:

@@ -23,10 +23,10 @@ def export_state(optimizer: Optimizer) -> dict[str, Any]:
     brought together: every rank has to call it.
     """
     state = {
-        name: {"step": to_numpy(convert_count(name, kept.get("step"))).astype("int64")}
-        | {key: to_numpy(entry) for key, entry in kept.items() if key != "step"}
+        name: {"step": to_numpy(convert_count(name, entries.get("step"))).astype("int64")}
+        | {key: to_numpy(entry) for key, entry in entries.items() if key != "step"}
         for name, p, _ in optimizer._homes()
-        if (kept := optimizer.state.get(p))
+        if (entries := optimizer.state.get(p))
     }
     return pack_state(rules_by_name(optimizer), state)
 
@@ -35,11 +35,11 @@ def export_state(optimizer: Optimizer) -> dict[str, Any]:
 def import_state(optimizer: Optimizer, exported: Mapping[str, Any]) -> None:
     """Continue from what another front end exported. On any error nothing is changed."""
     rules = rules_by_name(optimizer)
-    found = read_state(exported, rules, optimizer.defaults if hasattr(optimizer, "rule") else None)
+    states = read_state(exported, rules, optimizer.defaults if hasattr(optimizer, "rule") else None)
     state = {
-        place: {key: int(entry) if key == "step" else to_tensor(entry) for key, entry in found[name].items()}
+        place: {key: int(entry) if key == "step" else to_tensor(entry) for key, entry in states[name].items()}
         for place, name in enumerate(rules)
-        if name in found
+        if name in states
     }
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 

@@ -119,9 +119,9 @@ class Mixture(Optimizer):
         groups, entries = len(self.param_groups), len(self._groups.entries)
         given = param_group.get("params")
         try:
-            for own in self._divide(dict(param_group)):
-                self._check_options_of(own)
-                super().add_param_group(own)
+            for part in self._divide(dict(param_group)):
+                self._check_options_of(part)
+                super().add_param_group(part)
         except Exception:
             del self.param_groups[groups:], self._groups.entries[entries:]
             raise
@@ -132,7 +132,7 @@ class Mixture(Optimizer):
         """A group for each entry that gets some of the parameters."""
         rule = group.get("rule")
         if isinstance(rule, RuleOptions):
-            check_one_rule({own.rule.__name__: own.rule for _, own in self._groups.entries}, rule.rule)
+            check_one_rule({options.rule.__name__: options.rule for _, options in self._groups.entries}, rule.rule)
             whole = from_plain({name: self.defaults[name] for name in WHOLE_STEP if name in self.defaults})
             self._groups.entries.append((None, merged(rule, whole, self._for_all, "rule of a parameter group")))
             del group["rule"]
@@ -141,18 +141,18 @@ class Mixture(Optimizer):
             yield {**group, "entry": self._place_of(rule, group.get("entry"))}
         else:
             names = group.pop("param_names", None)
-            position = sum(len(own["params"]) for own in self.param_groups)
+            position = sum(len(present["params"]) for present in self.param_groups)
             pairs, are_named = name_parameters(group["params"], names, position)
             if pairs and not are_named:
                 check_names_unneeded("entries", [pattern for pattern, _ in self._groups.entries])
             check_chosen(self._groups.entries, pairs)
-            for place, own in divided(self._groups.entries, pairs).items():
-                yield {**group, "params": own if are_named else [p for _, p in own], "entry": place}
+            for place, members in divided(self._groups.entries, pairs).items():
+                yield {**group, "params": members if are_named else [p for _, p in members], "entry": place}
 
     def _check_options_of(self, group: dict[str, Any]) -> None:
         """Refuse options that belong to another rule, which would have no effect in this group."""
         rule = self._rule_of(group)
-        owners = {name: own.rule for _, own in self._groups.entries for name in option_names(own.rule)}
+        owners = {name: options.rule for _, options in self._groups.entries for name in option_names(options.rule)}
         for name in group:
             if name in owners and name not in option_names(rule):
                 raise OptionError(
@@ -162,9 +162,9 @@ class Mixture(Optimizer):
 
     def _place_of(self, rule: Any, wanted: Any) -> int:
         """The place of a rule's entry: the wanted one, as of a group that was taken from this mixture, or its first."""
-        places = [place for place, (_, own) in enumerate(self._groups.entries) if own.rule.__name__ == rule]
+        places = [place for place, (_, options) in enumerate(self._groups.entries) if options.rule.__name__ == rule]
         if not places:
-            known = ", ".join(dict.fromkeys(own.rule.__name__ for _, own in self._groups.entries))
+            known = ", ".join(dict.fromkeys(options.rule.__name__ for _, options in self._groups.entries))
             raise OptionError(
                 f"rule={rule!r} is not a rule of this mixture, which has {known}: give options, such as "
                 "AdamW.options(lr=1e-3)"
@@ -179,13 +179,13 @@ def name_parameters(params: Any, names: Sequence[str] | None, position: int) -> 
     """Parameters with their names, or else with their positions, and whether they have names."""
     if isinstance(params, set):
         raise TypeError("parameters need an order, which sets do not have: use a list")
-    found = [params] if isinstance(params, Tensor) else list(params)
-    named = [each for each in found if isinstance(each, tuple)]
-    if named and len(named) < len(found):
+    listed = [params] if isinstance(params, Tensor) else list(params)
+    named = [entry for entry in listed if isinstance(entry, tuple)]
+    if named and len(named) < len(listed):
         raise ParameterError("some parameters have names and others do not: pass model.named_parameters()")
-    if names is not None and not named and len(names) == len(found):
-        named = list(zip(names, found, strict=True))
-    pairs = named or [(str(position + i), p) for i, p in enumerate(found)]
+    if names is not None and not named and len(names) == len(listed):
+        named = list(zip(names, listed, strict=True))
+    pairs = named or [(str(position + i), p) for i, p in enumerate(listed)]
     for name, p in pairs:
         if not isinstance(p, Tensor):
             raise ParameterError(f"parameter {name!r} must be a tensor, got {type(p).__name__}")
@@ -195,7 +195,7 @@ def name_parameters(params: Any, names: Sequence[str] | None, position: int) -> 
 def check_chosen(entries: Sequence[Entry], pairs: Sequence[tuple[str, Tensor]]) -> None:
     """Refuse parameters that are not of the model whose parameters were chosen by name."""
     chosen = [pattern for pattern, _ in entries if isinstance(pattern, Chosen)]
-    rules = dict.fromkeys(repr(own.rule.__name__) for _, own in entries)
+    rules = dict.fromkeys(repr(options.rule.__name__) for _, options in entries)
     for name, p in pairs:
         if chosen and first_match(entries, name, p) is None:
             raise ParameterError(

@@ -166,7 +166,7 @@ def read_state_dict(given: Any) -> Any:
 
 
 def convert_group(peer: Peer, theirs: Group, ours: Group, home: Group, changed: set[str]) -> dict[str, Any]:
-    """A group of ours with the learning rate and the options of theirs. home: the group with its parameters.
+    """One of thalweg's groups with the learning rate and options of theirs. home: the group with its parameters.
 
     changed: takes down the options that have another value than here.
     """

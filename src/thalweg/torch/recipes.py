@@ -96,12 +96,12 @@ def by_matrices(
     given = check_overrides(options.get("overrides", ()))
     overrides = [*overrides_of(roles, rule), *given]
     named = dict(model.named_parameters())
-    splits = [pattern for pattern, own in given if "split" in own]
+    splits = [pattern for pattern, override in given if "split" in override]
 
     def hints_of(name: str, role: Role) -> tuple[str, ...]:
         is_split = "split" not in option_names(rule) or any(matches(pattern, name, named[name]) for pattern in splits)
         hint = "" if role.hint == UNSPLIT and is_split else role.hint
-        return tuple(each for each in (hint, rate_hint if role.role == HIDDEN else "") if each)
+        return tuple(filter(None, (hint, rate_hint if role.role == HIDDEN else "")))
 
     makers = {
         HIDDEN: optimizer(rule).options(**{"lr": lr, **shared, **options, "overrides": overrides}),
@@ -109,21 +109,21 @@ def by_matrices(
         VECTORS: optimizer(AdamW).options(**{"lr": adamw_lr, **around, **adamw, "weight_decay": 0.0}),
     }
     entries = []
-    for role, maker in makers.items():
-        hints = {name: hints_of(name, own) for name, own in roles.items() if own.role == role}
+    for kind, maker in makers.items():
+        hints = {name: hints_of(name, role) for name, role in roles.items() if role.role == kind}
         if hints:
-            entries.append((Chosen(role, frozenset(hints), hints), maker))
+            entries.append((Chosen(kind, frozenset(hints), hints), maker))
     return Mixture(model.named_parameters(), entries, **arguments)
 
 
 def overrides_of(roles: Mapping[str, Role], rule: type[Rule]) -> list[tuple[Pattern, dict[str, Any]]]:
     """What a rule has to know of hidden parameters that are not one matrix as they lie: an entry for each kind."""
-    names: dict[tuple[tuple[str, Any], ...], set[str]] = {}
-    for name, own in roles.items():
-        known = tuple((option, value) for option, value in own.options.items() if option in option_names(rule))
-        if own.role == HIDDEN and known:
-            names.setdefault(known, set()).add(name)
-    return [(Chosen(HIDDEN, frozenset(own)), dict(known)) for known, own in names.items()]
+    by_options: dict[tuple[tuple[str, Any], ...], set[str]] = {}
+    for name, role in roles.items():
+        known = tuple((option, value) for option, value in role.options.items() if option in option_names(rule))
+        if role.role == HIDDEN and known:
+            by_options.setdefault(known, set()).add(name)
+    return [(Chosen(HIDDEN, frozenset(names)), dict(known)) for known, names in by_options.items()]
 
 
 def check_model(recipe: str, model: Any) -> None:
@@ -140,7 +140,7 @@ def check_arguments(recipe: str, rule: type[Rule], arguments: Mapping[str, Any])
     for name in arguments:
         if name in known:
             continue
-        owners = [each.__name__ for each in (rule, AdamW) if name in option_names(each) or name in each.ELSEWHERE]
+        owners = [kind.__name__ for kind in (rule, AdamW) if name in option_names(kind) or name in kind.ELSEWHERE]
         places = [f"{owner.lower()}=dict({name}=...)" for owner in owners]
         if name in (f"{rule.__name__.lower()}_lr", "learning_rate"):
             places = [f"lr, the rate of {rule.__name__}; adamw_lr is that of AdamW"]
@@ -151,7 +151,7 @@ def check_arguments(recipe: str, rule: type[Rule], arguments: Mapping[str, Any])
 
 def warn_of_unused(model: nn.Module, **patterns: Sequence[Pattern]) -> None:
     """Warn of patterns that match no parameter, which are most likely typing mistakes."""
-    for argument, own in patterns.items():
-        if unused := unused_patterns(own, model.named_parameters()):
+    for argument, given in patterns.items():
+        if unused := unused_patterns(given, model.named_parameters()):
             message = f"patterns in {argument} that match no parameter: {', '.join(map(repr, unused))}"
             warn(message, UnusedOverrideWarning)

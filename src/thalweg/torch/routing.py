@@ -100,14 +100,14 @@ def roles_of(model: nn.Module, first: Sequence[Pattern] = (), other: Sequence[Pa
     heads, ends = ({id(p) for module in layers for p in module.parameters()} for layers in output_layers(model))
 
     def role_of(name: str, p: Tensor) -> Role:
-        found = role_in(model, p, places[id(p)], is_head=id(p) in heads)
+        role = role_in(model, p, places[id(p)], is_head=id(p) in heads)
         if any(matches(pattern, name, p) for pattern in first):
-            return Role(HIDDEN, found.options)
-        if found.role != VECTORS and any(matches(pattern, name, p) for pattern in other):
+            return Role(HIDDEN, role.options)
+        if role.role != VECTORS and any(matches(pattern, name, p) for pattern in other):
             return Role(OTHER)
         # attention within blocks makes fewer keys than any layer takes
-        is_end = id(p) in ends and all(own.parent is model or not is_in_attention(own) for own in places[id(p)])
-        return replace(found, hint=found.hint or UNNAMED_END) if found.role == HIDDEN and is_end else found
+        is_end = id(p) in ends and all(place.parent is model or not is_in_attention(place) for place in places[id(p)])
+        return replace(role, hint=role.hint or UNNAMED_END) if role.role == HIDDEN and is_end else role
 
     return {name: role_of(name, p) for name, p in model.named_parameters()}
 
@@ -126,8 +126,8 @@ def role_in(model: nn.Module, p: Tensor, places: Sequence[Place], *, is_head: bo
     if not is_matrix(p) or any(is_vector(p, place) for place in places):
         return Role(VECTORS)
     # an output layer may be a pattern's choice for Muon: how it is stored matters all the same
-    found = [in_module(model, p, place) for place in places]
-    known = next((role for role in found if role.role != HIDDEN), found[0])
+    roles = [in_module(model, p, place) for place in places]
+    known = next((role for role in roles if role.role != HIDDEN), roles[0])
     return Role(OTHER, known.options) if is_head else known
 
 
@@ -228,9 +228,9 @@ def fused_blocks(model: nn.Module, place: Place, rows: int, columns: int) -> Blo
         return 1
     size_of = partial(read_size, parent, model)
     for names in FUSED.get(name, ()):
-        found = tuple(map(size_of, names))
-        if None not in found and sum(found) == rows:  # type: ignore[arg-type]
-            return found  # type: ignore[return-value]
+        sizes = tuple(map(size_of, names))
+        if None not in sizes and sum(sizes) == rows:  # type: ignore[arg-type]
+            return sizes  # type: ignore[return-value]
     if QKV.search(name):
         return attention_blocks(size_of, rows, columns, by_head=is_by_head(name, parent))
     return 2 if (KV.fullmatch(name) and rows == 2 * columns) or is_gated(place, rows) else 1
@@ -257,9 +257,9 @@ def attention_blocks(size_of: Callable[..., int | None], rows: int, columns: int
         return rows // head_dim if head_dim and rows % head_dim == 0 else None
     if heads and head_dim:
         kv_heads = size_of(*SIZES["kv_heads"]) or heads
-        for found in ((heads, kv_heads, kv_heads), (heads, heads, heads), (heads, 1, 1), (heads, heads)):
-            if sum(found) * head_dim == rows:
-                return tuple(count * head_dim for count in found)
+        for counts in ((heads, kv_heads, kv_heads), (heads, heads, heads), (heads, 1, 1), (heads, heads)):
+            if sum(counts) * head_dim == rows:
+                return tuple(count * head_dim for count in counts)
     return 3 if rows == 3 * columns else None
 
 
@@ -302,8 +302,8 @@ def of_stack(p: Tensor, place: Place) -> Role:
     writes = WRITERS.search(place.own_name if place.attribute == "weight" else place.attribute)
     for other in stacks_beside(p, place):
         for transposed in (told,) if isinstance(told, bool) else (False, True):
-            own, beside = (shape[::-1] if transposed else shape for shape in (tuple(p.shape[1:]), other))
-            (back, middle), (rows, columns) = (own, beside) if writes else (beside, own)
+            ours, beside = (shape[::-1] if transposed else shape for shape in (tuple(p.shape[1:]), other))
+            (back, middle), (rows, columns) = (ours, beside) if writes else (beside, ours)
             if columns == back and rows in (middle, 2 * middle):  # one makes what the other takes
                 is_pair = not writes and rows != middle and getattr(module, "is_concatenated", True)
                 return Role(HIDDEN, {**stack, **blocks(2 if is_pair else 1, transposed=transposed)})
@@ -332,14 +332,14 @@ def output_layers(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
     outside = {name: module for name, module in model.named_modules() if not name.startswith(lists)}
     layers = {name: module for name, module in outside.items() if outputs_of(module) is not None}
     answers, taken = answer_sizes(model), [(module, size) for module in model.modules() for size in inputs_of(module)]
-    found = [module for module in map(ask_for_output, outside.values()) if module is not None]
+    outputs = [module for module in map(ask_for_output, outside.values()) if module is not None]
     for name, module in outside.items():
         if HEADS.fullmatch(name.rpartition(".")[2]):
-            found += last_layers(module, answers, taken)
-    found += [module for module in layers.values() if isinstance(module, nn.Linear) and outputs_of(module) in answers]
+            outputs += last_layers(module, answers, taken)
+    outputs += [module for module in layers.values() if isinstance(module, nn.Linear) and outputs_of(module) in answers]
     ends = [module for name, module in layers.items() if is_end(module, taken) and not is_fused(model, name, module)]
-    if found:
-        return found, ends
+    if outputs:
+        return outputs, ends
     return ends or (list(layers.values())[-1:] if isinstance(model, nn.Sequential) else []), []
 
 
@@ -384,18 +384,18 @@ def last_layers(module: nn.Module, answers: set[int], taken: Taken) -> list[nn.M
         return [module]
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         return [layer for child in module.children() for layer in last_layers(child, answers, taken)]
-    layers = [each for each in module.modules() if outputs_of(each) is not None]
+    layers = [layer for layer in module.modules() if outputs_of(layer) is not None]
     if isinstance(module, nn.Sequential):
         return layers[-1:]
-    by_size = [each for each in layers if outputs_of(each) in answers]
-    return by_size or [each for each in layers if is_end(each, taken)] or layers
+    by_size = [layer for layer in layers if outputs_of(layer) in answers]
+    return by_size or [layer for layer in layers if is_end(layer, taken)] or layers
 
 
 def is_end(module: nn.Module, taken: Taken) -> bool:
     """Whether no other module takes what a layer makes, by its size; flattened images are multiples of channels."""
-    size, others = outputs_of(module), {own for other, own in taken if other is not module}
+    size, others = outputs_of(module), {width for other, width in taken if other is not module}
     assert size is not None
     if isinstance(module, nn.modules.conv._ConvNd):
-        return not any(own % size == 0 for own in others)
-    images = {own for other, own in taken if isinstance(other, nn.modules.conv._ConvTransposeNd)}
-    return size not in others and not any(size % own == 0 for own in images)
+        return not any(width % size == 0 for width in others)
+    images = {width for other, width in taken if isinstance(other, nn.modules.conv._ConvTransposeNd)}
+    return size not in others and not any(size % width == 0 for width in images)

@@ -1,6 +1,6 @@
 """Rules that need whole tensors: the middle part of their step, for stacks of tensors of equal shape.
 
-Whoever has whole tensors does it here: lists, kernels for GPUs between their other two parts, and owners of shards.
+Used wherever tensors are whole: by lists, by kernels for GPUs between their other two parts, and by owners of shards.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def transform_stacks(
 ) -> Iterator[tuple[list[int], Direction]]:
     """The middle part of a rule for many tensors, stack by stack: the places of its members, and what was made of them.
 
-    tensors: for each that the rule shows, those of all, or a stack of them. factors: the state with a shape of its own.
+    tensors: for each that the rule shows, those of all, or a stack of them. factors: state that is shaped otherwise.
     due: what is due for each; tensors for which that is known by the device alone go one by one. noise: draws that of
     the tensors at some places. most: elements of a stack.
     """
     stacked = replace(rule, stacked_axes=rule.stacked_axes + 1)
     for members in find_stacks(tensors[0], due, most):
-        shown = tuple(stack_up(own, members) for own in tensors)
-        state = {key: stack_up(own, members) for key, own in factors.items()}
+        shown = tuple(stack_up(of_all, members) for of_all in tensors)
+        state = {key: stack_up(entries, members) for key, entries in factors.items()}
         draw = functools.partial(noise, members)
         made = stacked.transform(space, shown, state, due=due[members[0]], noise=draw)
         shape = len(members), *rule.figure_shape(tuple(shown[0].shape[1:]))
@@ -88,9 +88,9 @@ class InStacks:
             """That of a stack, which is let go when the stack has used it."""
             if not drawn or any(drawn[i] is None for i in members):
                 drawn[:] = noise().tensors
-            own = stack_up(drawn, members)
+            stack = stack_up(drawn, members)
             put(drawn, members, [None] * len(members))
-            return own
+            return stack
 
         prepared = rule.prepare(xp, g, s, p, t)
         factors = {key: s[key].tensors for key in rule.keys(tuple(p.tensors[0].shape), PerSlice)}
@@ -135,7 +135,7 @@ class Parts:
 
     def direction(self, kind: Callable[[list[Any]], Any] = list) -> Direction:
         """kind: of what each is to be."""
-        figures, state = ({key: kind(own) for key, own in all_.items()} for all_ in (self.figures, self.state))
+        figures, state = ({key: kind(values) for key, values in all_.items()} for all_ in (self.figures, self.state))
         return Direction(kind(self.tensors), figures, state)
 
 
@@ -183,8 +183,8 @@ def draw_noise(like: Tensor, *, seed: int, names: Sequence[str], t: Any) -> Tens
         if like.is_cpu and library.is_here():
             noise, threads = torch.empty(room, dtype=like.dtype), num_threads(torch.get_num_threads)
             dtype = str(like.dtype).removeprefix("torch.")
-            for own, tensor in zip(noise, ids, strict=True):
-                fill_normal(own.data_ptr(), dtype, own.numel(), seed=seed, tensor=tensor, t=t, threads=threads)
+            for row, tensor in zip(noise, ids, strict=True):
+                fill_normal(row.data_ptr(), dtype, row.numel(), seed=seed, tensor=tensor, t=t, threads=threads)
             return noise
         if like.device.type in kernels.DEVICES and like.dtype == torch.float32 and kernels.is_here():
             from thalweg.kernels.triton.noise import draw_normal

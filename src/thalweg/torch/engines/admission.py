@@ -128,10 +128,10 @@ def check_kernels(device: torch.device) -> None:
 @asked_once
 def check_capability(device: torch.device) -> None:
     if device.type == "cuda" and torch.version.hip is None:
-        found = torch.cuda.get_device_capability(device)
-        if found < LEAST_CAPABILITY:
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < LEAST_CAPABILITY:
             name = torch.cuda.get_device_name(device)
-            raise Refused(f"{name} has compute capability {found[0]}.{found[1]}, and the kernels need 8.0 or newer")
+            raise Refused(f"{name} has compute capability {major}.{minor}, and the kernels need 8.0 or newer")
 
 
 def are_for_kernels(tensors: Sequence[Tensor]) -> bool:

@@ -18,24 +18,24 @@ class HostCounts:
 
     def __init__(self, counts: Sequence[Tensor]) -> None:
         self.counts = counts
-        is_plain = is_here() and all(each.is_cpu and each.dtype == torch.float32 for each in counts)
+        is_plain = is_here() and all(count.is_cpu and count.dtype == torch.float32 for count in counts)
         self.native = Counts(map(Tensor.data_ptr, counts)) if is_plain else None
 
     @functools.cached_property
     def numbers(self) -> list[c_float]:
-        return [c_float.from_address(each.data_ptr()) for each in self.counts]
+        return [c_float.from_address(count.data_ptr()) for count in self.counts]
 
     def read(self) -> float | None:
         """What all of them are; None if they differ."""
         if self.native is not None:
             return self.native.read()
-        found = set(map(float, self.counts))
-        return found.pop() if len(found) == 1 else None
+        values = set(map(float, self.counts))
+        return values.pop() if len(values) == 1 else None
 
     def write(self, count: float) -> None:
         if self.native is None:
-            for each in self.counts:
-                each.fill_(count)
+            for tensor in self.counts:
+                tensor.fill_(count)
         else:
             for number in self.numbers:
                 number.value = count

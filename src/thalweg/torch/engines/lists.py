@@ -23,7 +23,7 @@ from thalweg.torch.sharding.owners import Messages, Owners, Team, in_turn
 from thalweg.torch.stacks import most_of_stack
 
 #: Numbers of the arithmetic's precision that are alive for each element at most, beside new values; those where
-#: rounding at random makes bits; those beside what a rule tells of its ``transform``. Bytes that a tensor needs.
+#: rounding at random makes bits; those that a rule's ``transform`` does not count. Bytes that a tensor needs.
 NUMBERS, NUMBERS_OF_RANDOM, NUMBERS_BESIDE_WHOLE, BYTES_OF_TENSOR = 16, 20, 4, 2**14
 
 
@@ -39,7 +39,7 @@ class Lists:
 
     def count_temporaries(self, params: Sequence[Foreseen]) -> int:
         """A chunk while it is computed, with its new values and those of the chunk before."""
-        needed: dict[int, list[tuple[Foreseen, int]]] = defaultdict(list)
+        by_limit: dict[int, list[tuple[Foreseen, int]]] = defaultdict(list)
         waiting = 0
         for p in params:
             rule, numbers = p.setting.rule_at(1), NUMBERS_OF_RANDOM if p.setting.handling.is_random else NUMBERS
@@ -48,10 +48,10 @@ class Lists:
                 numbers = max(numbers, NUMBERS_BESIDE_WHOLE + rule.count_temporaries())
                 limit = self.most or most_of_stack(rule, p.device)
             computed = numbers * p.extent * DTYPES[arithmetic(p.dtype)].bytes
-            needed[limit].append((p, computed + 2 * p.value_bytes + BYTES_OF_TENSOR))
+            by_limit[limit].append((p, computed + 2 * p.value_bytes + BYTES_OF_TENSOR))
             # nothing is written before all is known to be finite
             waiting += p.value_bytes if p.setting.handling.on_nonfinite == "raise" else 0
-        return max((count_largest(own, limit) for limit, own in needed.items()), default=0) + waiting
+        return max((count_largest(needed, limit) for limit, needed in by_limit.items()), default=0) + waiting
 
     def forget(self) -> None:
         self.owners.forget()
@@ -106,17 +106,17 @@ class ListsRun:
     def step_replicas(self, statistics: Statistics) -> None:
         """Step whole tensors on which replicas divide the work, slot by slot: new values of few exist at once."""
         slots = self.owners.divide([outline_of(bucket) for bucket in self.replicated])
-        for _, own in itertools.groupby(slots, operator.itemgetter(0)):
-            for send in in_turn([self.step_slot(*slot, statistics) for slot in own]):
+        for _, team_slots in itertools.groupby(slots, operator.itemgetter(0)):
+            for send in in_turn([self.step_slot(*slot, statistics) for slot in team_slots]):
                 send()
 
     def step_slot(self, team: Team, slot: Mapping[int, Sequence[int]], statistics: Statistics) -> Messages:
-        chosen = [self.replicated[at].chosen(own) for at, own in slot.items()]
-        computations = [result_of_shards(bucket, self.owners) for bucket in chosen]
-        answers = yield from team.make_in_turn([request for each in computations for request in next(each).asked])
-        for each, answer in zip(computations, answers, strict=True):
+        chosen = [self.replicated[at].chosen(members) for at, members in slot.items()]
+        steps = [result_of_shards(bucket, self.owners) for bucket in chosen]
+        answers = yield from team.make_in_turn([request for step in steps for request in next(step).asked])
+        for step, answer in zip(steps, answers, strict=True):
             try:
-                each.send([answer])
+                step.send([answer])
             except StopIteration as end:
                 statistics.update(committed(end.value))
 

@@ -81,8 +81,8 @@ class NativeRun:
         self.names = [name for bucket in buckets for name in bucket.names]
         self.counts = Counts([s["step"].data_ptr() for bucket in buckets for s in bucket.states])
         self.num_threads = count_threads(torch.get_num_threads)
-        self.latest = Latest()
-        self.statistics: Statistics = {name: functools.partial(self.latest.of, i) for i, name in enumerate(self.names)}
+        self.last = LastStep()
+        self.statistics: Statistics = {name: functools.partial(self.last.read, i) for i, name in enumerate(self.names)}
         #: For each parameter whether all of its step is finite and allowed; None if no guard asks for it.
         self.finite: list[bool] | None = None
         #: Whether a GradScaler forbids the step. Without a guard, passes that measure may write state.
@@ -150,22 +150,22 @@ class NativeRun:
             self.tables.run(WRITE, END)
         for tensor, copy in self.staged:
             tensor.copy_(copy)
-        self.latest.figures = self.tables.figures()
-        self.latest.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
+        self.last.figures = self.tables.figures()
+        self.last.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
         return self.statistics
 
     def release(self, *, taken: bool) -> None:
         self.buckets, self.grads = (), []
 
 
-class Latest:
+class LastStep:
     """Statistics of the last step of a run; they keep no parameter alive."""
 
     figures: Figures
     #: Of each bucket, with the number of its parameters.
     rates: Sequence[tuple[dict[str, Any], int]] = ()
 
-    def of(self, index: int) -> dict[str, Any]:
+    def read(self, index: int) -> dict[str, Any]:
         ends = itertools.accumulate(count for _, count in self.rates)
         rate = next(rate for (rate, _), end in zip(self.rates, ends, strict=True) if index < end)
         return {**rate, **self.figures.read(index, lambda v, s: torch.tensor(v, dtype=torch.float64).reshape(s))}

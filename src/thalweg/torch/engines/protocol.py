@@ -109,11 +109,11 @@ class Bucket:
 
     def alike(self) -> list[list[int]]:
         """Members for which the host decides the same, by the counts that it keeps."""
-        found: dict[tuple[float, ...], list[int]] = {}
+        by_counts: dict[tuple[float, ...], list[int]] = {}
         counts = self.setting.rule.keys(self.shape, Count)
         for index, s in enumerate(self.states):
-            found.setdefault(tuple(float(s[key]) for key in counts), []).append(index)
-        return list(found.values())
+            by_counts.setdefault(tuple(float(s[key]) for key in counts), []).append(index)
+        return list(by_counts.values())
 
     def chosen(self, members: Sequence[int]) -> Bucket:
         def some(values: Sequence[T]) -> list[T]:
@@ -168,8 +168,8 @@ class Foreseen(NamedTuple):
 def count_largest(needed: Sequence[tuple[Foreseen, int]], chunk: int) -> int:
     """Bytes of the largest chunk of so many elements, or of one tensor that is larger. needed: those of each."""
     densest = max((bytes_ / p.extent for p, bytes_ in needed), default=0.0)
-    each = [bytes_ for _, bytes_ in needed]
-    return min(sum(each), max(0, *each, math.ceil(chunk * densest)))
+    sizes = [bytes_ for _, bytes_ in needed]
+    return min(sum(sizes), max(0, *sizes, math.ceil(chunk * densest)))
 
 
 #: By name, what gives the statistics of a parameter's last step.

@@ -13,17 +13,17 @@ from thalweg.programs.parts import decide_by
 from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.protocol import Bucket
-from thalweg.torch.engines.replay import Moving
+from thalweg.torch.engines.replay import ArgumentTable
 from thalweg.torch.engines.triton_whole import NUMBERED, UNKNOWN, Stack, WholeLaunch
 
 #: Launches that are numbered at once.
 MOST_NUMBERED = 64
 
 
-class Repeats:
+class RepeatedStacks:
     """Stacks of whole tensors that are stepped together, as long as nothing changes but gradients, rates and counts."""
 
-    def __init__(self, launches: Sequence[WholeLaunch], moving: Moving) -> None:
+    def __init__(self, launches: Sequence[WholeLaunch], moving: ArgumentTable) -> None:
         self.launches, self.moving = launches, moving
         self.stacks: list[Stack] = []
         #: What the last step had beside gradients, rates and counts; nothing: each launch has to look for itself.
@@ -58,7 +58,7 @@ class Repeats:
                 self.order += [begin + i for i in chain.from_iterable(launch.members)]
                 begin += len(bucket.names)
             keys = stacks[0].host_counts
-            self.counts = {key: HostCounts([s[key] for own in stacks for s in own.states]) for key in keys}
+            self.counts = {key: HostCounts([s[key] for stack in stacks for s in stack.states]) for key in keys}
         self.given = given_in(buckets)
         self.noise_counts = [stack.t for stack in stacks if stack.t is not None]
         self.rules = {id(stack.rule): (stack.rule, stack.key) for stack in stacks}
@@ -89,13 +89,13 @@ class Repeats:
     def decide(self, buckets: Sequence[Bucket]) -> tuple[Any, Mapping[str, float]] | None:
         """By the counts that the host keeps, what is due, and the counts then; None if that is not the same for all."""
         t = buckets[0].t
-        counts: Any = {key: own.read() for key, own in self.counts.items() if key != "step"}
+        counts: Any = {key: count.read() for key, count in self.counts.items() if key != "step"}
         if any(bucket.t != t for bucket in buckets) or None in counts.values():
             return None
         if not counts:
             return self.due, {}
         first, *others = [decide_by(*rule, counts, cast(int, t)) for rule in self.rules.values()]
-        return first if all(each == first for each in others) else None
+        return first if all(other == first for other in others) else None
 
     def take(self, buckets: Sequence[Bucket], addresses: array[int]) -> None:
         """Take the gradients and numbers of a step."""

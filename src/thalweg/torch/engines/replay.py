@@ -18,13 +18,13 @@ from torch import Tensor
 
 from thalweg.errors import FallbackWarning, warn
 from thalweg.spaces.sharded import Asked
-from thalweg.torch.sharding.owners import Errand
+from thalweg.torch.sharding.owners import MessageCall
 
 #: Equal steps after which one is recorded, and recorded steps that are kept: with a refresh of factors and without.
 WARM, MOST_RECORDED = 3, 4
 
 
-class Moving:
+class ArgumentTable:
     """Addresses of gradients, and rates, of all launches of a run: one table on the host, and one on the device."""
 
     def __init__(self, device: torch.device, tables: Sequence[Any], rates: int) -> None:
@@ -75,7 +75,7 @@ class Moving:
 
 
 #: What happens between launches: sums are asked of other ranks, and written in place, or messages are sent.
-Between: TypeAlias = Sequence[Asked] | Errand
+Between: TypeAlias = Sequence[Asked] | MessageCall
 #: None: all is measured.
 Launches: TypeAlias = Iterator[Between | None]
 
@@ -157,7 +157,7 @@ class Replay:
                         if recorded.graphs:
                             torch.zeros(1, device=self.device)  # torch warns of graphs with nothing in them
                         # the last graph goes on where all is measured
-                        between = next((each for each in launches if each is not None), None)
+                        between = next((pause for pause in launches if pause is not None), None)
                     finally:
                         graph.capture_end()
                     recorded.graphs.append((graph, between))

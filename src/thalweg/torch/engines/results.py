@@ -55,7 +55,7 @@ def by_tensor(bucket: Bucket) -> Iterator[Result]:
     for index, (name, p, g, s) in enumerate(zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True)):
         t = bucket.t if bucket.t is not None else s["step"] + 1
         entries = {key: entry for key, entry in s.items() if key != "step"}
-        own = bucket.chosen([index])
+        alone = bucket.chosen([index])
         result = advance(
             single,
             bucket.setting.rule_at(t),
@@ -65,12 +65,12 @@ def by_tensor(bucket: Bucket) -> Iterator[Result]:
             entries,
             t=t,
             tensor=tensor_id(name),
-            noise=functools.partial(noise_of, own) if bucket.t is not None and not p.is_cpu else None,
+            noise=functools.partial(noise_of, alone) if bucket.t is not None and not p.is_cpu else None,
             **bucket.given,
         )
         finite = None if result.finite is None else [result.finite]
         stats = {key: [value] for key, value in result.stats.items()}
-        yield Result(own, [result.p], [result.state], finite, stats)
+        yield Result(alone, [result.p], [result.state], finite, stats)
 
 
 # ---- lists of tensors, with one launch an operation
@@ -78,7 +78,7 @@ def by_tensor(bucket: Bucket) -> Iterator[Result]:
 
 def as_list(space: Any, bucket: Bucket) -> Result:
     """A list of tensors, advanced in a space of lists."""
-    operands = Operands.of(bucket)
+    operands = Operands.from_bucket(bucket)
     rule: Any = bucket.setting.rule_at(operands.t)
     is_whole = isinstance(rule, WholeRule)
     if is_whole:
@@ -110,7 +110,7 @@ class Operands:
     ids: Any
 
     @classmethod
-    def of(cls, bucket: Bucket) -> Operands:
+    def from_bucket(cls, bucket: Bucket) -> Operands:
         t: Any = bucket.t
         if t is None:
             t = PerTensor(torch.stack([s["step"] for s in bucket.states]) + 1)
@@ -126,8 +126,8 @@ class Operands:
 
 def unlisted(bucket: Bucket, result: Advance) -> Result:
     count = len(bucket.params)
-    kept = {key: entries_of(entry, count) for key, entry in result.state.items()}
-    states = [{key: entries[i] for key, entries in kept.items()} for i in range(count)]
+    by_key = {key: entries_of(entry, count) for key, entry in result.state.items()}
+    states = [{key: entries[i] for key, entries in by_key.items()} for i in range(count)]
     finite = None if result.finite is None else entries_of(result.finite, count)
     stats = {key: entries_of(value, count) for key, value in result.stats.items()}
     return Result(bucket, result.p.tensors, states, finite, stats)
@@ -175,7 +175,7 @@ def request_of(
     """What is asked of owners. shown: what they have to see whole."""
     by_kernels, handling, count = bucket.way == "fused", bucket.setting.handling, len(bucket.names)
     numbers: Sequence[Any] = t.values.unbind() if isinstance(t, PerTensor) else [t] * count
-    own, factors = (rule.keys(bucket.shape, role) for role in (PerSlice, Factor))
+    per_slice, factors = (rule.keys(bucket.shape, role) for role in (PerSlice, Factor))
     parts = bucket.parts
     if has_whole_slices(rule, bucket):  # experts need no owner
         parts = [part.of_stack(tuple(p.shape), rule.stacked_axes) for part, p in zip(parts, bucket.params, strict=True)]
@@ -184,7 +184,7 @@ def request_of(
         rule=rule,
         parts=parts,
         tensors=[x.tensors for x in shown],
-        factors={key: s[key].tensors for key in own},
+        factors={key: s[key].tensors for key in per_slice},
         matrices=factors,
         stored=bucket.states[0][factors[0]].dtype if factors else None,
         # a skipped step would leave the owner with factors that differ from the state of the other ranks, and

@@ -30,7 +30,7 @@ Asking: TypeAlias = Generator[Question, Sequence[Any], Any]
 
 def result_of_shards(bucket: Bucket, owners: Owners) -> Generator[Question, Sequence[Any], Result]:
     """The result of a bucket of shards."""
-    space, setting, operands = Sharded(bucket.parts, collectives), bucket.setting, Operands.of(bucket)
+    space, setting, operands = Sharded(bucket.parts, collectives), bucket.setting, Operands.from_bucket(bucket)
     handling, rule, p, s = setting.handling, setting.rule_at(operands.t), operands.p, operands.s
     order = None
     if rule.needs_whole and not isinstance(rule, WholeRule):
@@ -78,13 +78,13 @@ def updated_in_rounds(rule: Rule, order: Order, bucket: Bucket, space: Sharded, 
 
 def completed(partials: Sequence[Partial]) -> Asking:
     """Reductions over all ranks, of each kind in one message."""
-    found: dict[int, Any] = {}
+    reduced: dict[int, Any] = {}
     for kind, answer in (("sum", collectives.summed), ("max", collectives.largest)):
-        own = {i: partial for i, partial in enumerate(partials) if partial.kind == kind}
-        asked = [each for partial in own.values() for each in partial.asked]
+        of_kind = {i: partial for i, partial in enumerate(partials) if partial.kind == kind}
+        asked = [figure for partial in of_kind.values() for figure in partial.asked]
         whole = iter((yield Question(answer, asked)) if collectives.is_sent(asked) else [x for x, _ in asked])
-        found.update({i: partial.complete(whole) for i, partial in own.items()})
-    return [found[i] for i in range(len(partials))]
+        reduced.update({i: partial.complete(whole) for i, partial in of_kind.items()})
+    return [reduced[i] for i in range(len(partials))]
 
 
 def all_finite(space: Sharded, x: Any) -> Asking:
@@ -155,8 +155,9 @@ def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: di
     # figures of a stack that is sharded are only of this rank's slices: others matter where one may refuse the step
     if not has_whole_slices(rule, bucket) or bucket.setting.handling.on_nonfinite == "propagate":
         everywhere = tuple(range(len(bucket.shape)))
-        figures = {key: ReducedList(own.tensors, everywhere) for key, own in figures.items()}
-    made = Direction(TensorList(answer.tensor), figures, {key: TensorList(own) for key, own in answer.state.items()})
+        figures = {key: ReducedList(figure.tensors, everywhere) for key, figure in figures.items()}
+    entries = {key: TensorList(entry) for key, entry in answer.state.items()}
+    made = Direction(TensorList(answer.tensor), figures, entries)
     lr: Any = bucket.lr
 
     def apply(space: Any) -> Update:

@@ -30,13 +30,13 @@ class Squares:
             by_dtype.setdefault(g.dtype, []).append(i)
         device, self.members = grads[0].device, list(by_dtype.values())
         self.tables: list[Any] = [
-            GradientSquares([grads[i].numel() for i in own], dtype, Uploads(device), Compiled())
-            for dtype, own in by_dtype.items()
+            GradientSquares([grads[i].numel() for i in members], dtype, Uploads(device), Compiled())
+            for dtype, members in by_dtype.items()
         ]
         #: Puts squares into the order of the gradients.
         self.order: Tensor | None = None
         if len(self.tables) > 1:
-            self.order = torch.tensor([i for own in self.members for i in own]).argsort().to(device)
+            self.order = torch.tensor([i for members in self.members for i in members]).argsort().to(device)
 
     def key(self) -> Hashable:
         """What its launches depend on."""
@@ -44,12 +44,12 @@ class Squares:
 
     def follow(self, places: array[int]) -> None:
         """Note where the gradients are now."""
-        for table, own in zip(self.tables, self.members, strict=True):
-            table.follow(places if self.order is None else array("Q", [places[i] for i in own]))
+        for table, members in zip(self.tables, self.members, strict=True):
+            table.follow(places if self.order is None else array("Q", [places[i] for i in members]))
 
     def measure(self) -> Tensor:
-        found: list[Tensor] = [table.measure() for table in self.tables]
-        return found[0] if self.order is None else torch.cat(found)[self.order]
+        squares: list[Tensor] = [table.measure() for table in self.tables]
+        return squares[0] if self.order is None else torch.cat(squares)[self.order]
 
 
 def squares_by_kernels(known: dict[Hashable, Squares], grads: Sequence[Tensor]) -> Tensor | None:

@@ -24,13 +24,13 @@ from thalweg.spaces.sharded import Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
 from thalweg.torch.engines.protocol import Bucket, Decision, Foreseen, Statistics
-from thalweg.torch.engines.repeats import Repeats
-from thalweg.torch.engines.replay import Launches, Moving, Recorded, Replay
+from thalweg.torch.engines.repeats import RepeatedStacks
+from thalweg.torch.engines.replay import ArgumentTable, Launches, Recorded, Replay
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
-from thalweg.torch.engines.triton_whole import OwnedLaunch, Room, WholeLaunch, count_stacks, step_slot
+from thalweg.torch.engines.triton_whole import OwnedLaunch, ScratchBuffer, WholeLaunch, count_stacks, step_slot
 from thalweg.torch.sharding.collectives import Computation, Question, summed
-from thalweg.torch.sharding.owners import Errand, Owners, in_turn
+from thalweg.torch.sharding.owners import MessageCall, Owners, in_turn
 
 #: What a step copies to the device, and its decision.
 BYTES_OF_STEP = 2**14
@@ -46,7 +46,7 @@ class Triton:
         self.owners = owners
         #: Runs that a CUDA graph of the user's goes on using.
         self.captured: list[TritonRun] = []
-        self.room = Room()
+        self.room = ScratchBuffer()
 
     def lay_out(self, buckets: Sequence[Bucket]) -> TritonRun:
         return TritonRun(self, buckets)
@@ -90,11 +90,11 @@ class TritonRun:
         }
         self.sharded = any(bucket.parts for bucket in buckets)
         devices = {launch.device for launch in self.launches}
-        self.moving: Moving | None = None
+        self.moving: ArgumentTable | None = None
         #: Of all gradients, in the order of the buckets; None if they are not needed here.
         self.squares: Squares | None = None
         #: Launches of whole tensors, which are prepared together where they repeat, and their places.
-        self.repeats: Repeats | None = None
+        self.repeats: RepeatedStacks | None = None
         self.whole = [i for i, launch in enumerate(self.launches) if isinstance(launch, WholeLaunch)]
         self.replay: Replay | None = None
         #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
@@ -103,17 +103,17 @@ class TritonRun:
             (device,) = devices
             whole = [launch for launch in self.launches if isinstance(launch, WholeLaunch)]
             plain = [launch for launch in self.launches if isinstance(launch, Launch)]
-            parts = [part for own in (plain, whole) for launch in cast(Any, own) for part in launch.parts()]
+            parts = [part for launch in cast(Any, [*plain, *whole]) for part in launch.parts()]
             tables = [part.passes.tables for part in parts if part.moves]
             handling = buckets[0].setting.handling
             if not self.sharded and (handling.needs_norm or handling.may_skip):
                 self.squares = Squares([g for bucket in buckets for g in bucket.grads])
                 tables += self.squares.tables
-            self.moving = Moving(device, tables, len(parts))
+            self.moving = ArgumentTable(device, tables, len(parts))
             for place, part in enumerate(parts):
                 part.moving = self.moving, place
             if whole:
-                self.repeats = Repeats(whole, self.moving)
+                self.repeats = RepeatedStacks(whole, self.moving)
             self.replay = Replay(device)
         self.measures_gradients = self.squares is not None
         #: What a GradScaler decides, where recorded steps find it; or what decides when the gradients are measured.
@@ -223,7 +223,7 @@ class TritonRun:
     def launch_all(self) -> Launches:
         sharded = [launch for launch in self.launches if isinstance(launch, Launch) and launch.bucket.parts]
         rounds = [(launch.bucket.parts[0], launch.passes.measure(launch.step)) for launch in sharded]
-        while sums := [(part, each) for part, own in rounds for each in next(own, ())]:
+        while sums := [(part, partial) for part, partials in rounds for partial in next(partials, ())]:
             yield from complete(sums)
         yield from self.step_owned()
         yield None
@@ -236,10 +236,10 @@ class TritonRun:
                     pass
             launch.write()
 
-    def step_owned(self) -> Iterator[Errand]:
+    def step_owned(self) -> Iterator[MessageCall]:
         """Step whole tensors slot by slot; yields what is to be sent, or waited for, before it goes on."""
-        for _, own in itertools.groupby(self.slots, operator.itemgetter(0)):
-            yield from in_turn([step_slot(*slot) for slot in own])
+        for _, slots in itertools.groupby(self.slots, operator.itemgetter(0)):
+            yield from in_turn([step_slot(*slot) for slot in slots])
 
     def ask_owners(self) -> Computation:
         """The same, and what is to be sent is sent."""
@@ -258,9 +258,9 @@ class TritonRun:
 def complete(sums: Sequence[tuple[Part, Any]]) -> Launches:
     """Ask for the sums of several launches: those that go over the same ranks as one figure."""
     together: dict[Hashable, list[Tensor]] = defaultdict(list)
-    for part, own in sums:
-        together[part.across(own.axes)].append(own.tensor)
-    asked: list[Any] = [(torch.cat([x.reshape(-1) for x in own]), groups) for groups, own in together.items()]
+    for part, partial in sums:
+        together[part.across(partial.axes)].append(partial.tensor)
+    asked: list[Any] = [(torch.cat([x.reshape(-1) for x in tensors]), groups) for groups, tensors in together.items()]
     yield asked
     for (figures, _), tensors in zip(asked, together.values(), strict=True):
         for x, total in zip(tensors, figures.split([x.numel() for x in tensors]), strict=True):
@@ -329,7 +329,7 @@ class Launch:
     #: Whether its gradients are others from step to step.
     moves = True
     #: What copies addresses and rates to the device, and the place of its rate there; None: each launch has its own.
-    moving: tuple[Moving, int] | None = None
+    moving: tuple[ArgumentTable, int] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -408,9 +408,9 @@ class Launch:
         parts, rounds = self.bucket.parts, self.passes.measure(self.step)
         while (sums := self.after(rounds)) is not None:
             if parts:
-                whole = yield Question(summed, [(each.tensor, parts[0].across(each.axes)) for each in sums])
-                for each, total in zip(sums, whole, strict=True):
-                    each.tensor.copy_(total)
+                whole = yield Question(summed, [(partial.tensor, parts[0].across(partial.axes)) for partial in sums])
+                for partial, total in zip(sums, whole, strict=True):
+                    partial.tensor.copy_(total)
 
     def after(self, rounds: Iterator[list[Any]]) -> list[Any] | None:
         with on_device(self.device):
@@ -431,9 +431,9 @@ class Launch:
         first = sum(slices[:index])
         stacked = self.passes.rule.stacked_axes
         stack = self.bucket.params[index].shape[:stacked]
-        own = slice(first, first + slices[index])
+        rows = slice(first, first + slices[index])
         stats = self.passes.stats().items()
-        return {**self.rate, **{key: v[own].reshape(stack) if stacked else v[first] for key, v in stats}}
+        return {**self.rate, **{key: v[rows].reshape(stack) if stacked else v[first] for key, v in stats}}
 
 
 def address_of(value: Any) -> Hashable:

@@ -50,7 +50,7 @@ BYTES_OF_LIBRARY = 2**25
 LayOut: TypeAlias = Callable[[Bucket], Any]
 
 
-class Room:
+class ScratchBuffer:
     """Memory for what is shown, as much as the largest stack needs."""
 
     def __init__(self, most: int = WHOLE_CHUNK) -> None:
@@ -58,7 +58,7 @@ class Room:
         self.most = most
         self.memory: dict[torch.device, Tensor] = {}
 
-    def of(self, count: int, bucket: Bucket) -> Tensor:
+    def reserve(self, count: int, bucket: Bucket) -> Tensor:
         """So many elements, as the rule of a bucket shows them."""
         rule, device = cast(WholeRule, bucket.setting.stored_rule), bucket.params[0].device
         dtype = getattr(torch, rule.whole_dtype("float32"))
@@ -71,16 +71,16 @@ class Room:
 def count_stacks(params: Sequence[Foreseen]) -> int:
     """Bytes of the largest stack while its rule transforms it, with float32 copies of factors, and of what is kept."""
     needed: dict[bool, list[tuple[Foreseen, int]]] = {True: [], False: []}
-    kept = 0
+    kept_bytes = 0
     for p in params:
         rule = cast(WholeRule, p.setting.rule_at(1))
         copies = sum(math.prod(p.entries[key][0]) for key in rule.keys(p.shape, PerSlice))
         numbers = rule.count_temporaries() * DTYPES[rule.whole_dtype(arithmetic(p.dtype))].bytes * p.extent
         needed[rule.has_factors].append((p, numbers + 4 * copies))
         if type(rule).keep is not WholeRule.keep:
-            kept += 4 * copies
+            kept_bytes += 4 * copies
     largest = max(count_largest(needed[True], FACTORS_CHUNK), count_largest(needed[False], WHOLE_CHUNK))
-    return largest + kept + BYTES_OF_LIBRARY if params else 0
+    return largest + kept_bytes + BYTES_OF_LIBRARY if params else 0
 
 
 class Stack:
@@ -103,7 +103,7 @@ class Stack:
         self.read: set[str] = set()
         self.after: Mapping[str, float] = {}
         #: What the rule makes of these entries, where recorded steps find it, and their versions then.
-        self.kept: dict[str, Tensor] = {}
+        self.derived: dict[str, Tensor] = {}
         self.keeps = bool(self.whole_keys)
         self.versions: list[int] = []
         #: On the device, whether the step is taken; None: it is.
@@ -113,8 +113,8 @@ class Stack:
         self.t = torch.zeros((), dtype=torch.int64, device=device) if rule.needs_noise else None
         self.steps = None if rule.IN_PARTS else torch.zeros(count, device=device)
         self.counted = -1
-        kept = [*self.counts, *(() if rule.IN_PARTS else ["step"])]
-        self.host_counts = {key: HostCounts([s[key] for s in bucket.states]) for key in kept}
+        count_keys = [*self.counts, *(() if rule.IN_PARTS else ["step"])]
+        self.host_counts = {key: HostCounts([s[key] for s in bucket.states]) for key in count_keys}
         self.figures: dict[str, Tensor] = {}
         self.settle(setting)
         self.first, self.last = by_elements(self.for_first(bucket)), by_elements(self.for_last(bucket))
@@ -140,8 +140,8 @@ class Stack:
             {SHOWN: x, "step": step, **pick_entries(s, {scale_key(self.key): scale_key(PARAMETER)})}
             for x, step, s in zip(self.shown.unbind(), self.step_counts(), bucket.states, strict=True)
         ]
-        kept = [s[self.key] for s in bucket.states]
-        return replace(bucket, params=kept, states=states, setting=self.first_setting, lr=1.0, lr_scale=1.0)
+        momenta = [s[self.key] for s in bucket.states]
+        return replace(bucket, params=momenta, states=states, setting=self.first_setting, lr=1.0, lr_scale=1.0)
 
     def for_last(self, bucket: Bucket) -> Bucket:
         beside = {key: key for key in (RECORD, *self.around)}
@@ -192,7 +192,7 @@ class Stack:
         if self.keeps and (versions := self.read_versions()) != self.versions:
             self.versions = versions
             self.keep(self.stacked())
-            self.keeps = bool(self.kept)  # most rules keep nothing
+            self.keeps = bool(self.derived)  # most rules keep nothing
 
     def read_versions(self) -> list[int]:
         return [s[key]._version for s in self.states for key in self.whole_keys]
@@ -202,15 +202,15 @@ class Stack:
 
     def keep(self, state: Mapping[str, Tensor]) -> None:
         made = self.whole.keep(self.space, dict(state), tuple(self.shown.shape))
-        if not self.kept:
-            self.kept = {key: torch.empty_like(x) for key, x in made.items()}
+        if not self.derived:
+            self.derived = {key: torch.empty_like(x) for key, x in made.items()}
         for key, x in made.items():
-            self.kept[key].copy_(x)
+            self.derived[key].copy_(x)
 
     def write(self) -> None:
         self.show()
-        if self.kept and not self.due:
-            made = cast(Any, self.whole).transform(self.space, (self.shown,), {}, due=False, kept=self.kept)
+        if self.derived and not self.due:
+            made = cast(Any, self.whole).transform(self.space, (self.shown,), {}, due=False, kept=self.derived)
         else:
             made = self.transform()
         for key, figure in self.whole.show_figures(xp, made.figures, self.due).items():
@@ -223,12 +223,12 @@ class Stack:
         made = self.whole.transform(self.space, (self.shown,), state, due=self.due, noise=self.draw)
         if not self.due:
             return made
-        for key, own in made.state.items():
-            kept = [s[key] for s in self.states]
-            new = own if self.allowed is None else torch.where(self.allowed, own, state[key])
-            state[key] = new.to(kept[0].dtype).float()
-            torch._foreach_copy_(kept, list(state[key].unbind()))
-        if self.kept:
+        for key, stack in made.state.items():
+            entries = [s[key] for s in self.states]
+            new = stack if self.allowed is None else torch.where(self.allowed, stack, state[key])
+            state[key] = new.to(entries[0].dtype).float()
+            torch._foreach_copy_(entries, list(state[key].unbind()))
+        if self.derived:
             self.keep(state)
             self.versions = self.read_versions()
         return made
@@ -273,7 +273,7 @@ def watch(rule: WholeRule, read: set[str]) -> WholeRule:
 class WholeLaunch:
     """One bucket of a rule that needs whole tensors."""
 
-    def __init__(self, bucket: Bucket, room: Room, by_elements: LayOut) -> None:
+    def __init__(self, bucket: Bucket, room: ScratchBuffer, by_elements: LayOut) -> None:
         self.room, self.by_elements = room, by_elements
         self.stacks: list[Stack] = []
         self.grads: Sequence[Tensor] = ()
@@ -285,11 +285,11 @@ class WholeLaunch:
         extents, has_factors = bucket.extents, bucket.setting.rule.has_factors
         most = min(self.room.most, FACTORS_CHUNK) if has_factors else self.room.most
         self.members: list[Sequence[int]] = [
-            [own[i] for i in part] for own in bucket.alike() for part in pieces([extents[i] for i in own], most)
+            [alike[i] for i in piece] for alike in bucket.alike() for piece in pieces([extents[i] for i in alike], most)
         ]
-        sizes = [len(own) * bucket.params[own[0]].numel() for own in self.members]
-        room, pairs = self.room.of(max(sizes), bucket), zip(self.members, sizes, strict=True)
-        self.stacks = [Stack(bucket.chosen(own), room[:size], self.by_elements) for own, size in pairs]
+        sizes = [len(members) * bucket.params[members[0]].numel() for members in self.members]
+        room, pairs = self.room.reserve(max(sizes), bucket), zip(self.members, sizes, strict=True)
+        self.stacks = [Stack(bucket.chosen(members), room[:size], self.by_elements) for members, size in pairs]
 
     def is_stale(self) -> bool:
         """Whether another bucket needed more memory for what is shown, and this one is to follow."""
@@ -314,9 +314,9 @@ class WholeLaunch:
         self.begin(bucket, grads)
         if self.is_stale() or not all(stack.are_together() for stack in self.stacks):
             self.lay_out(bucket)
-        for stack, own in zip(self.stacks, self.members, strict=True):
-            known = None if places is None else array("Q", [places[i] for i in own])
-            stack.prepare(bucket, [grads[i] for i in own], known)
+        for stack, members in zip(self.stacks, self.members, strict=True):
+            known = None if places is None else array("Q", [places[i] for i in members])
+            stack.prepare(bucket, [grads[i] for i in members], known)
 
     def measure(self) -> Computation:
         """Ask for nothing: sharded tensors go to their owners."""
@@ -334,9 +334,9 @@ class WholeLaunch:
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""
         pairs = zip(self.stacks, self.members, strict=True)
-        stack, place = next((stack, own.index(index)) for stack, own in pairs if index in own)
-        count = len(stack.shown)
-        shown = {key: own.reshape(count, -1, 1, 1)[place] if own.ndim else own for key, own in stack.figures.items()}
+        stack, place = next((stack, members.index(index)) for stack, members in pairs if index in members)
+        count, figures = len(stack.shown), stack.figures.items()
+        shown = {key: figure.reshape(count, -1, 1, 1)[place] if figure.ndim else figure for key, figure in figures}
         return {**self.rate, **shown}
 
     def count_step(self) -> None:
@@ -347,7 +347,7 @@ class WholeLaunch:
             stack.count_step()
 
 
-class Share(NamedTuple):
+class SlotStacks(NamedTuple):
     """What a slot has of a bucket: it travels together."""
 
     members: Sequence[int]
@@ -363,29 +363,27 @@ class OwnedLaunch(WholeLaunch):
     def __init__(self, bucket: Bucket, slots: Mapping[int, Sequence[int]], owners: Owners, by_elements: LayOut) -> None:
         """slots: by number, the members that travel together."""
         self.owners, self.slots = owners, slots
-        super().__init__(bucket, Room(), by_elements)
+        super().__init__(bucket, ScratchBuffer(), by_elements)
 
     def lay_out(self, bucket: Bucket) -> None:
         """Make a stack for each shape in a slot. What is shown is sent or transformed before the next slot is shown."""
         sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in bucket.params]
-        memory = self.room.of(max(sum(sizes[i] for i in own) for own in self.slots.values()), bucket)
-        places = {i: place for place, own in enumerate(bucket.alike()) for i in own}
-        self.shares = {}
+        memory = self.room.reserve(max(sum(sizes[i] for i in members) for members in self.slots.values()), bucket)
+        places = {i: place for place, alike in enumerate(bucket.alike()) for i in alike}
+        self.shares, self.stacks, self.members = {}, [], []
         for slot, members in self.slots.items():
             staged, pairs = stage_shards(bucket.chosen(members))
             by_shape: dict[Hashable, list[int]] = defaultdict(list)
             for at, i in enumerate(members):
                 by_shape[places[i], staged.params[at].shape].append(at)
             stacks, begin = [], 0
-            for own in by_shape.values():
-                room = memory[begin : begin + len(own) * staged.params[own[0]].numel()]
-                stacks.append((Stack(staged.chosen(own), room, self.by_elements), own))
-                begin += sum(sizes[members[at]] for at in own)
-            self.shares[slot] = Share(members, stacks, pairs)
-        both = [
-            (stack, [share.members[at] for at in own]) for share in self.shares.values() for stack, own in share.stacks
-        ]
-        self.stacks, self.members = [stack for stack, _ in both], [own for _, own in both]
+            for positions in by_shape.values():
+                room = memory[begin : begin + len(positions) * staged.params[positions[0]].numel()]
+                stacks.append((Stack(staged.chosen(positions), room, self.by_elements), positions))
+                begin += sum(sizes[members[at]] for at in positions)
+                self.members.append([members[at] for at in positions])
+            self.stacks += [stack for stack, _ in stacks]
+            self.shares[slot] = SlotStacks(members, stacks, pairs)
 
     def is_stale(self) -> bool:
         return False
@@ -399,9 +397,9 @@ class OwnedLaunch(WholeLaunch):
         for tensor, held in staged:
             held.copy_(tensor)
         bucket, shown = self.bucket.chosen(members), list[Any](members)
-        for stack, own in stacks:
+        for stack, positions in stacks:
             stack.show()
-            for at, x in zip(own, stack.shown.unbind(), strict=True):
+            for at, x in zip(positions, stack.shown.unbind(), strict=True):
                 shown[at] = x
         rule = cast(WholeRule, bucket.setting.stored_rule)
         return request_of(rule, bucket, [TensorList(shown)], {}, bucket.t or 0, due=True)
@@ -409,11 +407,11 @@ class OwnedLaunch(WholeLaunch):
     def take(self, slot: int, answer: Direction) -> None:
         """Write what owners have made for a slot."""
         _, stacks, staged = self.shares[slot]
-        for stack, own in stacks:
-            figures = {key: torch.stack([each[at] for at in own]) for key, each in answer.figures.items()}
+        for stack, positions in stacks:
+            figures = {key: torch.stack([values[at] for at in positions]) for key, values in answer.figures.items()}
             for key, figure in stack.rule.show_figures(xp, figures, stack.due).items():
                 stack.tell(key, figure)
-            stack.apply([answer.tensor[at] for at in own])
+            stack.apply([answer.tensor[at] for at in positions])
         for tensor, held in staged:
             tensor.copy_(held)
 
@@ -430,4 +428,4 @@ def step_slot(team: Team, slot: int, launches: Sequence[OwnedLaunch]) -> Message
 
 def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
     """Some of a state, where it has them, under other names."""
-    return {own: state[key] for key, own in names.items() if key in state}
+    return {name: state[key] for key, name in names.items() if key in state}

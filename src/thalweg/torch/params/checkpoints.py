@@ -50,24 +50,24 @@ class Expected(NamedTuple):
 def read_state(
     saved: Mapping[str, Any],
     groups: Groups,
-    own: Sequence[Group],
+    mine: Sequence[Group],
     defaults: Group,
     place_of_counts: Callable[[Tensor, Group], torch.device],
 ) -> tuple[list[dict[str, Any]], dict[Tensor, dict[str, Tensor]]]:
     """The groups and the states of a checkpoint, for the groups of this optimizer, checked. Tensors are copies."""
     with read_as("this state"):
-        ordered = order_groups(saved["param_groups"], own)
-        check_sizes(ordered, own)
-        entries = [groups.entry_of(group) for group in own]
+        ordered = order_groups(saved["param_groups"], mine)
+        check_sizes(ordered, mine)
+        entries = [groups.entry_of(group) for group in mine]
         check_same_rules(ordered, [entry.rule for entry in entries])
         loaded = [
             load_group(entry.rule, theirs, ours, {**defaults_of(entry), **defaults})
-            for entry, theirs, ours in zip(entries, ordered, own, strict=True)
+            for entry, theirs, ours in zip(entries, ordered, mine, strict=True)
         ]
-        settings = read_settings(groups, loaded, own)
-        found = [saved["state"].get(place) or {} for group in ordered for place in group["params"]]
-        expected = []
-        for (name, p, index), setting, s in zip(homes_in(own), settings, found, strict=True):
+        settings = read_settings(groups, loaded, mine)
+        states = [saved["state"].get(place) or {} for group in ordered for place in group["params"]]
+        targets = []
+        for (name, p, index), setting, s in zip(homes_in(mine), settings, states, strict=True):
             ghosts = expected_entries(setting, p, name)
             # what is new around a rule begins with the next step
             new = {*keys_around(setting.rule_at(1), tuple(p.shape)), SPIKES} - s.keys()
@@ -75,24 +75,24 @@ def read_state(
             if WEIGHTS in s:
                 ghosts[WEIGHTS] = ghost_of(p).to(s[WEIGHTS].dtype)
             counts = setting.rule.keys(tuple(p.shape), Count)
-            expected.append(Expected(name, p, ghosts, counts, place_of_counts(p, loaded[index])))
-        for each, s in zip(expected, found, strict=True):
+            targets.append(Expected(name, p, ghosts, counts, place_of_counts(p, loaded[index])))
+        for target, s in zip(targets, states, strict=True):
             if s:
-                check_entries(each, s)
+                check_entries(target, s)
     new = {name for ours, theirs in zip(loaded, ordered, strict=True) for name in ours.keys() - theirs}
     if added := new & {*around_options(), "spikes"}:
         told = f"this state was saved without {', '.join(sorted(added))}, and the run goes on with it"
         warn(f"{told}: leave it out to continue unchanged", ResumeWarning)
-    return loaded, {each.p: restore(each, s) for each, s in zip(expected, found, strict=True) if s}
+    return loaded, {target.p: restore(target, s) for target, s in zip(targets, states, strict=True) if s}
 
 
-def read_settings(groups: Groups, saved: Sequence[Group], own: Sequence[Group]) -> list[ParameterOptions]:
+def read_settings(groups: Groups, saved: Sequence[Group], mine: Sequence[Group]) -> list[ParameterOptions]:
     """What saved groups ask for every parameter of an optimizer's own groups, in their order."""
     try:
         settings = list(map(groups.make_settings, saved))
-        for each, group in zip(settings, saved, strict=True):
-            check_rate(each.base.rule, group["lr"])
-        return [settings[index].choose(name, p)[0] for name, p, index in homes_in(own)]
+        for setting, group in zip(settings, saved, strict=True):
+            check_rate(setting.base.rule, group["lr"])
+        return [settings[index].choose(name, p)[0] for name, p, index in homes_in(mine)]
     except OptionError as error:
         raise StateError(f"the options of this state are not valid: {error}") from None
 
@@ -111,10 +111,10 @@ def check_is_state(rules: Sequence[type[Rule]], saved: Any) -> None:
         )
     check_form(saved)
     known = {rule.__name__: rule for rule in rules}
-    found = [group.get("rule") for group in saved["param_groups"]]
-    if found and known and set(found) != set(known):
-        other = "not a state of thalweg.torch" if None in found else f"a state of {rules_in_words(found)}"
-        hint = ": import_peer continues runs of other optimizers" if None in found else ""
+    names = [group.get("rule") for group in saved["param_groups"]]
+    if names and known and set(names) != set(known):
+        other = "not a state of thalweg.torch" if None in names else f"a state of {rules_in_words(names)}"
+        hint = ": import_peer continues runs of other optimizers" if None in names else ""
         raise StateError(f"this is {other} and cannot be loaded into {rules_in_words(known)}{hint}")
     for group in saved["param_groups"]:
         check_nothing_gone(group)
@@ -163,8 +163,8 @@ def check_same_rules(saved: Sequence[Group], rules: Sequence[type[Rule]]) -> Non
             )
 
 
-def check_sizes(saved: Sequence[Group], own: Sequence[Group]) -> None:
-    sizes = [[len(group["params"]) for group in groups] for groups in (saved, own)]
+def check_sizes(saved: Sequence[Group], mine: Sequence[Group]) -> None:
+    sizes = [[len(group["params"]) for group in groups] for groups in (saved, mine)]
     if sizes[0] != sizes[1]:
         raise StateError(
             f"this state has parameter groups of sizes {sizes[0]}, and this optimizer of sizes {sizes[1]}: "
@@ -172,12 +172,12 @@ def check_sizes(saved: Sequence[Group], own: Sequence[Group]) -> None:
         )
 
 
-def order_groups(saved: Sequence[Group], own: Sequence[Group]) -> list[Group]:
+def order_groups(saved: Sequence[Group], mine: Sequence[Group]) -> list[Group]:
     """Saved groups and their parameters in the order of one's own, found by name where both have names."""
     by_place = all(isinstance(place, int) for group in saved for place in group["params"])
-    if not by_place or not all(map(names_of, (*saved, *own))):
+    if not by_place or not all(map(names_of, (*saved, *mine))):
         return list(saved)  # a loader has gone by name already, or there is nothing to go by
-    theirs, ours = ([list(map(strip_wrappers, group["param_names"])) for group in groups] for groups in (saved, own))
+    theirs, ours = ([list(map(strip_wrappers, group["param_names"])) for group in groups] for groups in (saved, mine))
     if theirs == ours:
         return list(saved)
     check_names_known(theirs, ours)
@@ -191,10 +191,10 @@ def order_groups(saved: Sequence[Group], own: Sequence[Group]) -> list[Group]:
 
 def check_names_known(theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[str]]) -> None:
     """Refuse states whose names differ, or whose names are in other groups."""
-    found, wanted = ({name for names in some for name in names} for some in (theirs, ours))
+    saved, wanted = ({name for names in some for name in names} for some in (theirs, ours))
     by_position = "to match by position instead, remove 'param_names' from the saved groups"
-    if found != wanted:
-        missing, unknown = sorted(wanted - found), sorted(found - wanted)
+    if saved != wanted:
+        missing, unknown = sorted(wanted - saved), sorted(saved - wanted)
         raise StateError(
             f"the names of this state differ from those of this optimizer: the state lacks {list_names(missing)}, and "
             f"the optimizer lacks {list_names(unknown)}; {by_position}"
@@ -232,10 +232,10 @@ def warn_if_made_otherwise(saved: Iterable[Group], made_with: str) -> None:
 def check_entries(expected: Expected, saved: Mapping[str, Any]) -> None:
     """Refuse saved state whose entries its options do not make."""
     name, ghosts = expected.name, expected.entries
-    found = {key: value for key, value in saved.items() if key != "step"}
+    entries = {key: value for key, value in saved.items() if key != "step"}
     read_count(f"the step of {name!r}", convert_count(name, saved.get("step")))
-    check_saved(xp, name, found, ghosts, whole)
-    for key, value in found.items():
+    check_saved(xp, name, entries, ghosts, whole)
+    for key, value in entries.items():
         # a loader that writes into the tensors of this run rounds what it reads to their dtype
         if value.dtype.itemsize < 4 <= ghosts[key].dtype.itemsize:
             raise StateError(

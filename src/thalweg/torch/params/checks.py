@@ -114,7 +114,7 @@ def is_partition(size: int, shapes: Sequence[Shape]) -> bool:
 # ---- optimizers that train nothing
 
 
-class Idleness:
+class IdleWatch:
     """Counts steps that found no gradient, before the first that did."""
 
     def __init__(self) -> None:

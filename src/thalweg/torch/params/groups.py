@@ -97,8 +97,8 @@ class Groups:
         self.places, self.sizes, self.params = places, sizes, params
         self.positions = dict(zip(params, chain.from_iterable(map(range, sizes)), strict=True))
         self.note_shapes(groups)
-        names = [group.get("param_names") for group in groups]
-        self.names = [None if own is None else list(own) for own in names]
+        given = [group.get("param_names") for group in groups]
+        self.names = [None if names is None else list(names) for names in given]
         return True
 
     def have_same_names(self, groups: Sequence[Group]) -> bool:
@@ -137,8 +137,8 @@ class Groups:
 
     def note_shapes(self, groups: Sequence[Group]) -> None:
         """Remember what groups hold; one that is empty for now, as DeepSpeed has it between steps, held it before."""
-        shapes = {id(group): [tuple(p.shape) for p in group["params"]] for group in groups}
-        self.shapes = {key: own or self.shapes.get(key, []) for key, own in shapes.items()}
+        now = {id(group): [tuple(p.shape) for p in group["params"]] for group in groups}
+        self.shapes = {key: shapes or self.shapes.get(key, []) for key, shapes in now.items()}
 
     def reason_against_flat(self, groups: Sequence[Group], index: int) -> str:
         """Why the parameters of a group cannot be stepped as one vector; "" if they can."""
@@ -188,7 +188,7 @@ class Groups:
     @property
     def overrides(self) -> OverrideList:
         """Those of all rules."""
-        return tuple(each for _, entry in self.entries for each in entry.overrides)
+        return tuple(override for _, entry in self.entries for override in entry.overrides)
 
     def entry_of(self, group: Group) -> RuleOptions:
         place: int = group.get("entry", 0)
@@ -241,11 +241,11 @@ class Groups:
             pairs = [(name, p) for name, p, home in homes if home == place]
             if pattern is not None and not pairs:
                 idle.append(pattern)
-            for own, _ in entry.overrides:  # those of all entries are one object in each
-                if isinstance(own, Standard) or any(matches(own, *pair) for pair in pairs):
-                    used.add(id(own))
+            for choice, _ in entry.overrides:  # those of all entries are one object in each
+                if isinstance(choice, Standard) or any(matches(choice, *pair) for pair in pairs):
+                    used.add(id(choice))
                 else:
-                    unused[id(own)] = own
+                    unused[id(choice)] = choice
         return [pattern for key, pattern in unused.items() if key not in used], idle
 
     def hints_about(self, name: str, group: Group) -> Sequence[str]:
@@ -255,13 +255,13 @@ class Groups:
     def compare_rates(self, groups: Sequence[Group]) -> None:
         """Warn if the rates of different rules were different, and are now the same."""
         numbers = (group for group in groups if not (group.get("lr_is_scale") or isinstance(group["lr"], Tensor)))
-        own = [(group["rule"], group["lr"]) for group in numbers]
-        rates = {lr for _, lr in own}
-        if len(dict(own)) < 2 or rates == {0}:  # those of warm-ups begin there
+        pairs = [(group["rule"], group["lr"]) for group in numbers]
+        rates = {lr for _, lr in pairs}
+        if len(dict(pairs)) < 2 or rates == {0}:  # those of warm-ups begin there
             return
         if self.rates_differ and len(rates) == 1:
             warn(
-                f"{' and '.join(dict(own))} had different learning rates, and now have the same, {own[0][1]:g}: "
+                f"{' and '.join(dict(pairs))} had different learning rates, and now have the same, {pairs[0][1]:g}: "
                 "schedules that multiply the rate of each group keep them apart, those that write one for all do not",
                 HintWarning,
             )
@@ -480,7 +480,7 @@ def from_plain_value(value: Any) -> Any:
         # 0.2 wrote one value more, which said that all gradients are judged together
         return Spikes(**dict(zip(vars(Spikes()), value[1:], strict=False)))
     if isinstance(value, (tuple, list)) and value[:1] in (("rule",), ["rule"]):
-        return RULES[value[1]](**{name: plain(own) for name, own in value[2:]})
+        return RULES[value[1]](**{name: plain(option) for name, option in value[2:]})
     return value
 
 
@@ -504,10 +504,10 @@ def check_group(rule: type[Rule], group: Group) -> None:
     check_no_functions({name: group[name] for name in (*options, "lr") if name in group})
 
 
-def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> dict[str, Any]:
+def load_group(rule: type[Rule], saved: Group, present: Group, defaults: Group) -> dict[str, Any]:
     """A group of a saved state, for a group of this optimizer: its options, with what other tools keep in either."""
     ours = {*BESIDE, *option_names(rule)}
-    foreign = {key: value for key, value in own.items() if key not in ours}
+    foreign = {key: value for key, value in present.items() if key not in ours}
     filled = {key: value for key, value in defaults.items() if key not in (*SHOWN_IF_SET, "lr_is_scale")}
     earlier = rule.first_options()  # for options that are newer than the state
     group = {
@@ -521,11 +521,11 @@ def load_group(rule: type[Rule], saved: Group, own: Group, defaults: Group) -> d
     group["params"] = list(saved["params"])
     # names stay: a loader that goes by name may bring those of another order
     group.pop("param_names", None)
-    group.update({key: own[key] for key in ("param_names", "entry") if key in own})
+    group.update({key: present[key] for key in ("param_names", "entry") if key in present})
     # a run may gain what is around a rule or a step
-    new = [key for key in (*around_options(), "spikes") if key in own and key not in saved]
-    group.update({key: own[key] for key in new})
-    if "lr_is_scale" in own:
+    new = [key for key in (*around_options(), "spikes") if key in present and key not in saved]
+    group.update({key: present[key] for key in new})
+    if "lr_is_scale" in present:
         group.setdefault("lr_is_scale", group["lr"] is None)
         if group["lr"] is None:  # as versions before wrote it
             group["lr"] = 1.0

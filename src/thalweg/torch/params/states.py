@@ -105,11 +105,11 @@ def expected_entries(setting: ParameterOptions, p: Tensor, name: str) -> dict[st
 def check_state(name: str, p: Tensor, setting: ParameterOptions, state: Mapping[str, Tensor]) -> None:
     """Refuse options that need other state than the parameter has."""
     if state:
-        found = shapes_of({key: entry for key, entry in state.items() if key != "step"})
-        kept = describe_state(setting.rule_at(1), setting.handling, tuple(p.shape), xp.dtype(p))
-        wanted = {key: shape for key, (shape, _) in kept.items()}
+        shapes = shapes_of({key: entry for key, entry in state.items() if key != "step"})
+        described = describe_state(setting.rule_at(1), setting.handling, tuple(p.shape), xp.dtype(p))
+        wanted = {key: shape for key, (shape, _) in described.items()}
         guard = setting.handling.guard
-        check_shapes(name, found, wanted if guard is None else {**wanted, SPIKES: guard.kept_shape})
+        check_shapes(name, shapes, wanted if guard is None else {**wanted, SPIKES: guard.kept_shape})
     for key, entry in state.items():
         places = zip(entry.shape, entry.stride(), strict=True)
         if entry.numel() and any(size > 1 and stride == 0 for size, stride in places):

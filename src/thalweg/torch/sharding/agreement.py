@@ -82,7 +82,7 @@ class Agreement:
         news = present, tuple(kinds(own_options(*both)) for both in zip(rules, groups, strict=True))
         if news not in self.reached:
             divided = [(name, p, index, self.groups_of(name, p, rules[index])) for name, p, index in self.distributed]
-            divided = [each for each in divided if each[-1]]
+            divided = [entry for entry in divided if entry[-1]]
             described = describe(rules, divided, groups, overrides, gradients=not one_by_one)
             lines = [f"divide_work={self.sharing.divide_work}", *described]
             check_agreement(lines, [group for *_, across in divided for group in across])
@@ -105,7 +105,7 @@ def check_agreement(description: Sequence[str], groups: Sequence[MeshGroup]) -> 
     digest = hashlib.sha256("\n".join(description).encode()).digest()
     words = [int.from_bytes(digest[4 * i : 4 * i + 4], "big") for i in range(WORDS)]
     largest = torch.tensor([*words, *(-word for word in words)])
-    for _, group in itertools.product(asked, asked):  # again for each, so that news reach ranks that share no group
+    for _, group in itertools.product(asked, asked):  # once more for every group: news reach ranks that share none
         largest = largest_words(largest, group)
     if not torch.equal(largest[:WORDS], -largest[WORDS:]):
         raise ParameterError(difference(everyone(description, asked)))
@@ -164,7 +164,7 @@ def in_words(value: Any) -> str:
     if isinstance(value, Tensor):
         return "a tensor"
     if isinstance(value, dict):
-        return ", ".join(f"{key}={in_words(each)}" for key, each in value.items())
+        return ", ".join(f"{key}={in_words(option)}" for key, option in value.items())
     return "a function" if callable(value) else repr(value)
 
 

@@ -44,10 +44,10 @@ def reduce(operation: Any, asked: Sequence[Asked]) -> list[Tensor]:
             torch.distributed.all_reduce(first, operation, group=group.process_group)
             continue
         dtype = widest([figures[i].dtype for i in members])
-        each = [figures[i].reshape(-1).to(dtype) for i in members]
-        message = torch.cat(each).to(group.device)
+        flat = [figures[i].reshape(-1).to(dtype) for i in members]
+        message = torch.cat(flat).to(group.device)
         torch.distributed.all_reduce(message, operation, group=group.process_group)
-        for i, part in zip(members, torch.split(message, [x.numel() for x in each]), strict=True):
+        for i, part in zip(members, torch.split(message, [x.numel() for x in flat]), strict=True):
             figures[i] = part.reshape(figures[i].shape).to(figures[i])
     return figures
 
@@ -108,10 +108,10 @@ class Exchange:
         return list(torch.split(arrived, self.sizes))
 
 
-def gather_objects(own: Any, group: Any) -> list[Any]:
+def gather_objects(mine: Any, group: Any) -> list[Any]:
     """An object of each rank of a group, in their order."""
     theirs: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(theirs, own, group=group)
+    torch.distributed.all_gather_object(theirs, mine, group=group)
     return theirs
 
 
@@ -158,17 +158,17 @@ def in_lockstep(computations: Iterable[Computation]) -> None:
 
     Ranks have the same computations in the same order, so that their messages fit together.
     """
-    running = list(computations)
+    begun = list(computations)
     try:
-        waiting = {each: question for each in running if (question := next(each, None)) is not None}
+        waiting = {computation: question for computation in begun if (question := next(computation, None)) is not None}
         while waiting:
-            for each, answer in answer_together(waiting):
-                del waiting[each]
+            for computation, answer in answer_together(waiting):
+                del waiting[computation]
                 with contextlib.suppress(StopIteration):
-                    waiting[each] = each.send(answer)
+                    waiting[computation] = computation.send(answer)
     finally:
-        for each in running:
-            each.close()
+        for computation in begun:
+            computation.close()
 
 
 def answer_together(waiting: Mapping[Computation, Question]) -> list[tuple[Computation, Sequence[Any]]]:
@@ -177,9 +177,9 @@ def answer_together(waiting: Mapping[Computation, Question]) -> list[tuple[Compu
     Guards ask for maxima when all else is done: they wait for one another, so that one message serves all of them.
     """
     if len(waiting) == 1:
-        ((each, question),) = waiting.items()
-        return [(each, question.answer(question.asked))]
+        ((computation, question),) = waiting.items()
+        return [(computation, question.answer(question.asked))]
     answer = min((question.answer for question in waiting.values()), key=lambda answer: answer is largest)
-    asking = {each: question.asked for each, question in waiting.items() if question.answer == answer}
+    asking = {computation: question.asked for computation, question in waiting.items() if question.answer == answer}
     answers = iter(answer([figure for asked in asking.values() for figure in asked]))
-    return [(each, [next(answers) for _ in asked]) for each, asked in asking.items()]
+    return [(computation, [next(answers) for _ in asked]) for computation, asked in asking.items()]

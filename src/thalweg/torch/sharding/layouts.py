@@ -30,14 +30,14 @@ def place_state(state: Mapping[str, TensorList], p: Tensor, rule: Rule) -> dict[
     """State as DTensors laid out like its parameter; scales along the axes that rows of groups leave."""
     shape, groups = tuple(p.shape), grouping(tuple(p.shape), rule.stacked_axes)
     scales = [scale_key(key) for key in coded_keys(foreach, dict(state))]
-    found = {}
+    placed = {}
     for key, entry in state.items():
         if key in scales and groups is not None:
             mesh, placements = p.device_mesh, p.placements  # type: ignore[attr-defined]
-            found[key] = make_dtensor(entry.tensors[0], mesh, placements, groups.scales(shape))
+            placed[key] = make_dtensor(entry.tensors[0], mesh, placements, groups.scales(shape))
         else:
-            found[key] = place_like(entry.tensors[0], p, getattr(entry, "axes", ()))
-    return found
+            placed[key] = place_like(entry.tensors[0], p, getattr(entry, "axes", ()))
+    return placed
 
 
 def check_groups(name: str, p: Tensor, rule: Rule, handling: Handling) -> None:
@@ -77,7 +77,7 @@ class Block:
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(begin, begin + size) for begin, size in zip(self.offset, self.shape, strict=True))
 
-    def of(self, whole: Tensor) -> Tensor:
+    def cut(self, whole: Tensor) -> Tensor:
         """The shard of a whole tensor, sharing its memory."""
         return whole[self.slices]
 
@@ -101,8 +101,8 @@ def block_of_factor(shape: Shape, part: Part) -> Block:
 
 def factor_shapes(rule: Rule, shape: Shape) -> dict[str, Shape]:
     """Of the whole factors of a parameter."""
-    kept = rule.entries(shape).items()
-    return {key: entry.shape(shape, rule.stacked_axes) for key, entry in kept if isinstance(entry, Factor)}
+    entries = rule.entries(shape).items()
+    return {key: entry.shape(shape, rule.stacked_axes) for key, entry in entries if isinstance(entry, Factor)}
 
 
 def make_owned_state(p: Tensor, held: Tensor, part: Part, rule: Rule, handling: Handling) -> State[Tensor]:
@@ -123,5 +123,5 @@ def make_owned_state(p: Tensor, held: Tensor, part: Part, rule: Rule, handling: 
 
 def divide_factor(factor: Tensor, part: Part) -> Tensor:
     """A whole factor as a DTensor, of which each rank keeps its rows."""
-    rows = block_of_factor(tuple(factor.shape), part).of(factor).clone()
+    rows = block_of_factor(tuple(factor.shape), part).cut(factor).clone()
     return make_dtensor(rows, *placements_of_factors(part), factor.shape)

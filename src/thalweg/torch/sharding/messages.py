@@ -34,7 +34,7 @@ class Reader:
 def stack_blocks(tensors: Tensor | Sequence[Tensor], block: Block | None) -> Tensor:
     """A row for each tensor, or for this block of each."""
     if not isinstance(tensors, Tensor):
-        tensors = torch.stack([x if block is None else block.of(x) for x in tensors])
+        tensors = torch.stack([x if block is None else block.cut(x) for x in tensors])
     elif block is not None:
         tensors = tensors[(slice(None), *block.slices)]
     return tensors.reshape(len(tensors), math.prod(tensors.shape[1:]))
@@ -91,15 +91,15 @@ def unpack(batch: Batch, request: Request, reader: Reader, rank: int) -> Made:
         figures[key] = from_words(sent, dtype).reshape(count, *shape)
     factors: dict[str, Tensor | Sequence[Tensor]] = {}
     if not request.changes:
-        factors = {key: [own[i] for i in batch.members] for key, own in request.factors.items()}
+        factors = {key: [entries[i] for i in batch.members] for key, entries in request.factors.items()}
         return Made(tensors, figures, factors)
     for key in request.matrices:
         factors[key] = reader.next_stack(count, blocks[key].shape).to(dtype)
     for key in request.norms:
-        own = request.factors[key][0]
-        sent = reader.next(count, norm_size(own, reader.message.dtype))
-        read = sent.clone().view(own.dtype) if own.itemsize > sent.itemsize else sent.to(own.dtype)
-        factors[key] = read.reshape(count, *own.shape)
+        norm = request.factors[key][0]
+        sent = reader.next(count, norm_size(norm, reader.message.dtype))
+        read = sent.clone().view(norm.dtype) if norm.itemsize > sent.itemsize else sent.to(norm.dtype)
+        factors[key] = read.reshape(count, *norm.shape)
     return Made(tensors, figures, factors)
 
 

@@ -31,7 +31,7 @@ from thalweg.torch.stacks import Parts, draw_noise, most_of_stack, space_of_kern
 #: Ranks that shard a parameter, and those that replicate it.
 TeamKey: TypeAlias = tuple[tuple[MeshGroup, ...], ...]
 #: Sends a message, or waits for one.
-Errand: TypeAlias = Callable[[], None]
+MessageCall: TypeAlias = Callable[[], None]
 #: Yields each message, and goes on when it has arrived; None: a rank that has none to send in its turn.
 Messages: TypeAlias = Iterator[Message | None]
 #: Layouts of messages that are kept: of several slots, with a refresh of factors and without.
@@ -62,16 +62,16 @@ class Owners:
                 return answers
             send()
 
-    def make_in_turn(self, requests: Sequence[Request]) -> Generator[Errand, None, list[Direction]]:
+    def make_in_turn(self, requests: Sequence[Request]) -> Generator[MessageCall, None, list[Direction]]:
         """The same; yields what is to be sent, or waited for, before it goes on.
 
         Tensors travel in slots: while one is transformed, the next arrives and those before it leave.
         """
         answers: list[Any] = [None] * len(requests)
         for team, members in self.by_team(requests):
-            slots, found = team.begin([requests[i] for i in members])
+            slots, team_answers = team.begin([requests[i] for i in members])
             yield from in_turn(slots)
-            for i, answer in zip(members, found, strict=True):
+            for i, answer in zip(members, team_answers, strict=True):
                 answers[i] = answer.direction()
         return answers
 
@@ -80,13 +80,13 @@ class Owners:
         together: dict[TeamKey, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             together[team_key(request)].append(index)
-        found = []
+        teams = []
         for ranks, members in together.items():
             if ranks not in self.teams:
                 self.teams[ranks] = Team(Ranks(ranks[0]), Ranks(ranks[1]), self)
             self.teams[ranks].meet([requests[i] for i in members])
-            found.append((self.teams[ranks], members))
-        return found
+            teams.append((self.teams[ranks], members))
+        return teams
 
     def divide(self, outlines: Sequence[Request]) -> list[tuple[Team, dict[int, list[int]]]]:
         """What travels together, team by team: in each slot, by request, places of parameters."""
@@ -116,8 +116,8 @@ class Ranks:
             self.size = torch.distributed.get_world_size(self.group)
             self.rank = torch.distributed.get_rank(self.group)
 
-    def gather(self, own: Any) -> list[Any]:
-        return collectives.gather_objects(own, self.group) if self.size > 1 else [own]
+    def gather(self, mine: Any) -> list[Any]:
+        return collectives.gather_objects(mine, self.group) if self.size > 1 else [mine]
 
     def exchange(
         self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int], dtype: torch.dtype, device: torch.device
@@ -219,7 +219,7 @@ class Team:
             for at, i in members:
                 name, shape = requests[at].names[i], requests[at].parts[i].shape
                 owner, blocks = self.owners[name], self.blocks[name]
-                kind = at, owner, shape, tuple(tuple(own.items()) for own in blocks), cold[at][i]
+                kind = at, owner, shape, tuple(tuple(block.items()) for block in blocks), cold[at][i]
                 alike.setdefault(kind, Batch(at, [], owner, shape, blocks, cold[at][i])).members.append(i)
             slots.append(self.measure(list(alike.values()), requests, dtype))
         return slots
@@ -245,12 +245,12 @@ class Team:
         What this replica does not own arrives from those that do.
         """
         device, ranks = requests[0].tensors[0][0].device, range(self.shards.size)
-        own = [batch for batch in slot.batches if batch.owner[0] == self.replicas.rank]
-        mine = [batch for batch in own if batch.owner[1] == self.shards.rank]
+        batches = [batch for batch in slot.batches if batch.owner[0] == self.replicas.rank]
+        mine = [batch for batch in batches if batch.owner[1] == self.shards.rank]
         arriving = None
-        if own and self.shards.size > 1:
+        if batches and self.shards.size > 1:
             outgoing: list[list[Tensor]] = [[] for _ in ranks]
-            for batch in own:
+            for batch in batches:
                 outgoing[batch.owner[1]] += show(batch, requests[batch.request])
             arriving = self.shards.exchange(outgoing, slot.shown, dtype, device)
             del outgoing
@@ -258,7 +258,7 @@ class Team:
             yield None if arriving is None else arriving.message
         # free received messages before sending results
         made = self.work(mine, requests, [] if arriving is None else read(arriving))
-        self.note_known(own, requests)
+        self.note_known(batches, requests)
         if arriving is not None:
             pieces = [
                 [
@@ -272,18 +272,18 @@ class Team:
             del pieces, made
             yield arriving.message
             readers = read(arriving)
-            made = [unpack(b, requests[b.request], readers[b.owner[1]], self.shards.rank) for b in own]
+            made = [unpack(b, requests[b.request], readers[b.owner[1]], self.shards.rank) for b in batches]
         elif self.shards.size > 1:
             yield None
         if self.replicas.size > 1:
-            both = zip(own, made, strict=True)
+            both = zip(batches, made, strict=True)
             piece = [piece for batch, result in both for piece in pack(batch, requests[batch.request], result, dtype)]
             telling = self.replicas.exchange([piece] * self.replicas.size, slot.told, dtype, device)
             del piece, made
             yield telling.message
-            readers, own = read(telling), list(slot.batches)
-            made = [unpack(b, requests[b.request], readers[b.owner[0]], self.shards.rank) for b in own]
-        for batch, result in zip(own, made, strict=True):
+            readers, batches = read(telling), list(slot.batches)
+            made = [unpack(b, requests[b.request], readers[b.owner[0]], self.shards.rank) for b in batches]
+        for batch, result in zip(batches, made, strict=True):
             answers[batch.request].add(batch, result)
 
     def note_known(self, batches: Sequence[Batch], requests: Sequence[Request]) -> None:
@@ -324,7 +324,7 @@ class Team:
         for members, made in transform_stacks(
             rule,
             tensors,
-            {key: [own[key] for own in known] for key in request.factors},
+            {key: [factors[key] for factors in known] for key in request.factors},
             due=[request.due[i] for i in batch.members],
             noise=draw,
             most=most_of_stack(rule, like.device),
@@ -339,8 +339,8 @@ class Team:
 
     def factors_of(self, request: Request, index: int) -> State[Tensor]:
         """The whole factors of a parameter, and what every rank has."""
-        own = {key: entries[index] for key, entries in request.factors.items()}
-        return {**own, **self.whole.get(request.names[index], {})}
+        stored = {key: entries[index] for key, entries in request.factors.items()}
+        return {**stored, **self.whole.get(request.names[index], {})}
 
     def keep_factors(self, request: Request, index: int, made: State[Tensor]) -> None:
         name = request.names[index]
@@ -389,13 +389,13 @@ class Answer(Parts):
         self.take(batch.members, Direction(made.tensors, dict(made.figures), dict(made.factors)))
 
 
-def in_turn(slots: Sequence[Messages]) -> Iterator[Errand]:
+def in_turn(slots: Sequence[Messages]) -> Iterator[MessageCall]:
     """Advance each slot to its next message before those that began earlier; all ranks in the same order.
 
     Yields what is to be done before it goes on.
     """
     running: list[tuple[Messages, Message | None]] = []
-    waiting, due = list(reversed(slots)), list[Errand]()
+    waiting, due = list(reversed(slots)), list[MessageCall]()
     while running or waiting:
         begun, running = [*([(waiting.pop(), None)] if waiting else []), *running], []
         for slot, message in begun:
@@ -411,9 +411,9 @@ def in_turn(slots: Sequence[Messages]) -> Iterator[Errand]:
                 due.append(message.begin)
 
 
-def do_all(errands: Sequence[Errand]) -> None:
-    for each in errands:
-        each()
+def do_all(calls: Sequence[MessageCall]) -> None:
+    for call in calls:
+        call()
 
 
 #: What a slot yields after its last message.

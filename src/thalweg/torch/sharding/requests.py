@@ -58,8 +58,8 @@ class Request:
         """This rank's shards of a parameter and of its factors."""
         part = self.parts[index]
         shapes = factor_shapes(self.rule, part.shape)
-        own = {key: block_of_factor(shapes[key], part) for key in self.matrices}
-        return {"p": Block(tuple(self.tensors[0][index].shape), part.offset), **own}
+        factors = {key: block_of_factor(shapes[key], part) for key in self.matrices}
+        return {"p": Block(tuple(self.tensors[0][index].shape), part.offset), **factors}
 
 
 class Batch(NamedTuple):

@@ -33,7 +33,7 @@ def local(p: Tensor) -> Tensor:
 
 def is_whole(p: Tensor) -> bool:
     """Whether every rank has all of a tensor."""
-    return not is_distributed(p) or all(own.is_replicate() for own in p.placements)  # type: ignore[attr-defined]
+    return not is_distributed(p) or all(placement.is_replicate() for placement in p.placements)  # type: ignore[attr-defined]
 
 
 class MeshGroup:
@@ -81,9 +81,9 @@ def part_of(name: str, p: Tensor) -> Part:
         groups[placement.dim % len(shape)].append(MeshGroup(mesh, dimension))
     held, offset = local_block(shape, mesh, placements)
     if tuple(held) != tuple(local(p).shape):
-        found = tuple(local(p).shape)
+        actual = tuple(local(p).shape)
         raise ParameterError(
-            f"parameter {name!r}: the local shard has shape {found}, and by its placements it must have {tuple(held)}"
+            f"parameter {name!r}: the local shard has shape {actual}, and by its placements it must have {tuple(held)}"
         )
     return Part(shape, tuple(offset), tuple(map(tuple, groups)))
 

@@ -42,7 +42,7 @@ class Sharing:
         if not is_distributed(p):
             return self.of_plain(p.device.type)
         mesh, placements = p.device_mesh, p.placements  # type: ignore[attr-defined]
-        alike = [dimension for dimension, own in enumerate(placements) if own.is_replicate()]
+        alike = [dimension for dimension, placement in enumerate(placements) if placement.is_replicate()]
         return tuple(MeshGroup(mesh, dimension) for dimension in alike if mesh.size(dimension) > 1)
 
     def of_plain(self, device: str) -> tuple[MeshGroup, ...]:

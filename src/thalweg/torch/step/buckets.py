@@ -63,7 +63,7 @@ class Sorter:
         optimizer._convert_counts(places)
         named = [(name, p, index) for p, (name, index) in places.items() if p.grad is not None]
         gradients = {p: gradient_of(name, p, p.grad) for name, p, _ in named if p.grad is not None}
-        members: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
+        by_key: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
         parts: dict[str, Part] = {}
         shared: dict[Any, tuple[int, ParameterOptions, int | None, str, bool]] = {}
         for name, p, index in named:
@@ -85,13 +85,13 @@ class Sorter:
             if divided and self.may_fuse:
                 refused = refusal(admit_shard, setting, p, part) or refused
             key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, refused, divided)
-            members[key].append((name, p))
+            by_key[key].append((name, p))
             parts[name] = part
             shared[key] = index, setting, t, refused, bool(divided)
         buckets = []
-        for key, own in members.items():
+        for key, members in by_key.items():
             index, setting, t, refused, sharded = shared[key]
-            name, first = own[0]
+            name, first = members[0]
             way, engine, reason = choose(
                 self.wanted,
                 setting,
@@ -100,15 +100,15 @@ class Sorter:
                 parts[name] if sharded else None,
                 refused=refused,
                 counted=t is not None,
-                alone=len(own) == 1,
+                alone=len(members) == 1,
             )
             lr, factor = optimizer._rate(optimizer.param_groups[index])
             buckets.append(
                 Bucket(
-                    [name for name, _ in own],
-                    [local(p) for _, p in own],
-                    [gradients[p] for _, p in own],
-                    [local_state(optimizer.state[p]) for _, p in own],
+                    [name for name, _ in members],
+                    [local(p) for _, p in members],
+                    [gradients[p] for _, p in members],
+                    [local_state(optimizer.state[p]) for _, p in members],
                     setting,
                     lr,
                     t,
@@ -118,7 +118,7 @@ class Sorter:
                     refused=reason,
                     on_gpu=is_on_gpu(first),
                     group=index,
-                    parts=[parts[name] for name, _ in own] if sharded else (),
+                    parts=[parts[name] for name, _ in members] if sharded else (),
                 )
             )
         return buckets

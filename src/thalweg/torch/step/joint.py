@@ -42,8 +42,8 @@ def decide(
 ) -> Outcome:
     """What all gradients decide together.
 
-    squares: of each, infinite where they overflow. unscale: multiplies all gradients before. norms: those of former
-    steps.
+    squares: of every gradient, infinite where they overflow. unscale: multiplies all gradients before. norms: those of
+    former steps.
     """
     limit, spikes = handling.max_grad_norm, handling.guard
     squares, finite = squares.double(), torch.isfinite(squares)
@@ -106,17 +106,18 @@ class JointDecision(Decision):
 
     def key(self) -> Hashable:
         """What the launches of :meth:`take` depend on."""
-        own, read = self.handling, (self.unscale, self.guard, self.joint.norms)
-        return own.max_grad_norm, own.guard, own.on_nonfinite, *(None if x is None else x.data_ptr() for x in read)
+        handling, read = self.handling, (self.unscale, self.guard, self.joint.norms)
+        addresses = [None if x is None else x.data_ptr() for x in read]
+        return handling.max_grad_norm, handling.guard, handling.on_nonfinite, *addresses
 
     def take(self, squares: Tensor) -> None:
         """Decide. squares: of each gradient."""
-        found = decide(self.handling, squares, self.unscale, self.guard, self.joint.norms)
-        self.scale, self.allowed = put(self.scale, found.scale), put(self.allowed, found.allowed)
-        self.finite = put(self.finite, found.finite)
-        if found.judgement is not None:
-            former = self.judgement or [None] * len(found.judgement)
-            self.judgement = SpikeCheck(*map(put, former, found.judgement))
+        outcome = decide(self.handling, squares, self.unscale, self.guard, self.joint.norms)
+        self.scale, self.allowed = put(self.scale, outcome.scale), put(self.allowed, outcome.allowed)
+        self.finite = put(self.finite, outcome.finite)
+        if outcome.judgement is not None:
+            former = self.judgement or [None] * len(outcome.judgement)
+            self.judgement = SpikeCheck(*map(put, former, outcome.judgement))
 
     def commit(self) -> None:
         """Remember the norm, and a step that is skipped."""
@@ -161,10 +162,10 @@ class JointGradient:
 
     def share_norms(self, states: Iterable[dict[str, Tensor]]) -> None:
         """Make what the states of parameters have of former norms one tensor. It is the same in all of them."""
-        own = [state for state in states if SPIKES in state]
-        self.norms = own[0][SPIKES] if own else None
-        for state in own:
-            state[SPIKES] = own[0][SPIKES]
+        guarded = [state for state in states if SPIKES in state]
+        self.norms = guarded[0][SPIKES] if guarded else None
+        for state in guarded:
+            state[SPIKES] = guarded[0][SPIKES]
 
     def join(
         self,
@@ -197,7 +198,7 @@ class JointGradient:
                 news = dict(grad_scale=decision.scale, allowed=decision.allowed, decision=decision)
                 return [bucket.renewed(**news) for bucket in buckets]
             squares = squares_of(buckets, decision, self.measured if native else None)
-            every = torch.cat([each.to(squares[0].device, torch.float64) for each in squares])
+            every = torch.cat([part.to(squares[0].device, torch.float64) for part in squares])
             if handling.on_nonfinite == "raise":
                 check_all_finite(decision.names, torch.isfinite(every), in_order)
             decision.take(every)
@@ -243,10 +244,10 @@ class JointGradient:
 
     def nonfinite(self) -> list[str]:
         """The parameters whose gradients were not finite when a step was skipped last for that."""
-        known = [(each.names, each.guilty.tolist()) for each in self.decisions if each.guilty is not None]
-        last = max((number for _, numbers in known for number in numbers), default=0)
+        past = [(made.names, made.guilty.tolist()) for made in self.decisions if made.guilty is not None]
+        last = max((number for _, numbers in past for number in numbers), default=0)
         return [
-            name for names, numbers in known for name, number in zip(names, numbers, strict=True) if number == last > 0
+            name for names, numbers in past for name, number in zip(names, numbers, strict=True) if number == last > 0
         ]
 
 
@@ -269,11 +270,11 @@ def squares_of(
         sums = decision.squares(buckets, every) if every[0].is_cpu else squares_by_kernels(known, every)
     if sums is not None:
         parts = torch.split(sums, [len(bucket.grads) for bucket in buckets])
-        own = [squares.to(kind) for squares, kind in zip(parts, wide, strict=True)]
+        by_bucket = [squares.to(kind) for squares, kind in zip(parts, wide, strict=True)]
     else:
-        own = [squares_in(bucket.grads, kind) for bucket, kind in zip(buckets, wide, strict=True)]
+        by_bucket = [squares_in(bucket.grads, kind) for bucket, kind in zip(buckets, wide, strict=True)]
     groups = [bucket.parts[0].across(None) if bucket.parts else () for bucket in buckets]
-    return summed(list(zip(own, groups, strict=True)))
+    return summed(list(zip(by_bucket, groups, strict=True)))
 
 
 def squares_in(grads: Sequence[Tensor], kind: torch.dtype) -> Tensor:

@@ -50,9 +50,9 @@ class StepPlan:
         #: Each run of an engine, with the places of its buckets.
         self.runs: list[tuple[Run, list[int]]] = []
         for kind, engine in engines.items():
-            own = [i for i, bucket in enumerate(buckets) if bucket.engine == kind]
-            if own:
-                self.runs.append((engine.lay_out([buckets[i] for i in own]), own))
+            indices = [i for i, bucket in enumerate(buckets) if bucket.engine == kind]
+            if indices:
+                self.runs.append((engine.lay_out([buckets[i] for i in indices]), indices))
         #: Whether all gradients are measured when it is time to write, and what they then decide.
         self.measures_gradients = len(self.runs) == 1 and self.runs[0][0].measures_gradients
         self.decision: Any = None
@@ -68,11 +68,11 @@ class StepPlan:
         #: Of each bucket: a parameter for each way in which options can reach one of its parameters.
         self.examples: list[list[tuple[str, Tensor]]] = []
         for bucket in buckets:
-            found: dict[Any, tuple[str, Tensor]] = {}
+            examples: dict[Any, tuple[str, Tensor]] = {}
             for name in bucket.names:
                 _, matched = settings[bucket.group].choose(name, named[name])
-                found.setdefault((named[name].shape, *matched), (name, named[name]))
-            self.examples.append(list(found.values()))
+                examples.setdefault((named[name].shape, *matched), (name, named[name]))
+            self.examples.append(list(examples.values()))
 
     def __str__(self) -> str:
         """For people: what decides over the whole step, and by which code each bucket is stepped."""
@@ -85,9 +85,9 @@ class StepPlan:
         told["on_nonfinite"] = None if handling.on_nonfinite == "propagate" else handling.on_nonfinite
         if limits := [f"{name}={value!r}" for name, value in told.items() if value]:
             lines.append(f"before anything is written, by all gradients together: {', '.join(limits)}")
-        for run, own in self.runs:
+        for run, indices in self.runs:
             alike: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
-            for bucket in [self.buckets[i] for i in own]:
+            for bucket in [self.buckets[i] for i in indices]:
                 first, name = bucket.params[0], type(bucket.setting.rule).__name__
                 kind = f"{str(first.dtype).removeprefix('torch.')} on {first.device}{', sharded' * bool(bucket.parts)}"
                 why = f"; no fused code: {bucket.refused}" * bool(bucket.refused)
@@ -111,14 +111,14 @@ class StepPlan:
         self.sort: Callable[[Sequence[Any]], Sequence[Any]] = (
             operator.itemgetter(*order) if len(order) > 1 else lambda grads: [grads[i] for i in order]
         )
-        kept = [*stepped, *chain.from_iterable(map(dict.values, states.values()))]
+        tensors = [*stepped, *chain.from_iterable(map(dict.values, states.values()))]
         #: DTensors, and what this rank had of them. Those with gradients, with how these are placed.
-        self.dtensors = list(filter(is_distributed, kept))
+        self.dtensors = list(filter(is_distributed, tensors))
         self.parts, self.specs = list(map(LOCAL, self.dtensors)), list(map(SPEC, stepped))
-        self.kept, grads = list(map(local_part, kept)), list(map(local_part, read_gradients(stepped)))
-        self.held, self.kinds = self.kept[: len(stepped)], list(map(type, grads))
+        self.tensors, grads = list(map(local_part, tensors)), list(map(local_part, read_gradients(stepped)))
+        self.held, self.kinds = self.tensors[: len(stepped)], list(map(type, grads))
         self.negative = list(map(Tensor.is_neg, self.held))
-        self.form_kept, self.form_of_gradients = note_form(self.kept, may_move=False), note_form(grads, may_move=True)
+        self.form, self.form_of_gradients = note_form(self.tensors, may_move=False), note_form(grads, may_move=True)
 
     def find_gradients(self, given: Given, states: States) -> tuple[Sequence[Any], array[int], bool] | None:
         """Gradients in the order of the buckets, where they are, and whether one is the negative of what is there.
@@ -143,7 +143,7 @@ class StepPlan:
         if list(map(type, grads)) != self.kinds or list(map(Tensor.is_neg, self.held)) != self.negative:
             return None
         try:
-            if not self.form_kept.holds(self.kept) or not self.form_of_gradients.holds(grads):
+            if not self.form.holds(self.tensors) or not self.form_of_gradients.holds(grads):
                 return None
         except (BufferError, RuntimeError):  # a gradient that has no memory, as sparse ones have none
             return None
@@ -182,16 +182,16 @@ class StepPlan:
           moved is for the run to follow), placed like their parameters where they are DTensors;
         - the options of their groups are the same but for numbers that are not 0, and none has gained or lost its lr;
         - parameters lie where they did, with the same dtypes, shapes and strides;
-        - state is kept in the same dictionaries, in the same tensors, at the same addresses;
+        - state lies in the same dictionaries, in the same tensors, at the same addresses;
         - the parameters of a bucket have been stepped equally often.
 
         On what loads, clears or moves state, the optimizer forgets its plans. The device, the engine and what hooks do
         follow from these.
         """
-        found = self.find_gradients(given, states)
-        if found is None:
+        gradients = self.find_gradients(given, states)
+        if gradients is None:
             return None
-        grads, addresses, negated = found  # if it is negated, what lies there is not what it is
+        grads, addresses, negated = gradients  # if it is negated, what lies there is not what it is
         settings, rates = options()
         if settings is not self.settings and not self.follow(settings):
             return None
@@ -199,8 +199,8 @@ class StepPlan:
         buckets, first = [], 0
         for bucket, counts in zip(self.buckets, self.counts, strict=True):
             lr, factor = rates[bucket.group]
-            own = slice(first, first + len(bucket.params))
-            first = own.stop
+            span = slice(first, first + len(bucket.params))
+            first = span.stop
             t = bucket.t
             if t is not None:  # the host counts
                 count = counts.read() if all_equal is None or counts.native is None else all_equal
@@ -209,8 +209,8 @@ class StepPlan:
                 t = int(count) + 1
             if (lr is None) != (bucket.lr is None):
                 return None
-            place, scale = None if negated else addresses[own], bucket.setting.lr_scale * factor
-            buckets.append(bucket.renewed(grads=grads[own], addresses=place, lr=lr, lr_scale=scale, t=t))
+            place, scale = None if negated else addresses[span], bucket.setting.lr_scale * factor
+            buckets.append(bucket.renewed(grads=grads[span], addresses=place, lr=lr, lr_scale=scale, t=t))
         return buckets
 
     def run(
@@ -230,9 +230,9 @@ class StepPlan:
         prepared, taken = [], False
         statistics: list[Statistics] = []
         try:
-            for run, own in self.runs:
+            for run, indices in self.runs:
                 prepared.append(run)
-                run.prepare([buckets[i] for i in own])
+                run.prepare([buckets[i] for i in indices])
             for run in prepared:
                 computations += run.measure(on_nonfinite)
             if computations:
