@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 #: Of each room: the most lines, and where they are. A path belongs to the first room that names the start of it.
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "rules": (4535, ("src/thalweg/rules/",)),
+    "rules": (4540, ("src/thalweg/rules/",)),
     "spaces and programs": (3165, ("src/thalweg/spaces/", "src/thalweg/programs/")),
-    "kernels/triton": (4810, ("src/thalweg/kernels/triton/",)),
+    "kernels/triton": (4805, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (5015, ("src/thalweg/kernels/",)),
     "torch": (8535, ("src/thalweg/torch/",)),
     "optax": (4030, ("src/thalweg/optax/",)),
@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "top-level modules": (2885, ("src/thalweg/",)),
     "tests": (26510, ("tests/",)),
     "tools": (1120, ("tools/",)),
-    "words of the docs": (51030, ("docs/", "README.md")),
+    "words of the docs": (49960, ("docs/", "README.md")),
 }
 
 
