@@ -142,7 +142,7 @@ def check_groups(leaf: Leaf) -> None:
 
 
 def by_stack(entry: Any, p: Any, stacked: int) -> Any:
-    """Something that every tensor of a stack has one of, laid over devices as the stack is."""
+    """An entry that has one value for each tensor of a stack, laid over devices as the stack is."""
     if not stacked or not whole.over_devices(p) or entry.ndim < stacked:
         return entry
     typed = typed_layout(p)
@@ -215,7 +215,7 @@ def goes_alone(job: Job) -> bool:
 
 
 def stack_jobs(lists: Sequence[Sequence[Job]], space: Any) -> list[Job]:
-    """Each list as one, with a leading axis more; one as it is."""
+    """Each list as one job with one more leading axis; a list of one job as that job."""
     arrays: list[Any] = []
     for several in lists:
         if len(several) > 1:
@@ -247,7 +247,7 @@ def collect_entries(jobs: Sequence[Job]) -> dict[str, list[Any]]:
 
 
 def unstack(lists: Sequence[Sequence[Job]], results: Sequence[LeafUpdate], space: Any) -> list[list[LeafUpdate]]:
-    """What came of each job. results: of each list."""
+    """The results of each job, by list. results: of each list, as one."""
     stacks, shapes = [], []
     for jobs, result in zip(lists, results, strict=True):
         if len(jobs) > 1:
@@ -270,7 +270,7 @@ def unstack(lists: Sequence[Sequence[Job]], results: Sequence[LeafUpdate], space
 
 
 def figures_of(figures: Mapping[str, Any], members: int) -> list[dict[str, Any]]:
-    """Those of each of several; the matrices of a parameter may have one each."""
+    """The figures of each member of a stack; one may have several numbers, one for each of its matrices."""
 
     def divide(figure: Any) -> list[Any]:
         if not getattr(figure, "ndim", 0):
@@ -389,7 +389,7 @@ class Rounding:
 
 
 def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
-    """The rule's answer; from gather_whole parts where it needs the whole."""
+    """The rule's answer; where it needs whole tensors, what is sharded is gathered, and the answer divided again."""
     if not rule.needs_whole:
         return ask_rule(rule, job, step, tensor, job.space)
     inner, stacked, typed = within(rule, job.mesh_axes), rule.stacked_axes, typed_layout(job.p)

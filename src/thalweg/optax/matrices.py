@@ -40,7 +40,7 @@ class MatrixAxes(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a parameter was found to be."""
+    """What a layout says about a parameter: whether it is a matrix, and by which axes."""
 
     role: Literal["matrix", "embedding", "vector", "unknown"]
     axes: MatrixAxes | None = None
@@ -152,7 +152,7 @@ def unknown(note: str) -> Reading:
 
 
 def parts_of(name: str) -> tuple[str, str]:
-    """The name of a parameter's module, and its own."""
+    """The name of the module that holds a parameter, and that of the parameter in it."""
     module, _, attribute = name.rpartition(".")
     return module.rpartition(".")[2], attribute
 
@@ -306,8 +306,8 @@ class MuonOfAxes(Muon):
 
 def rule_of_axes(rule: Rule, axes: MatrixAxes) -> MuonOfAxes:
     made: Any = rewrap(rule, MuonOfAxes, axes=axes)
-    found: MuonOfAxes = made
-    return found
+    muon: MuonOfAxes = made
+    return muon
 
 
 def axes_of(reading: Reading, name: str, shape: Shape) -> MatrixAxes:

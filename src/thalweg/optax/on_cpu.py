@@ -104,7 +104,7 @@ class Native:
         return [jnp.stack([jnp.asarray(number, wide) for number in numbers]), jnp.asarray(self.step.t, "int32")]
 
     def registers(self, group: int, code: Any) -> list[Any]:
-        """As far as they are not the same for all steps."""
+        """The registers that are not the same in all steps."""
         step, (setting, precision) = self.step, self.settings[group]
         rule = rule_in_precision(setting.rule_at(step.t), precision)
         given = {

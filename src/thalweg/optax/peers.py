@@ -131,10 +131,10 @@ def count_steps(chain: list[tuple[Any, int]]) -> int:
 def check_meaning(peer: Peer, name: str, rule: Rule) -> None:
     """Refuse options under which the entries of state are something else."""
     for option, value in peer.meaning.items():
-        if option not in rule.idle(1.0) and differ(value, found := getattr(rule, option)):
+        if option not in rule.idle(1.0) and differ(value, now := getattr(rule, option)):
             raise StateError(
                 f"{peer.name} stepped {name!r} with what is {option}={value!r} here, and this solver has "
-                f"{option}={found!r}: construct it with {option}={value!r}, and with all other options of the run"
+                f"{option}={now!r}: construct it with {option}={value!r}, and with all other options of the run"
             )
 
 

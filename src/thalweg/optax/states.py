@@ -86,7 +86,7 @@ class MixtureState(NamedTuple):
 
 
 class SpikedMixtureState(NamedTuple):
-    """That of a mixture with ``spikes``."""
+    """The state of a mixture with ``spikes``."""
 
     inner_states: tuple[Any, ...]
     skipped: Any

@@ -134,9 +134,9 @@ class Parts:
             put(self.state[key], members, entry)
 
     def direction(self, kind: Callable[[list[Any]], Any] = list) -> Direction:
-        """kind: of what each is to be."""
-        figures, state = ({key: kind(values) for key, values in all_.items()} for all_ in (self.figures, self.state))
-        return Direction(kind(self.tensors), figures, state)
+        """kind: makes what holds the values of all members, of a list of them."""
+        figures = {key: kind(values) for key, values in self.figures.items()}
+        return Direction(kind(self.tensors), figures, {key: kind(entries) for key, entries in self.state.items()})
 
 
 def put(entries: list[Any], members: Sequence[int], made: Tensor | Sequence[Any]) -> None:
@@ -178,10 +178,10 @@ def space_of_kernels() -> Any:
 
 def draw_noise(like: Tensor, *, seed: int, names: Sequence[str], t: Any) -> Tensor:
     """The noise of parameters of one shape, as a stack, by the fastest code that there is for the device."""
-    ids, room = [tensor_id(name) for name in names], (len(names), *like.shape)
+    ids, shape = [tensor_id(name) for name in names], (len(names), *like.shape)
     if isinstance(t, int):
         if like.is_cpu and library.is_here():
-            noise, threads = torch.empty(room, dtype=like.dtype), num_threads(torch.get_num_threads)
+            noise, threads = torch.empty(shape, dtype=like.dtype), num_threads(torch.get_num_threads)
             dtype = str(like.dtype).removeprefix("torch.")
             for row, tensor in zip(noise, ids, strict=True):
                 fill_normal(row.data_ptr(), dtype, row.numel(), seed=seed, tensor=tensor, t=t, threads=threads)
@@ -189,7 +189,7 @@ def draw_noise(like: Tensor, *, seed: int, names: Sequence[str], t: Any) -> Tens
         if like.device.type in kernels.DEVICES and like.dtype == torch.float32 and kernels.is_here():
             from thalweg.kernels.triton.noise import draw_normal
 
-            return draw_normal(like.new_empty(room), seed=seed, tensors=ids, t=t)
+            return draw_normal(like.new_empty(shape), seed=seed, tensors=ids, t=t)
     tensors = tensor_ids(tuple(names), like.device).reshape(-1, *[1] * like.ndim)
     return cast(Tensor, normal(single, like, seed=seed, tensor=tensors, t=t))
 

@@ -1,7 +1,7 @@
 """New values of a bucket of shards, as one list: the rule's own operations, up to the sums that other ranks complete.
 
 A rule is traced and its program is run round by round. One that needs whole tensors goes in three parts, of which the
-owners do the middle one. One that can be neither traced nor parted sends messages of its own.
+owners do the middle one. One that can be neither traced nor parted sends its messages itself.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Answering(Sharded):
 
 
 def completed_as_asked(compute: Callable[..., Any], bucket: Bucket, *operands: Any) -> Asking:
-    """What a pure function of a space computes. It is called again with each answer: so all buckets ask together."""
+    """Evaluate a pure function of a space, anew from its start with each answer: so all buckets ask together."""
     known: list[Any] = []
     while True:
         try:

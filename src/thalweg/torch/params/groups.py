@@ -187,7 +187,7 @@ class Groups:
 
     @property
     def overrides(self) -> OverrideList:
-        """Those of all rules."""
+        """The overrides of all rules."""
         return tuple(override for _, entry in self.entries for override in entry.overrides)
 
     def entry_of(self, group: Group) -> RuleOptions:

@@ -116,7 +116,7 @@ def everyone(description: Sequence[str], groups: Sequence[MeshGroup]) -> dict[in
     known: dict[int, Sequence[str]] = {torch.distributed.get_rank(): description}
     for _, group in itertools.product(groups, groups):
         theirs = gather_objects(known, group.process_group)
-        known = {rank: lines for some in theirs for rank, lines in some.items()}
+        known = {rank: lines for descriptions in theirs for rank, lines in descriptions.items()}
     return dict(sorted(known.items()))
 
 
@@ -141,7 +141,7 @@ def describe(
     *,
     gradients: bool,
 ) -> Iterator[str]:
-    """A line for each thing that must be the same on every rank. Parameters of which each is alone may differ."""
+    """A line for each thing that must be the same on every rank. Parameters that no messages are about may differ."""
     names = dict.fromkeys(rule.__name__ for rule in rules)
     yield f"the rule{'s' if len(names) > 1 else ''} {', '.join(names)}"
     entries = [f"{in_words(pattern)}: {in_words(dict(sorted(options.items())))}" for pattern, options in overrides]

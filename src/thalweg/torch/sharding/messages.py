@@ -47,8 +47,9 @@ def show(batch: Batch, request: Request) -> Iterator[Tensor]:
     """The pieces that this rank sends to the owner."""
     for tensors in request.tensors:
         yield stack_blocks([tensors[i] for i in batch.members], None)
-    for key in request.matrices if batch.cold else ():
-        yield stack_blocks([request.factors[key][i] for i in batch.members], None)
+    if batch.cold:
+        for key in request.matrices:
+            yield stack_blocks([request.factors[key][i] for i in batch.members], None)
 
 
 def size_shown(batch: Batch, request: Request, rank: int) -> int:
@@ -64,7 +65,7 @@ def size_shown(batch: Batch, request: Request, rank: int) -> int:
 def pack(
     batch: Batch, request: Request, made: Made, dtype: torch.dtype, blocks: Mapping[str, Block] | None = None
 ) -> Iterator[Tensor]:
-    """The pieces that tell a rank what was made for it.
+    """The results for a rank, as pieces of a message.
 
     dtype: that of the message. blocks: what the rank gets of each tensor; None: all.
     """
@@ -82,7 +83,7 @@ def pack(
 
 
 def unpack(batch: Batch, request: Request, reader: Reader, rank: int) -> Made:
-    """What was made for this rank."""
+    """The results for this rank, from a message."""
     count, blocks, dtype = batch.size, batch.blocks[rank], request.dtype
     tensors = reader.next_stack(count, blocks["p"].shape).to(dtype)
     shape, figures = request.rule.figure_shape(batch.shape), {}

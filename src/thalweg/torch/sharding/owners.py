@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -52,18 +52,17 @@ class Owners:
             team.forget()
 
     def make(self, requests: Sequence[Request]) -> list[Direction]:
-        """For each request lists of this rank's shards of tensors that were made, and of its rows of their factors."""
+        """Have owners do what is requested; for each request this rank's shards of the results, and of new factors."""
         making = self.make_in_turn(requests)
         while True:
             try:
                 send = next(making)
             except StopIteration as end:
-                answers: list[Direction] = end.value
-                return answers
+                return cast(list[Direction], end.value)
             send()
 
     def make_in_turn(self, requests: Sequence[Request]) -> Generator[MessageCall, None, list[Direction]]:
-        """The same; yields what is to be sent, or waited for, before it goes on.
+        """The same; yields calls that send messages, or wait for them, to be made before it goes on.
 
         Tensors travel in slots: while one is transformed, the next arrives and those before it leave.
         """
@@ -76,7 +75,7 @@ class Owners:
         return answers
 
     def by_team(self, requests: Sequence[Request]) -> list[tuple[Team, list[int]]]:
-        """Requests that travel together, with the team that serves them and knows them."""
+        """Teams, each with the places of the requests that it serves, whose parameters it knows then."""
         together: dict[TeamKey, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             together[team_key(request)].append(index)
@@ -100,7 +99,7 @@ class Owners:
 
 
 def team_key(request: Request) -> TeamKey:
-    """The same for the same ranks, whichever axis of a parameter they shard."""
+    """What names a team: the same for the same ranks, whichever axis of a parameter they shard."""
     part = request.parts[0]
     return tuple(sorted(part.across(None), key=lambda group: group.order)), part.replicas
 
@@ -135,8 +134,8 @@ class Slot(NamedTuple):
     #: From each rank of this replica: shards of what this rank owns, and what was made for it.
     shown: Sequence[int]
     answered: Sequence[int]
-    #: From each replica.
-    told: Sequence[int]
+    #: From each replica: what its ranks have made.
+    replicated: Sequence[int]
 
 
 class Team:
@@ -187,7 +186,7 @@ class Team:
         return [[places[one] for one in members] for members in slots_of(sizes, most)]
 
     def make_in_turn(self, requests: Sequence[Request]) -> Generator[Message | None, None, list[Direction]]:
-        """What was made of each request, wherever its owner is, beside other slots; yields each message."""
+        """The answer to each request, from wherever its owners are; yields each message to be sent or waited for."""
         slots, answers = self.begin(requests)
         for slot in slots:
             yield from slot
@@ -226,23 +225,24 @@ class Team:
 
     def measure(self, batches: Sequence[Batch], requests: Sequence[Request], dtype: torch.dtype) -> Slot:
         """A slot with the sizes of its messages."""
-        shown, answered, told = [0] * self.shards.size, [0] * self.shards.size, [0] * self.replicas.size
+        shown, answered, replicated = [0] * self.shards.size, [0] * self.shards.size, [0] * self.replicas.size
         for batch in batches:
             (replica, owner), request = batch.owner, requests[batch.request]
             size = size_answered(batch, request, dtype, self.shards.rank)
-            told[replica] += size
+            replicated[replica] += size
             if replica == self.replicas.rank:
                 answered[owner] += size
-                for rank in range(self.shards.size) if owner == self.shards.rank else ():
-                    shown[rank] += size_shown(batch, request, rank)
-        return Slot(batches, shown, answered, told)
+                if owner == self.shards.rank:
+                    for rank in range(self.shards.size):
+                        shown[rank] += size_shown(batch, request, rank)
+        return Slot(batches, shown, answered, replicated)
 
     def make_slot(
         self, slot: Slot, requests: Sequence[Request], dtype: torch.dtype, answers: Sequence[Answer]
     ) -> Messages:
-        """Send shards to their owners, transform what this rank owns, send it back, and tell other replicas.
+        """Send shards to their owners, transform what this rank owns, send it back, and copy it to other replicas.
 
-        What this replica does not own arrives from those that do.
+        The results that other replicas own arrive from them.
         """
         device, ranks = requests[0].tensors[0][0].device, range(self.shards.size)
         batches = [batch for batch in slot.batches if batch.owner[0] == self.replicas.rank]
@@ -278,10 +278,10 @@ class Team:
         if self.replicas.size > 1:
             both = zip(batches, made, strict=True)
             piece = [piece for batch, result in both for piece in pack(batch, requests[batch.request], result, dtype)]
-            telling = self.replicas.exchange([piece] * self.replicas.size, slot.told, dtype, device)
+            copies = self.replicas.exchange([piece] * self.replicas.size, slot.replicated, dtype, device)
             del piece, made
-            yield telling.message
-            readers, batches = read(telling), list(slot.batches)
+            yield copies.message
+            readers, batches = read(copies), list(slot.batches)
             made = [unpack(b, requests[b.request], readers[b.owner[0]], self.shards.rank) for b in batches]
         for batch, result in zip(batches, made, strict=True):
             answers[batch.request].add(batch, result)
@@ -332,8 +332,9 @@ class Team:
         ):
             parts.take(members, made)
         direction = parts.direction()
-        for at, i in enumerate(batch.members if request.factors else ()):
-            self.keep_factors(request, i, {key: direction.state[key][at] for key in request.matrices})
+        if request.factors:
+            for at, i in enumerate(batch.members):
+                self.keep_factors(request, i, {key: direction.state[key][at] for key in request.matrices})
         figures = {key: torch.stack(direction.figures[key]) for key in rule.FIGURES}
         return Made(direction.tensor, figures, direction.state)
 
@@ -380,7 +381,7 @@ def assemble(batch: Batch, key: str, shape: Shape, dtype: torch.dtype, readers: 
 
 
 class Answer(Parts):
-    """What was made of a request, put together from batches."""
+    """The answer to a request, put together from batches."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(len(request.names))
@@ -392,7 +393,7 @@ class Answer(Parts):
 def in_turn(slots: Sequence[Messages]) -> Iterator[MessageCall]:
     """Advance each slot to its next message before those that began earlier; all ranks in the same order.
 
-    Yields what is to be done before it goes on.
+    Yields calls that send messages, or wait for them, to be made before it goes on.
     """
     running: list[tuple[Messages, Message | None]] = []
     waiting, due = list(reversed(slots)), list[MessageCall]()

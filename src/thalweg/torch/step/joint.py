@@ -244,10 +244,10 @@ class JointGradient:
 
     def nonfinite(self) -> list[str]:
         """The parameters whose gradients were not finite when a step was skipped last for that."""
-        past = [(made.names, made.guilty.tolist()) for made in self.decisions if made.guilty is not None]
-        last = max((number for _, numbers in past for number in numbers), default=0)
+        skips = [(past.names, past.guilty.tolist()) for past in self.decisions if past.guilty is not None]
+        last = max((number for _, numbers in skips for number in numbers), default=0)
         return [
-            name for names, numbers in past for name, number in zip(names, numbers, strict=True) if number == last > 0
+            name for names, numbers in skips for name, number in zip(names, numbers, strict=True) if number == last > 0
         ]
 
 
