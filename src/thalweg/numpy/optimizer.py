@@ -440,5 +440,5 @@ class Optimizer:
     def __repr__(self) -> str:
         usual: dict[str, Any] = dict(lr=None, variant=None, overrides=[], global_step=False, engine="auto")
         given = self._arguments(self._settings.changed())
-        told = [f"{name}={value!r}" for name, value in given.items() if name not in usual or value != usual[name]]
-        return f"{type(self).__name__}({', '.join(told)})"
+        shown = [f"{name}={value!r}" for name, value in given.items() if name not in usual or value != usual[name]]
+        return f"{type(self).__name__}({', '.join(shown)})"

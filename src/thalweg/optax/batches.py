@@ -220,7 +220,7 @@ def stack_jobs(lists: Sequence[Sequence[Job]], space: Any) -> list[Job]:
     for several in lists:
         if len(several) > 1:
             arrays += [[job.g for job in several], *collect_entries(several).values()]
-    made = iter(space.stack_all(arrays))
+    stacks = iter(space.stack_all(arrays))
 
     def stack(jobs: Sequence[Job]) -> Job:
         first, sizes = jobs[0], tuple(job.p.size for job in jobs)
@@ -232,8 +232,8 @@ def stack_jobs(lists: Sequence[Sequence[Job]], space: Any) -> list[Job]:
             setting=first.setting,
             mesh_axes=((), *first.mesh_axes),
             axes=first.axes,
-            g=next(made),
-            state={**first.state, **{key: next(made) for key in collect_entries(jobs)}},
+            g=next(stacks),
+            state={**first.state, **{key: next(stacks) for key in collect_entries(jobs)}},
             lengths=() if len(set(sizes)) == 1 else sizes,
         )
 
@@ -254,14 +254,14 @@ def unstack(lists: Sequence[Sequence[Job]], results: Sequence[LeafUpdate], space
             entries = collect_entries(jobs)
             stacks += [result.delta, *(result.state[key] for key in entries)]
             shapes += [[x.shape for x in arrays] for arrays in ([job.p for job in jobs], *entries.values())]
-    made = iter(space.take_apart(stacks, shapes))
+    columns = iter(space.take_apart(stacks, shapes))
 
     def part(jobs: Sequence[Job], result: LeafUpdate) -> list[LeafUpdate]:
         if len(jobs) == 1:
             return [result]
-        deltas, states = next(made), [dict(result.state) for _ in jobs]
+        deltas, states = next(columns), [dict(result.state) for _ in jobs]
         for key in collect_entries(jobs):
-            for state, entry in zip(states, next(made), strict=True):
+            for state, entry in zip(states, next(columns), strict=True):
                 state[key] = entry
         rows = zip(deltas, states, figures_of(result.stats, len(jobs)), strict=True)
         return [LeafUpdate(delta, state, result.finite, figures) for delta, state, figures in rows]
@@ -287,8 +287,8 @@ def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
 
     def transform(shown: Sequence[Whole], due: Any) -> list[Direction]:
         rule: Any = rule_of(jobs[0], step, stacked=1)
-        made = rule.transform(step.space, (jnp.stack([operand.tensors[0] for operand in shown]),), {})
-        pieces = zip(jnp.unstack(made.tensor), figures_of(made.figures, len(jobs)), strict=True)
+        direction = rule.transform(step.space, (jnp.stack([operand.tensors[0] for operand in shown]),), {})
+        pieces = zip(jnp.unstack(direction.tensor), figures_of(direction.figures, len(jobs)), strict=True)
         return [Direction(tensor, figures, {}) for tensor, figures in pieces]
 
     return step_shown(jobs, step, transform)
@@ -317,8 +317,8 @@ def step_shown(
 
     for job in jobs:
         step_job(job, step, partial(show, rule_of(job, step, stacked=int(len(job.names) > 1))))
-    made = transform(shown, dues[0])
-    pairs = zip(jobs, made, strict=True)
+    directions = transform(shown, dues[0])
+    pairs = zip(jobs, directions, strict=True)
     return [step_job(job, step, lambda *args, direction=direction, **kwargs: direction) for job, direction in pairs]
 
 

@@ -299,14 +299,14 @@ class MuonOfAxes(Muon):
         order = self.transposition(x.ndim)
         turned = jnp.transpose(x, order)
         space: Any = xp
-        made = self.plain.transform(space, (jnp.reshape(turned, self.seen(x.shape)),), s, due=due, noise=noise)
+        direction = self.plain.transform(space, (jnp.reshape(turned, self.seen(x.shape)),), s, due=due, noise=noise)
         back = sorted(range(x.ndim), key=order.__getitem__)
-        return made._replace(tensor=jnp.transpose(jnp.reshape(made.tensor, turned.shape), back))
+        return direction._replace(tensor=jnp.transpose(jnp.reshape(direction.tensor, turned.shape), back))
 
 
 def rule_of_axes(rule: Rule, axes: MatrixAxes) -> MuonOfAxes:
-    made: Any = rewrap(rule, MuonOfAxes, axes=axes)
-    muon: MuonOfAxes = made
+    wrapped: Any = rewrap(rule, MuonOfAxes, axes=axes)
+    muon: MuonOfAxes = wrapped
     return muon
 
 

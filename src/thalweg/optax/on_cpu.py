@@ -120,13 +120,13 @@ class Native:
         tables = self.laid.tables
         ordered = [(job, order_of(job)) for job in jobs]
         written = [x for job, keys in ordered for x in (job.p, *(job.state[key] for key in keys))]
-        told = sum(len(names) * len(span) for names, span in zip(tables.stats, tables.spans, strict=True))
+        figure_count = sum(len(names) * len(span) for names, span in zip(tables.stats, tables.spans, strict=True))
         results = jax.ffi.ffi_call(
             TARGET,
             [
                 *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written),
                 jax.ShapeDtypeStruct((), "int32"),
-                jax.ShapeDtypeStruct((told,), numbers[0].dtype),
+                jax.ShapeDtypeStruct((figure_count,), numbers[0].dtype),
                 jax.ShapeDtypeStruct((self.laid.workspace_bytes,), "uint8"),
             ],
             input_output_aliases={i: i for i in range(len(written))},

@@ -304,8 +304,8 @@ class Transformation(Stepping):
         for leaf, entries in zip(leaves, states, strict=True):
             alike = id(leaf.setting), leaf.p.shape, leaf.p.dtype, leaf.mesh_axes, leaf.axes
             if alike not in shapes:
-                made = jax.eval_shape(lambda p, leaf=leaf: first_entries(replace(leaf, p=p)), leaf.p)
-                shapes[alike] = {key: entry.shape for key, entry in made.items()}
+                first = jax.eval_shape(lambda p, leaf=leaf: first_entries(replace(leaf, p=p)), leaf.p)
+                shapes[alike] = {key: entry.shape for key, entry in first.items()}
             present = {key: jnp.shape(entry) for key, entry in entries.items()}
             if present != shapes[alike]:
                 raise StateError(

@@ -520,12 +520,12 @@ class Optimizer(torch.optim.Optimizer):
         as_kept = as_found(setting, p, {key: e for key, e in state.items() if key != "step"}) if state else setting
         check_state(name, p, as_kept, state or {})
         if state and as_kept is not setting:
-            made = convert_entries(setting, p, name, state)
+            entries = convert_entries(setting, p, name, state)
             if not self._conversion_told:
                 self._conversion_told = True
-                warn_converted(name, state, made)
+                warn_converted(name, state, entries)
             state.clear()
-            state.update(made)
+            state.update(entries)
 
     def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None:
         """Make tensors of counts of steps that users have written into state as plain numbers."""

@@ -49,10 +49,10 @@ def transform_stacks(
         shown = tuple(stack_up(of_all, members) for of_all in tensors)
         state = {key: stack_up(entries, members) for key, entries in factors.items()}
         draw = functools.partial(noise, members)
-        made = stacked.transform(space, shown, state, due=due[members[0]], noise=draw)
+        direction = stacked.transform(space, shown, state, due=due[members[0]], noise=draw)
         shape = len(members), *rule.figure_shape(tuple(shown[0].shape[1:]))
-        figures = {key: figure.reshape(shape) for key, figure in made.figures.items()}
-        yield members, Direction(made.tensor, figures, made.state)
+        figures = {key: figure.reshape(shape) for key, figure in direction.figures.items()}
+        yield members, Direction(direction.tensor, figures, direction.state)
 
 
 def find_stacks(tensors: Tensor | Sequence[Tensor], due: Sequence[Any], most: int) -> Iterator[list[int]]:
@@ -94,7 +94,7 @@ class InStacks:
 
         prepared = rule.prepare(xp, g, s, p, t)
         factors = {key: s[key].tensors for key in rule.keys(tuple(p.tensors[0].shape), PerSlice)}
-        made = Parts(count)
+        parts = Parts(count)
         for members, direction in transform_stacks(
             rule,
             [x.tensors for x in prepared.tensors],
@@ -103,8 +103,8 @@ class InStacks:
             noise=draw,
             most=self.most,
         ):
-            made.take(members, direction)
-        direction = made.direction(TensorList)
+            parts.take(members, direction)
+        direction = parts.direction(TensorList)
         state = {**prepared.state, **direction.state}
         return rule.apply(xp, direction, s, p, state, due=prepared.due, lr=lr * lr_scale)
 
@@ -126,11 +126,11 @@ class Parts:
         self.figures: dict[str, list[Any]] = defaultdict(lambda: [None] * count)
         self.state: dict[str, list[Any]] = defaultdict(lambda: [None] * count)
 
-    def take(self, members: Sequence[int], made: Direction) -> None:
-        put(self.tensors, members, made.tensor)
-        for key, figure in made.figures.items():
+    def take(self, members: Sequence[int], direction: Direction) -> None:
+        put(self.tensors, members, direction.tensor)
+        for key, figure in direction.figures.items():
             put(self.figures[key], members, figure)
-        for key, entry in made.state.items():
+        for key, entry in direction.state.items():
             put(self.state[key], members, entry)
 
     def direction(self, kind: Callable[[list[Any]], Any] = list) -> Direction:
@@ -139,8 +139,8 @@ class Parts:
         return Direction(kind(self.tensors), figures, {key: kind(entries) for key, entries in self.state.items()})
 
 
-def put(entries: list[Any], members: Sequence[int], made: Tensor | Sequence[Any]) -> None:
-    for i, entry in zip(members, made.unbind() if isinstance(made, Tensor) else made, strict=True):
+def put(entries: list[Any], members: Sequence[int], values: Tensor | Sequence[Any]) -> None:
+    for i, entry in zip(members, values.unbind() if isinstance(values, Tensor) else values, strict=True):
         entries[i] = entry
 
 

@@ -157,11 +157,11 @@ def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: di
         everywhere = tuple(range(len(bucket.shape)))
         figures = {key: ReducedList(figure.tensors, everywhere) for key, figure in figures.items()}
     entries = {key: TensorList(entry) for key, entry in answer.state.items()}
-    made = Direction(TensorList(answer.tensor), figures, entries)
+    direction = Direction(TensorList(answer.tensor), figures, entries)
     lr: Any = bucket.lr
 
     def apply(space: Any) -> Update:
-        return rule.apply(space, made, s, p, {**state, **made.state}, due=due, lr=lr * bucket.lr_scale)
+        return rule.apply(space, direction, s, p, {**state, **direction.state}, due=due, lr=lr * bucket.lr_scale)
 
     # what is around a rule may sum over shards
     update: Update = (yield from completed_as_asked(apply, bucket)) if isinstance(rule, Around) else apply(space)

@@ -297,7 +297,7 @@ def passes_for(bucket: Bucket) -> Any:
         operand_of(name, p, state, keys, part)
         for name, p, state, part in zip(bucket.names, bucket.params, bucket.states, parts, strict=True)
     ]
-    from thalweg.kernels.triton import derived_tiles as made
+    from thalweg.kernels.triton import derived_tiles as tiles
     from thalweg.kernels.triton.launching import Compiled
     from thalweg.kernels.triton.uploads import Uploads
 
@@ -305,7 +305,7 @@ def passes_for(bucket: Bucket) -> Any:
     rated = bucket.lr is not None or not rule.lr_optional
     handling = bucket.setting.handling
     sharded = bool(bucket.parts)
-    return made.passes_for(operands, bucket.grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
+    return tiles.passes_for(operands, bucket.grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
 
 
 def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:

@@ -201,29 +201,29 @@ class Stack:
         return {key: torch.stack([s[key] for s in self.states]).float() for key in self.whole_keys}
 
     def derive(self, state: Mapping[str, Tensor]) -> None:
-        made = self.whole.keep(self.space, dict(state), tuple(self.shown.shape))
+        derived = self.whole.keep(self.space, dict(state), tuple(self.shown.shape))
         if not self.derived:
-            self.derived = {key: torch.empty_like(x) for key, x in made.items()}
-        for key, x in made.items():
+            self.derived = {key: torch.empty_like(x) for key, x in derived.items()}
+        for key, x in derived.items():
             self.derived[key].copy_(x)
 
     def write(self) -> None:
         self.show()
         if self.derived and not self.due:
-            made = cast(Any, self.whole).transform(self.space, (self.shown,), {}, due=False, kept=self.derived)
+            direction = cast(Any, self.whole).transform(self.space, (self.shown,), {}, due=False, kept=self.derived)
         else:
-            made = self.transform()
-        for key, figure in self.whole.show_figures(xp, made.figures, self.due).items():
+            direction = self.transform()
+        for key, figure in self.whole.show_figures(xp, direction.figures, self.due).items():
             self.note_figure(key, figure)
-        self.apply(made.tensor.contiguous().unbind())
+        self.apply(direction.tensor.contiguous().unbind())
 
     def transform(self) -> Direction:
         """The direction, with new factors if they are due."""
         state = self.stacked()
-        made = self.whole.transform(self.space, (self.shown,), state, due=self.due, noise=self.draw)
+        direction = self.whole.transform(self.space, (self.shown,), state, due=self.due, noise=self.draw)
         if not self.due:
-            return made
-        for key, stack in made.state.items():
+            return direction
+        for key, stack in direction.state.items():
             entries = [s[key] for s in self.states]
             new = stack if self.allowed is None else torch.where(self.allowed, stack, state[key])
             state[key] = new.to(entries[0].dtype).float()
@@ -231,7 +231,7 @@ class Stack:
         if self.derived:
             self.derive(state)
             self.versions = self.read_versions()
-        return made
+        return direction
 
     def show(self) -> None:
         from thalweg.kernels.triton.stages import WRITE

@@ -192,7 +192,7 @@ def order_groups(saved: Sequence[Group], mine: Sequence[Group]) -> list[Group]:
 
 def check_names_known(theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[str]]) -> None:
     """Refuse states whose names differ, or whose names are in other groups."""
-    saved, wanted = ({name for names in some for name in names} for some in (theirs, ours))
+    saved, wanted = ({name for names in lists for name in names} for lists in (theirs, ours))
     by_position = "to match by position instead, remove 'param_names' from the saved groups"
     if saved != wanted:
         missing, unknown = sorted(wanted - saved), sorted(saved - wanted)
@@ -252,6 +252,6 @@ def restore(expected: Expected, saved: Mapping[str, Any]) -> dict[str, Tensor]:
     for key, value in saved.items():
         tensor = torch.as_tensor(value, dtype=torch.float32) if key == "step" else torch.as_tensor(value)
         home = expected.place_of_counts if key in ("step", *expected.counts) else expected.p.device
-        made = tensor.to(home, copy=True)
-        state[key] = made if key == "step" else lay_out(made, expected.entries[key])
+        copied = tensor.to(home, copy=True)
+        state[key] = copied if key == "step" else lay_out(copied, expected.entries[key])
     return state

@@ -90,8 +90,8 @@ def entries_of_rule(p: Tensor, setting: ParameterOptions, name: str) -> dict[str
     part, held = part_of(name, p), local(p.detach())
     if rule.needs_whole:
         return make_owned_state(p, held, part, rule, handling)
-    made = first_state(Sharded([part]), rule, handling, TensorList([held]))
-    return place_state(made, p, rule)
+    state = first_state(Sharded([part]), rule, handling, TensorList([held]))
+    return place_state(state, p, rule)
 
 
 def expected_entries(setting: ParameterOptions, p: Tensor, name: str) -> dict[str, Tensor]:
@@ -177,8 +177,8 @@ def fit_around(name: str, p: Tensor, setting: ParameterOptions, state: dict[str,
             del state[key]
         said.append(f"{', '.join(map(repr, dropped))} of {name!r} is dropped, which nothing needs any longer")
     if new := sorted((keys_around(rule, shape) | beside.keys()) - state.keys()):
-        made = first_entries(p, setting, name)
-        state.update({key: made[key] for key in new})
+        entries = first_entries(p, setting, name)
+        state.update({key: entries[key] for key in new})
         said.append(f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step")
     return f"{'; '.join(said)}; and so for all others alike" if said else ""
 

@@ -79,7 +79,7 @@ class Agreement:
         # one by one, ranks are at the same parameter at different times, and have gradients for others or not
         present = b"" if one_by_one else bytes(p.grad is not None for _, p, _ in self.distributed)
         self.values = None
-        news = present, tuple(kinds(own_options(*both)) for both in zip(rules, groups, strict=True))
+        news = present, tuple(kinds(own_options(*pair)) for pair in zip(rules, groups, strict=True))
         if news not in self.reached:
             divided = [(name, p, index, self.groups_of(name, p, rules[index])) for name, p, index in self.distributed]
             divided = [entry for entry in divided if entry[-1]]

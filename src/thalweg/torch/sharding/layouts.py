@@ -109,16 +109,16 @@ def make_owned_state(p: Tensor, held: Tensor, part: Part, rule: Rule, handling: 
     """The state of a distributed parameter before its first step: momentum like itself, and rows of every factor."""
     # a whole tensor that takes no memory: factors follow its shape, dtype and device alone
     like = torch.zeros((), dtype=getattr(torch, arithmetic(xp.dtype(held))), device=held.device).expand(p.shape)
-    made: State[Tensor] = {}
+    state: State[Tensor] = {}
     space, held_list = Sharded([part]), TensorList([held])
     for key, entry in rule.entries(tuple(p.shape)).items():
         if isinstance(entry, Spread):
             first = entry.first(space, space.astype(held_list, arithmetic(xp.dtype(held))), rule.stacked_axes)
-            made.update(place_state(encoded(space, rule, handling, held_list, {key: first}), p, rule))
+            state.update(place_state(encoded(space, rule, handling, held_list, {key: first}), p, rule))
             continue
         value = xp.astype(entry.first(xp, like, rule.stacked_axes), storage(entry, xp.dtype(held), handling))
-        made[key] = divide_factor(value, part) if isinstance(entry, Factor) and any(part.groups) else value
-    return {**made, **place_state(first_record(space, handling, held_list), p, rule)}
+        state[key] = divide_factor(value, part) if isinstance(entry, Factor) and any(part.groups) else value
+    return {**state, **place_state(first_record(space, handling, held_list), p, rule)}
 
 
 def divide_factor(factor: Tensor, part: Part) -> Tensor:

@@ -81,7 +81,7 @@ class Batch(NamedTuple):
         return len(self.members)
 
 
-class Made(NamedTuple):
+class BatchResults(NamedTuple):
     """The results for a batch, as a stack or a list of tensors: whole, or this rank's shards."""
 
     tensors: Tensor | Sequence[Tensor]

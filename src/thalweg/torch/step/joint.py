@@ -195,8 +195,8 @@ class JointGradient:
             del self.decisions[:-MOST_REMEMBERED]
             decision.ask(handling, scale, allowed, device)
             if plan.measures_gradients and handling.on_nonfinite != "raise":
-                news = dict(grad_scale=decision.scale, allowed=decision.allowed, decision=decision)
-                return [bucket.renewed(**news) for bucket in buckets]
+                decided = dict(grad_scale=decision.scale, allowed=decision.allowed, decision=decision)
+                return [bucket.renewed(**decided) for bucket in buckets]
             squares = squares_of(buckets, decision, self.measured if native else None)
             every = torch.cat([part.to(squares[0].device, torch.float64) for part in squares])
             if handling.on_nonfinite == "raise":
