@@ -127,8 +127,7 @@ def divide(jobs: Sequence[Job], engine: Engine) -> tuple[list[Job], list[Job]]:
     missing = "numpy was asked for" if engine == "reference" else refusal(load)
     if missing and engine == "auto":
         warn_once(missing)
-    native: list[Job] = []
-    others: list[Job] = []
+    native, others = list[Job](), list[Job]()
     for job in jobs:
         reason = missing or why_refused(job)
         if reason and engine == "fused":

@@ -182,8 +182,7 @@ class Optimizer:
         if is_first and self._tracked.keys() <= {job.name for job in jobs}:  # and there are no others
             self._is_reported = True
             if unused := self._unused_overrides((job.name, job.weights) for job in jobs):
-                told = f"overrides that match no parameter: {', '.join(map(repr, unused))}"
-                warn(told, UnusedOverrideWarning)
+                warn(f"overrides that match no parameter: {', '.join(map(repr, unused))}", UnusedOverrideWarning)
         if jobs and self._settings.base.handling.needs_norm:
             self._run_by_norm(jobs)
         else:
@@ -264,8 +263,9 @@ class Optimizer:
         self._run([] if is_skipped else jobs, min(scales, default=None))
         if guard is not None:
             self._norms, self._joint_figures = judgement.kept, judgement.figures
-        for job in jobs if is_skipped else ():
-            self._commit(job, job.tracked.stats, is_taken=False)
+        if is_skipped:
+            for job in jobs:
+                self._commit(job, job.tracked.stats, is_taken=False)
         if guard is not None and not self._is_told:
             self._judged += 1
             if self._judged % guard.window == 0:
@@ -288,7 +288,8 @@ class Optimizer:
             native, others = divide(jobs, self._wanted_engine)
             self._engines_used = {name for name, used in (("fused", native), ("reference", others)) if used}
             # numpy does products best, of noise by native code
-            whole, native = ([job for job in native if job.rule.needs_whole is wanted] for wanted in (True, False))
+            whole = [job for job in native if job.rule.needs_whole]
+            native = [job for job in native if not job.rule.needs_whole]
             computed: Iterable[tuple[Job, Advance]] = itertools.chain(
                 ((job, job.compute(scale)) for job in others),
                 ((job, job.compute(scale, job.draw_noise)) for job in whole),
@@ -296,10 +297,11 @@ class Optimizer:
             taken, write = self._native.measure(native, scale)
             if self._settings.base.handling.on_nonfinite == "raise":
                 computed = list(computed)  # nothing is written before everything is known to be finite
-                for job, is_finite in (*zip(native, taken, strict=True), *((job, new.finite) for job, new in computed)):
+                finite = [*zip(native, taken, strict=True), *((job, new.finite) for job, new in computed)]
+                for job, is_finite in finite:
                     if not is_finite:
-                        told = f"parameter {job.name!r}, step {job.t}: the gradient or the update is not finite"
-                        raise NonFiniteError(told)
+                        message = f"parameter {job.name!r}, step {job.t}: the gradient or the update is not finite"
+                        raise NonFiniteError(message)
             self._tracked.update({job.name: job.tracked for job in jobs})  # in their order, whatever steps them
             for job, stats, is_taken in zip(native, write(), taken, strict=True):
                 self._commit(job, stats, is_taken)
@@ -438,5 +440,5 @@ class Optimizer:
     def __repr__(self) -> str:
         usual: dict[str, Any] = dict(lr=None, variant=None, overrides=[], global_step=False, engine="auto")
         given = self._arguments(self._settings.changed())
-        told = [f"{name}={value!r}" for name, value in given.items() if name not in usual or value != usual[name]]
-        return f"{type(self).__name__}({', '.join(told)})"
+        shown = [f"{name}={value!r}" for name, value in given.items() if name not in usual or value != usual[name]]
+        return f"{type(self).__name__}({', '.join(shown)})"

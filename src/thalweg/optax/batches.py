@@ -142,7 +142,7 @@ def check_groups(leaf: Leaf) -> None:
 
 
 def by_stack(entry: Any, p: Any, stacked: int) -> Any:
-    """Something that every tensor of a stack has one of, laid over devices as the stack is."""
+    """An entry that has one value for each tensor of a stack, laid over devices as the stack is."""
     if not stacked or not whole.over_devices(p) or entry.ndim < stacked:
         return entry
     typed = typed_layout(p)
@@ -215,12 +215,12 @@ def goes_alone(job: Job) -> bool:
 
 
 def stack_jobs(lists: Sequence[Sequence[Job]], space: Any) -> list[Job]:
-    """Each list as one, with a leading axis more; one as it is."""
+    """Each list as one job with one more leading axis; a list of one job as that job."""
     arrays: list[Any] = []
     for several in lists:
         if len(several) > 1:
             arrays += [[job.g for job in several], *collect_entries(several).values()]
-    made = iter(space.stack_all(arrays))
+    stacks = iter(space.stack_all(arrays))
 
     def stack(jobs: Sequence[Job]) -> Job:
         first, sizes = jobs[0], tuple(job.p.size for job in jobs)
@@ -232,8 +232,8 @@ def stack_jobs(lists: Sequence[Sequence[Job]], space: Any) -> list[Job]:
             setting=first.setting,
             mesh_axes=((), *first.mesh_axes),
             axes=first.axes,
-            g=next(made),
-            state={**first.state, **{key: next(made) for key in collect_entries(jobs)}},
+            g=next(stacks),
+            state={**first.state, **{key: next(stacks) for key in collect_entries(jobs)}},
             lengths=() if len(set(sizes)) == 1 else sizes,
         )
 
@@ -247,21 +247,21 @@ def collect_entries(jobs: Sequence[Job]) -> dict[str, list[Any]]:
 
 
 def unstack(lists: Sequence[Sequence[Job]], results: Sequence[LeafUpdate], space: Any) -> list[list[LeafUpdate]]:
-    """What came of each job. results: of each list."""
+    """The results of each job, by list. results: of each list, as one."""
     stacks, shapes = [], []
     for jobs, result in zip(lists, results, strict=True):
         if len(jobs) > 1:
             entries = collect_entries(jobs)
             stacks += [result.delta, *(result.state[key] for key in entries)]
             shapes += [[x.shape for x in arrays] for arrays in ([job.p for job in jobs], *entries.values())]
-    made = iter(space.take_apart(stacks, shapes))
+    columns = iter(space.take_apart(stacks, shapes))
 
     def part(jobs: Sequence[Job], result: LeafUpdate) -> list[LeafUpdate]:
         if len(jobs) == 1:
             return [result]
-        deltas, states = next(made), [dict(result.state) for _ in jobs]
+        deltas, states = next(columns), [dict(result.state) for _ in jobs]
         for key in collect_entries(jobs):
-            for state, entry in zip(states, next(made), strict=True):
+            for state, entry in zip(states, next(columns), strict=True):
                 state[key] = entry
         rows = zip(deltas, states, figures_of(result.stats, len(jobs)), strict=True)
         return [LeafUpdate(delta, state, result.finite, figures) for delta, state, figures in rows]
@@ -270,7 +270,7 @@ def unstack(lists: Sequence[Sequence[Job]], results: Sequence[LeafUpdate], space
 
 
 def figures_of(figures: Mapping[str, Any], members: int) -> list[dict[str, Any]]:
-    """Those of each of several; the matrices of a parameter may have one each."""
+    """The figures of each member of a stack; one may have several numbers, one for each of its matrices."""
 
     def divide(figure: Any) -> list[Any]:
         if not getattr(figure, "ndim", 0):
@@ -287,8 +287,8 @@ def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
 
     def transform(shown: Sequence[Whole], due: Any) -> list[Direction]:
         rule: Any = rule_of(jobs[0], step, stacked=1)
-        made = rule.transform(step.space, (jnp.stack([operand.tensors[0] for operand in shown]),), {})
-        pieces = zip(jnp.unstack(made.tensor), figures_of(made.figures, len(jobs)), strict=True)
+        direction = rule.transform(step.space, (jnp.stack([operand.tensors[0] for operand in shown]),), {})
+        pieces = zip(jnp.unstack(direction.tensor), figures_of(direction.figures, len(jobs)), strict=True)
         return [Direction(tensor, figures, {}) for tensor, figures in pieces]
 
     return step_shown(jobs, step, transform)
@@ -317,8 +317,8 @@ def step_shown(
 
     for job in jobs:
         step_job(job, step, partial(show, rule_of(job, step, stacked=int(len(job.names) > 1))))
-    made = transform(shown, dues[0])
-    pairs = zip(jobs, made, strict=True)
+    directions = transform(shown, dues[0])
+    pairs = zip(jobs, directions, strict=True)
     return [step_job(job, step, lambda *args, direction=direction, **kwargs: direction) for job, direction in pairs]
 
 
@@ -389,7 +389,7 @@ class Rounding:
 
 
 def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
-    """The rule's answer; from gather_whole parts where it needs the whole."""
+    """The rule's answer; where it needs whole tensors, what is sharded is gathered, and the answer divided again."""
     if not rule.needs_whole:
         return ask_rule(rule, job, step, tensor, job.space)
     inner, stacked, typed = within(rule, job.mesh_axes), rule.stacked_axes, typed_layout(job.p)

@@ -177,8 +177,8 @@ def run_either(jobs: Sequence[Job], step: Step, observed: bool, *, is_required: 
 
     def native(*args: Any) -> Results:
         traced, now = given(*args)
-        made = native_code.Native(traced, now, figures)
-        return run_by_parts(made, traced) if is_local else made.run(traced, made.numbers())
+        code = native_code.Native(traced, now, figures)
+        return run_by_parts(code, traced) if is_local else code.run(traced, code.numbers())
 
     native_code, platform = NATIVE[jax.default_backend()]
     is_local = not step.guarded and not observed and all(map(is_elementwise, jobs))
@@ -190,7 +190,7 @@ def run_either(jobs: Sequence[Job], step: Step, observed: bool, *, is_required: 
     return results
 
 
-def run_by_parts(made: Any, jobs: Sequence[Job]) -> Results:
+def run_by_parts(code: Any, jobs: Sequence[Job]) -> Results:
     """A step of which each device takes its parts, without asking another."""
 
     def call(*arrays: Any) -> list[Any]:
@@ -198,7 +198,7 @@ def run_by_parts(made: Any, jobs: Sequence[Job]) -> Results:
         for job in jobs:
             p, g = next(reader), next(reader)
             parts.append(replace(job, p=p, g=g, state={key: next(reader) for key in job.state}))
-        results = made.for_parts(parts).run(parts, list(reader))
+        results = code.for_parts(parts).run(parts, list(reader))
         return [x for p, state in zip(results.values, results.states, strict=True) for x in (p, *state.values())]
 
     arrays: list[Any] = []
@@ -209,7 +209,7 @@ def run_by_parts(made: Any, jobs: Sequence[Job]) -> Results:
         arrays += [job.p, job.g, *job.state.values()]
         owners += [first] * (1 + len(job.state))
         given += [first] * (2 + len(job.state))
-    numbers = made.numbers()
+    numbers = code.numbers()
     news = iter(by_parts(call, owners, [*given, *[-1] * len(numbers)], *arrays, *numbers))
     values, states = [], []
     for job in jobs:

@@ -227,8 +227,8 @@ def rename_options(rule: type[Rule], values: Mapping[str, Any]) -> dict[str, Any
     for option in dict.fromkeys(argument.option for argument in arguments.values() if argument.index is not None):
         places = {argument.index: key for key, argument in arguments.items() if argument.option == option}
         parts = tuple(values.get(key, arguments[key].default) for _, key in sorted(places.items()))
-        told = f"{places[0]} is one number here, and the second is {places[1]}, got {places[0]}={parts[0]!r}"
-        require(not is_list(parts[0]), told)
+        message = f"{places[0]} is one number here, and the second is {places[1]}, got {places[0]}={parts[0]!r}"
+        require(not is_list(parts[0]), message)
         if any(key in values for key in places.values()):
             mine[option] = join(parts)
     return mine

@@ -40,7 +40,7 @@ class MatrixAxes(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a parameter was found to be."""
+    """What a layout says about a parameter: whether it is a matrix, and by which axes."""
 
     role: Literal["matrix", "embedding", "vector", "unknown"]
     axes: MatrixAxes | None = None
@@ -152,7 +152,7 @@ def unknown(note: str) -> Reading:
 
 
 def parts_of(name: str) -> tuple[str, str]:
-    """The name of a parameter's module, and its own."""
+    """The name of the module that holds a parameter, and that of the parameter in it."""
     module, _, attribute = name.rpartition(".")
     return module.rpartition(".")[2], attribute
 
@@ -299,15 +299,15 @@ class MuonOfAxes(Muon):
         order = self.transposition(x.ndim)
         turned = jnp.transpose(x, order)
         space: Any = xp
-        made = self.plain.transform(space, (jnp.reshape(turned, self.seen(x.shape)),), s, due=due, noise=noise)
+        direction = self.plain.transform(space, (jnp.reshape(turned, self.seen(x.shape)),), s, due=due, noise=noise)
         back = sorted(range(x.ndim), key=order.__getitem__)
-        return made._replace(tensor=jnp.transpose(jnp.reshape(made.tensor, turned.shape), back))
+        return direction._replace(tensor=jnp.transpose(jnp.reshape(direction.tensor, turned.shape), back))
 
 
 def rule_of_axes(rule: Rule, axes: MatrixAxes) -> MuonOfAxes:
-    made: Any = rewrap(rule, MuonOfAxes, axes=axes)
-    found: MuonOfAxes = made
-    return found
+    wrapped: Any = rewrap(rule, MuonOfAxes, axes=axes)
+    muon: MuonOfAxes = wrapped
+    return muon
 
 
 def axes_of(reading: Reading, name: str, shape: Shape) -> MatrixAxes:

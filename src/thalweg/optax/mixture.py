@@ -70,7 +70,7 @@ def check_own(pattern: Pattern, transformation: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Mixture(Stepping):
-    """The two functions of the transformation."""
+    """The functions ``init`` and ``update`` of a mixture."""
 
     #: What patterns are called in a warning.
     PATTERNS: ClassVar[str] = "entries of the mixture"
@@ -157,7 +157,7 @@ class Mixture(Stepping):
         return {number for owner in owners if owner is not None for number in owner.reached()}
 
     def join(self, given: Sequence[tuple[Any, Any, Any]], state: Any) -> tuple[list[Any], SpikeCheck | None]:
-        """The gradients as their joint norm lets them through, and whether it is a spike. given: as ``join`` has it."""
+        """The gradients, scaled as their joint norm asks, and whether it is a spike. given: as ``join`` has it."""
         scale, judgement = join(self.handling, given, getattr(state, SPIKES, None))
         return [g if scale is None else scale_gradient(g, scale) for _, g, _ in given], judgement
 

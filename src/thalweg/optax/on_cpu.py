@@ -104,7 +104,7 @@ class Native:
         return [jnp.stack([jnp.asarray(number, wide) for number in numbers]), jnp.asarray(self.step.t, "int32")]
 
     def registers(self, group: int, code: Any) -> list[Any]:
-        """As far as they are not the same for all steps."""
+        """The registers that are not the same in all steps."""
         step, (setting, precision) = self.step, self.settings[group]
         rule = rule_in_precision(setting.rule_at(step.t), precision)
         given = {
@@ -120,13 +120,13 @@ class Native:
         tables = self.laid.tables
         ordered = [(job, order_of(job)) for job in jobs]
         written = [x for job, keys in ordered for x in (job.p, *(job.state[key] for key in keys))]
-        told = sum(len(names) * len(span) for names, span in zip(tables.stats, tables.spans, strict=True))
+        figure_count = sum(len(names) * len(span) for names, span in zip(tables.stats, tables.spans, strict=True))
         results = jax.ffi.ffi_call(
             TARGET,
             [
                 *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written),
                 jax.ShapeDtypeStruct((), "int32"),
-                jax.ShapeDtypeStruct((told,), numbers[0].dtype),
+                jax.ShapeDtypeStruct((figure_count,), numbers[0].dtype),
                 jax.ShapeDtypeStruct((self.laid.workspace_bytes,), "uint8"),
             ],
             input_output_aliases={i: i for i in range(len(written))},

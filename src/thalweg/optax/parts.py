@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def by_parts(call: Callable[..., Sequence[Any]], owners: Sequence[int], given: Sequence[int], *args: Any) -> Any:
-    """What call answers, declared to the compiler so that it divides call as it divides the arrays.
+    """The results of call, declared to the compiler so that it divides call as it divides the arrays.
 
     owners: of each result, which array of args it is laid out like. given: the same of each of args, -1: of none, and
     every device has it whole.

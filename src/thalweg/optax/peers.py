@@ -122,19 +122,19 @@ def read_entries(chain: list[tuple[Any, int]]) -> dict[str, dict[str, Any]]:
 
 def count_steps(chain: list[tuple[Any, int]]) -> int:
     """How many steps a state was taken, 1 if it does not count them."""
-    told = {int(part.count) for part, _ in chain if "count" in part._fields}
-    if len(told) > 1:
-        raise StateError(f"different numbers of steps were taken, {sorted(told)}: here is one count for all")
-    return told.pop() if told else 1
+    counts = {int(part.count) for part, _ in chain if "count" in part._fields}
+    if len(counts) > 1:
+        raise StateError(f"different numbers of steps were taken, {sorted(counts)}: here is one count for all")
+    return counts.pop() if counts else 1
 
 
 def check_meaning(peer: Peer, name: str, rule: Rule) -> None:
     """Refuse options under which the entries of state are something else."""
     for option, value in peer.meaning.items():
-        if option not in rule.idle(1.0) and differ(value, found := getattr(rule, option)):
+        if option not in rule.idle(1.0) and differ(value, now := getattr(rule, option)):
             raise StateError(
                 f"{peer.name} stepped {name!r} with what is {option}={value!r} here, and this solver has "
-                f"{option}={found!r}: construct it with {option}={value!r}, and with all other options of the run"
+                f"{option}={now!r}: construct it with {option}={value!r}, and with all other options of the run"
             )
 
 

@@ -73,8 +73,8 @@ def move(arrays: Sequence[Any], results: Sequence[Any], rows: Iterable[tuple[Any
     compiled, table = functools.partial(compile_for, on_gpu.capability()), len(arrays) + len(results)
     launch = launch_moves(compiled, len(addresses) // 4, width, table)
     key = register(on_gpu.handler(), [launch], len(arrays), addresses)
-    made = [*results, jax.ShapeDtypeStruct((8 * len(addresses),), "uint8")]
-    return list(jax.ffi.ffi_call(TARGET, made)(*arrays, key=key)[:-1])
+    outputs = [*results, jax.ShapeDtypeStruct((8 * len(addresses),), "uint8")]
+    return list(jax.ffi.ffi_call(TARGET, outputs)(*arrays, key=key)[:-1])
 
 
 def choose(native: Any, xla: Any, *args: Any) -> Any:
@@ -101,9 +101,9 @@ class Products:
             return space.swapaxes(x, first, second)
         if id(x) in self.turned:
             return self.turned[id(x)][1]
-        made = space.swapaxes(x, 1, 2)
-        self.turned[id(made)] = made, x
-        return made
+        transpose = space.swapaxes(x, 1, 2)
+        self.turned[id(transpose)] = transpose, x
+        return transpose
 
     def stack_all(self, lists: Sequence[Sequence[Any]]) -> list[Any]:
         def by_kernel(lists: Any) -> list[Any]:
@@ -127,8 +127,8 @@ class Products:
                     begin, size = row * math.prod(x.shape[1:]), math.prod(shape)
                     rows.append(((number, begin), (len(results), 0), size, size))
                     results.append(jax.ShapeDtypeStruct(shape, x.dtype))
-            made = iter(move(stacks, results, rows))
-            return [[next(made) for _ in pieces] for pieces in shapes]
+            copies = iter(move(stacks, results, rows))
+            return [[next(copies) for _ in pieces] for pieces in shapes]
 
         def by_xla(stacks: Any) -> list[list[Any]]:
             return space.take_apart(stacks, shapes)

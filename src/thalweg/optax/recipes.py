@@ -96,7 +96,7 @@ def scale_rate(rate: Any, share: float) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Routed(Mixture):
-    """The two functions of the transformation. Entries are for roles of parameters, which follow from the layout."""
+    """The functions ``init`` and ``update`` of Muon with AdamW; entries are for roles, which follow from the layout."""
 
     PATTERNS: ClassVar[str] = "patterns of first and other"
 

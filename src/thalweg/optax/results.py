@@ -9,7 +9,7 @@ from thalweg.optax.states import Entries
 
 
 class Results(NamedTuple):
-    """What came of some parameters."""
+    """New values of some parameters, their states and figures."""
 
     #: Changes, or new parameters.
     values: list[Any]

@@ -56,7 +56,7 @@ def varying_of(x: Arr) -> frozenset[str]:
 
 
 def own_names(x: Arr, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those along which x differs; all of them where no account is kept."""
+    """The names of the mesh axes along which x differs; all of them where jax keeps no account of that."""
     varying = varying_of(x)
     return tuple(name for name in names if name in varying) if varying else names
 
@@ -124,7 +124,7 @@ class Shards:
 
 
 def split_like(flat: Arr, parts: Sequence[Arr]) -> list[Arr]:
-    """Something flat in the shapes that it was made of."""
+    """A flat array cut into arrays with the shapes of these parts."""
     result, start = [], 0
     for part in parts:
         result.append(jnp.reshape(flat[start : start + part.size], part.shape))

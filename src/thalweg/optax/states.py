@@ -86,7 +86,7 @@ class MixtureState(NamedTuple):
 
 
 class SpikedMixtureState(NamedTuple):
-    """That of a mixture with ``spikes``."""
+    """The state of a mixture with ``spikes``."""
 
     inner_states: tuple[Any, ...]
     skipped: Any
@@ -137,9 +137,9 @@ def make_state_class(rule: type[Rule], keys: tuple[str, ...], counts: tuple[str,
 
     # a class of its own, so that copies and pickles find it again by its rule
     body = {"__slots__": (), "__reduce__": reduce, "__doc__": f"The state of {rule.__name__}."}
-    made = type(fields.__name__, (fields,), body)
-    STATE_CLASSES[made] = rule
-    return made
+    state_class = type(fields.__name__, (fields,), body)
+    STATE_CLASSES[state_class] = rule
+    return state_class
 
 
 def remade(rule: type[Rule], keys: tuple[str, ...], values: tuple[Any, ...], counts: tuple[str, ...] = ()) -> Any:

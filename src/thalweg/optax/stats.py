@@ -64,8 +64,8 @@ def with_stats(solver: optax.GradientTransformation) -> optax.GradientTransforma
             "with_stats() takes a transformation of thalweg.optax itself: put wrappers of optax around with_stats(), "
             "and give mixture() entries that have it"
         )
-    made = Observed(owner.settings, owner.learning_rate, owner.choices, owner.specs, owner.engine, owner.layout)
-    return optax.GradientTransformationExtraArgs(made.init, made.update)
+    observed = Observed(owner.settings, owner.learning_rate, owner.choices, owner.specs, owner.engine, owner.layout)
+    return optax.GradientTransformationExtraArgs(observed.init, observed.update)
 
 
 def stats(state: Tree) -> dict[str, dict[str, Any]]:

@@ -189,7 +189,7 @@ def join(handling: Handling, gradients: Sequence[tuple[Any, Any, Any]], norms: A
 
 @dataclass(frozen=True, eq=False)
 class Transformation(Stepping):
-    """The two functions of a gradient transformation."""
+    """The functions ``init`` and ``update`` of a gradient transformation by one rule."""
 
     settings: RuleOptions
     learning_rate: Any
@@ -203,12 +203,12 @@ class Transformation(Stepping):
     def state_class(self, leaves: Sequence[Leaf]) -> type[Any]:
         """The class of states for these parameters."""
         declared: dict[str, None] = {}
-        found: dict[str, None] = {}
+        keys: dict[str, None] = {}
         for leaf in leaves:
             shape, setting = leaf.space.shape(leaf.p), leaf.setting
             declared |= dict.fromkeys(setting.rule.entries(shape))
-            found |= dict.fromkeys(describe_state(setting.stored_rule, setting.handling, shape, leaf.p.dtype.name))
-        beside = tuple(key for key in found if key not in declared)
+            keys |= dict.fromkeys(describe_state(setting.stored_rule, setting.handling, shape, leaf.p.dtype.name))
+        beside = tuple(key for key in keys if key not in declared)
         return state_class_for(self.settings.rule, tuple(declared), beside, is_spiked=bool(self.spikes))
 
     @property
@@ -304,8 +304,8 @@ class Transformation(Stepping):
         for leaf, entries in zip(leaves, states, strict=True):
             alike = id(leaf.setting), leaf.p.shape, leaf.p.dtype, leaf.mesh_axes, leaf.axes
             if alike not in shapes:
-                made = jax.eval_shape(lambda p, leaf=leaf: first_entries(replace(leaf, p=p)), leaf.p)
-                shapes[alike] = {key: entry.shape for key, entry in made.items()}
+                first = jax.eval_shape(lambda p, leaf=leaf: first_entries(replace(leaf, p=p)), leaf.p)
+                shapes[alike] = {key: entry.shape for key, entry in first.items()}
             present = {key: jnp.shape(entry) for key, entry in entries.items()}
             if present != shapes[alike]:
                 raise StateError(

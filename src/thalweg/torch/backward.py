@@ -140,8 +140,8 @@ def find_averaged() -> Iterator[Tensor]:
     """The parameters of every DistributedDataParallel of several ranks there is."""
     objects = gc.get_objects()
     # by type: isinstance would ask proxies for their __class__, and some of them load a library then
-    wrappers = [kind for kind in set(map(type, objects)) if issubclass(kind, DistributedDataParallel)]
-    for candidate in objects if wrappers else ():
-        averaged = getattr(candidate, "_module_parameters", ()) if type(candidate) in wrappers else ()
-        if averaged and candidate.process_group.size() > 1:
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, DistributedDataParallel)}
+    for wrapper in [candidate for candidate in objects if type(candidate) in kinds]:
+        averaged = getattr(wrapper, "_module_parameters", ())
+        if averaged and wrapper.process_group.size() > 1:
             yield from averaged

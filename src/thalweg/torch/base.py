@@ -63,7 +63,7 @@ from thalweg.torch.params.states import (
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.shards import local
 from thalweg.torch.sharding.sharing import Sharing
-from thalweg.torch.step.averages import Constancy, averages_in_place, check_loaded, have_weights, put_in_place, take_out
+from thalweg.torch.step.averages import RateWatch, averages_in_place, check_loaded, have_weights, put_in_place, take_out
 from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.joint import JointGradient, nonfinite_error
 from thalweg.torch.step.plan import MOST_REMEMBERED, StepPlan, presence_of
@@ -170,7 +170,7 @@ class Optimizer(torch.optim.Optimizer):
         return check_options(rule, lr, options, variant, overrides)
 
     def _forget(self, engine: EngineName, sharing: Sharing) -> None:
-        """Have seen no step yet."""
+        """Begin as an optimizer that has taken no step."""
         self._wanted_engine, self._sharing = engine, sharing
         self._engines_used: set[str] = set()
         self._last: Statistics = {}
@@ -187,7 +187,7 @@ class Optimizer(torch.optim.Optimizer):
         self._joint = JointGradient()
         lists = Lists()
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
-        self._idle_watch, self._constancy = IdleWatch(), Constancy()
+        self._idle_watch, self._rate_watch = IdleWatch(), RateWatch()
         #: What holds for a parameter, as it was found of these settings for this shape and for state that is kept in
         #: this form.
         self._resolved: dict[Tensor, tuple[RuleOptions, ParameterOptions, Any]] = {}
@@ -235,7 +235,7 @@ class Optimizer(torch.optim.Optimizer):
             known, self._written = len(self.state), False
             try:
                 buckets, plan = self._plan() if only is None else self._plan_some(only)
-                self._constancy.look(buckets)
+                self._rate_watch.check(buckets)
                 buckets = self._join_gradients(buckets, plan)
                 refuse_capture(buckets)
                 self._engines_used = {bucket.way for bucket in buckets}
@@ -413,11 +413,11 @@ class Optimizer(torch.optim.Optimizer):
         return self._groups.places
 
     def _rule_of(self, group: Mapping[str, Any]) -> type[Rule]:
-        """What a group is stepped by."""
+        """The rule of a group."""
         return self._groups.entry_of(group).rule
 
     def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]:
-        """What the rule is given as lr, and what multiplies the step size that it makes of it."""
+        """The lr that the rule of a group is given, and the factor of the step size that it computes from that."""
         return read_rate(group, shown_only=bool(group.get("lr_is_scale")) and self._is_shown_only(group))
 
     def _is_shown_only(self, group: Mapping[str, Any]) -> bool:
@@ -469,12 +469,12 @@ class Optimizer(torch.optim.Optimizer):
 
         held: the shape of what a rank has of a parameter; rules that need whole tensors have all of it.
         """
-        shares: dict[EngineKind, list[Foreseen]] = defaultdict(list)
+        by_engine: dict[EngineKind, list[Foreseen]] = defaultdict(list)
         for _, p, _, setting, *_ in self._treatments():
             shape = tuple(p.shape) if setting.rule.needs_whole else held(p)
             foreseen = Foreseen(shape, NAMES[p.dtype], setting, p.device)
-            shares[foresee_engine(self._wanted_engine, foreseen)].append(foreseen)
-        return sum(self._engines[kind].count_temporaries(share) for kind, share in shares.items())
+            by_engine[foresee_engine(self._wanted_engine, foreseen)].append(foreseen)
+        return sum(self._engines[kind].count_temporaries(params) for kind, params in by_engine.items())
 
     # ---- state
 
@@ -520,12 +520,12 @@ class Optimizer(torch.optim.Optimizer):
         as_kept = as_found(setting, p, {key: e for key, e in state.items() if key != "step"}) if state else setting
         check_state(name, p, as_kept, state or {})
         if state and as_kept is not setting:
-            made = convert_entries(setting, p, name, state)
+            entries = convert_entries(setting, p, name, state)
             if not self._conversion_told:
                 self._conversion_told = True
-                warn_converted(name, state, made)
+                warn_converted(name, state, entries)
             state.clear()
-            state.update(made)
+            state.update(entries)
 
     def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None:
         """Make tensors of counts of steps that users have written into state as plain numbers."""

@@ -145,8 +145,8 @@ def import_peer(optimizer: Optimizer, state_dict: Any, source: str | None = None
                 state[place] = convert_entries(peer, entries, expected_entries(settings[place], p, name)) | count
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     if changed:
-        told = f"options are now those of the run of {peer.name}: {', '.join(sorted(changed))}"
-        warn(told, ResumeWarning)
+        message = f"options are now those of the run of {peer.name}: {', '.join(sorted(changed))}"
+        warn(message, ResumeWarning)
 
 
 def read_state_dict(given: Any) -> Any:

@@ -30,10 +30,10 @@ def find(module: str, path: str, otherwise: T) -> T:
     if not USED:
         return otherwise
     try:
-        found: T = operator.attrgetter(path)(importlib.import_module(module))
+        value: T = operator.attrgetter(path)(importlib.import_module(module))
     except (ImportError, AttributeError):
         return otherwise
-    return found
+    return value
 
 
 # ---- around a step

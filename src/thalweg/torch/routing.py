@@ -187,10 +187,10 @@ def as_linear(module: nn.Module) -> Linear | None:
     rows, columns = weight.shape
     if kind == "Conv1D":  # of transformers
         return Linear(columns, rows, transposed=True)
-    told = getattr(module, "out_features", None), getattr(module, "in_features", None)
-    if told == (rows, columns) or "linear" in kind.lower():
+    sizes = getattr(module, "out_features", None), getattr(module, "in_features", None)
+    if sizes == (rows, columns) or "linear" in kind.lower():
         return Linear(rows, columns)
-    return Linear(columns, rows, transposed=True) if told == (columns, rows) else None
+    return Linear(columns, rows, transposed=True) if sizes == (columns, rows) else None
 
 
 def is_router(place: Place) -> bool:
@@ -298,17 +298,17 @@ def of_stack(p: Tensor, place: Place) -> Role:
     words = f"{place.name} {type(module).__name__} {type(parent).__name__}".lower()
     if not any(part in words for part in ("expert", "moe")):
         return Role(OTHER, {}, STACK_UNTOLD)
-    stack, told = {"stacked_axes": 1}, getattr(module, "is_transposed", None)
+    stack, declared = {"stacked_axes": 1}, getattr(module, "is_transposed", None)
     writes = WRITERS.search(place.own_name if place.attribute == "weight" else place.attribute)
     for other in stacks_beside(p, place):
-        for transposed in (told,) if isinstance(told, bool) else (False, True):
+        for transposed in (declared,) if isinstance(declared, bool) else (False, True):
             ours, beside = (shape[::-1] if transposed else shape for shape in (tuple(p.shape[1:]), other))
             (back, middle), (rows, columns) = (ours, beside) if writes else (beside, ours)
             if columns == back and rows in (middle, 2 * middle):  # one makes what the other takes
                 is_pair = not writes and rows != middle and getattr(module, "is_concatenated", True)
                 return Role(HIDDEN, {**stack, **blocks(2 if is_pair else 1, transposed=transposed)})
-    if isinstance(told, bool):
-        return Role(HIDDEN, {**stack, **blocks(1, transposed=told)})
+    if isinstance(declared, bool):
+        return Role(HIDDEN, {**stack, **blocks(1, transposed=declared)})
     return Role(HIDDEN, stack, ORIENTATION_UNTOLD)
 
 
@@ -345,20 +345,20 @@ def output_layers(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
 
 def ask_for_output(module: nn.Module) -> nn.Module | None:
     try:
-        told = getattr(module, "get_output_embeddings", lambda: None)()
+        head = getattr(module, "get_output_embeddings", lambda: None)()
     except (NotImplementedError, AttributeError):  # of a model that has none
         return None
-    return told if isinstance(told, nn.Module) else None
+    return head if isinstance(head, nn.Module) else None
 
 
 def answer_sizes(model: nn.Module) -> set[int]:
     """How many words or labels a model knows, as far as it tells."""
     words = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
     config = getattr(model, "config", None)
-    told = [getattr(config, "vocab_size", None)]
+    sizes = [getattr(config, "vocab_size", None)]
     labels = getattr(config, "num_labels", None) if getattr(config, "num_labels", 2) != 2 else None
-    told += [labels, getattr(model, "num_classes", None)]
-    return {size for size in (*words[:1], *told) if isinstance(size, int) and size > 1}
+    sizes += [labels, getattr(model, "num_classes", None)]
+    return {size for size in (*words[:1], *sizes) if isinstance(size, int) and size > 1}
 
 
 def outputs_of(module: nn.Module) -> int | None:

@@ -49,10 +49,10 @@ def transform_stacks(
         shown = tuple(stack_up(of_all, members) for of_all in tensors)
         state = {key: stack_up(entries, members) for key, entries in factors.items()}
         draw = functools.partial(noise, members)
-        made = stacked.transform(space, shown, state, due=due[members[0]], noise=draw)
+        direction = stacked.transform(space, shown, state, due=due[members[0]], noise=draw)
         shape = len(members), *rule.figure_shape(tuple(shown[0].shape[1:]))
-        figures = {key: figure.reshape(shape) for key, figure in made.figures.items()}
-        yield members, Direction(made.tensor, figures, made.state)
+        figures = {key: figure.reshape(shape) for key, figure in direction.figures.items()}
+        yield members, Direction(direction.tensor, figures, direction.state)
 
 
 def find_stacks(tensors: Tensor | Sequence[Tensor], due: Sequence[Any], most: int) -> Iterator[list[int]]:
@@ -94,7 +94,7 @@ class InStacks:
 
         prepared = rule.prepare(xp, g, s, p, t)
         factors = {key: s[key].tensors for key in rule.keys(tuple(p.tensors[0].shape), PerSlice)}
-        made = Parts(count)
+        parts = Parts(count)
         for members, direction in transform_stacks(
             rule,
             [x.tensors for x in prepared.tensors],
@@ -103,8 +103,8 @@ class InStacks:
             noise=draw,
             most=self.most,
         ):
-            made.take(members, direction)
-        direction = made.direction(TensorList)
+            parts.take(members, direction)
+        direction = parts.direction(TensorList)
         state = {**prepared.state, **direction.state}
         return rule.apply(xp, direction, s, p, state, due=prepared.due, lr=lr * lr_scale)
 
@@ -126,21 +126,21 @@ class Parts:
         self.figures: dict[str, list[Any]] = defaultdict(lambda: [None] * count)
         self.state: dict[str, list[Any]] = defaultdict(lambda: [None] * count)
 
-    def take(self, members: Sequence[int], made: Direction) -> None:
-        put(self.tensors, members, made.tensor)
-        for key, figure in made.figures.items():
+    def take(self, members: Sequence[int], direction: Direction) -> None:
+        put(self.tensors, members, direction.tensor)
+        for key, figure in direction.figures.items():
             put(self.figures[key], members, figure)
-        for key, entry in made.state.items():
+        for key, entry in direction.state.items():
             put(self.state[key], members, entry)
 
     def direction(self, kind: Callable[[list[Any]], Any] = list) -> Direction:
-        """kind: of what each is to be."""
-        figures, state = ({key: kind(values) for key, values in all_.items()} for all_ in (self.figures, self.state))
-        return Direction(kind(self.tensors), figures, state)
+        """kind: makes what holds the values of all members, of a list of them."""
+        figures = {key: kind(values) for key, values in self.figures.items()}
+        return Direction(kind(self.tensors), figures, {key: kind(entries) for key, entries in self.state.items()})
 
 
-def put(entries: list[Any], members: Sequence[int], made: Tensor | Sequence[Any]) -> None:
-    for i, entry in zip(members, made.unbind() if isinstance(made, Tensor) else made, strict=True):
+def put(entries: list[Any], members: Sequence[int], values: Tensor | Sequence[Any]) -> None:
+    for i, entry in zip(members, values.unbind() if isinstance(values, Tensor) else values, strict=True):
         entries[i] = entry
 
 
@@ -178,10 +178,10 @@ def space_of_kernels() -> Any:
 
 def draw_noise(like: Tensor, *, seed: int, names: Sequence[str], t: Any) -> Tensor:
     """The noise of parameters of one shape, as a stack, by the fastest code that there is for the device."""
-    ids, room = [tensor_id(name) for name in names], (len(names), *like.shape)
+    ids, shape = [tensor_id(name) for name in names], (len(names), *like.shape)
     if isinstance(t, int):
         if like.is_cpu and library.is_here():
-            noise, threads = torch.empty(room, dtype=like.dtype), num_threads(torch.get_num_threads)
+            noise, threads = torch.empty(shape, dtype=like.dtype), num_threads(torch.get_num_threads)
             dtype = str(like.dtype).removeprefix("torch.")
             for row, tensor in zip(noise, ids, strict=True):
                 fill_normal(row.data_ptr(), dtype, row.numel(), seed=seed, tensor=tensor, t=t, threads=threads)
@@ -189,7 +189,7 @@ def draw_noise(like: Tensor, *, seed: int, names: Sequence[str], t: Any) -> Tens
         if like.device.type in kernels.DEVICES and like.dtype == torch.float32 and kernels.is_here():
             from thalweg.kernels.triton.noise import draw_normal
 
-            return draw_normal(like.new_empty(room), seed=seed, tensors=ids, t=t)
+            return draw_normal(like.new_empty(shape), seed=seed, tensors=ids, t=t)
     tensors = tensor_ids(tuple(names), like.device).reshape(-1, *[1] * like.ndim)
     return cast(Tensor, normal(single, like, seed=seed, tensor=tensors, t=t))
 

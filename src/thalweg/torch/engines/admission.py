@@ -68,13 +68,13 @@ def choose(
 
 def foresee_engine(wanted: EngineName, p: Foreseen) -> EngineKind:
     """The engine that will step a parameter, as far as its shape, dtype, options and device tell."""
-    is_stand_in = p.device.type == "meta"
-    on_gpu = is_stand_in or p.device.type in kernels.DEVICES
+    is_meta = p.device.type == "meta"
+    on_gpu = is_meta or p.device.type in kernels.DEVICES
     if wanted in ("reference", "foreach"):
         return "lists"
     if on_gpu:
         refused = refusal(by_kernels.admit, p.setting, p.shape, p.dtype, p.entries)
-        is_here = is_stand_in or not refusal(check_kernels, p.device)
+        is_here = is_meta or not refusal(check_kernels, p.device)
     else:
         refused = refusal(by_native.admit, p.setting.rule_at(1), p.setting.handling, p.shape, p.dtype)
         is_here = library.is_here()

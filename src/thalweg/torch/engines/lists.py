@@ -96,8 +96,8 @@ class ListsRun:
 
     def write(self) -> Statistics:
         statistics: Statistics = {}
-        known, self.results = self.results, []
-        for result in chain(known, chain.from_iterable(results_of(bucket, self.most) for bucket in self.buckets)):
+        measured, self.results = self.results, []
+        for result in chain(measured, chain.from_iterable(results_of(bucket, self.most) for bucket in self.buckets)):
             statistics.update(committed(result))
         if self.replicated:
             self.step_replicas(statistics)

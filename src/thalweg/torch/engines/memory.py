@@ -26,7 +26,7 @@ def gradients_like(params: Sequence[Tensor], grads: Sequence[Tensor], contiguous
 
 
 def are_the_same(objects: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether none of them was replaced."""
+    """Whether both have the same objects, in the same order."""
     return len(objects) == len(others) and all(map(operator.is_, objects, others))
 
 
@@ -55,7 +55,7 @@ def stage_shards(bucket: Bucket) -> tuple[Bucket, list[tuple[Tensor, Tensor]]]:
 
 
 def held_in(place: Tensor | None, value: Tensor | None) -> Tensor | None:
-    """A value in memory that stays where it is."""
+    """A copy of a value: in this place if there is one, else in memory that is the place from now on."""
     if value is None:
         return None
     if place is None or place.dtype != value.dtype:

@@ -76,12 +76,12 @@ class Bucket:
 
     @property
     def shape(self) -> Shape:
-        """Of the first parameter as a whole: all are of one kind."""
+        """The shape of the first parameter as a whole: all are of one kind."""
         return self.parts[0].shape if self.parts else tuple(self.params[0].shape)
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the boundary is given for every parameter."""
+        """The arguments of the boundary that are the same for every parameter."""
         return dict(lr=self.lr, lr_scale=self.lr_scale, grad_scale=self.grad_scale, allowed=self.allowed)
 
     @property
@@ -101,7 +101,7 @@ class Bucket:
 
     @property
     def extents(self) -> list[int]:
-        """What each parameter counts for."""
+        """The elements for which each parameter counts where chunks are cut."""
         return [
             extent(p.numel(), (entry.numel() for entry in s.values()))
             for p, s in zip(self.params, self.states, strict=True)
@@ -150,12 +150,12 @@ class Foreseen(NamedTuple):
 
     @property
     def value_bytes(self) -> int:
-        """Of a new parameter with its new state."""
+        """The bytes of a new parameter with its new state."""
         return sum(map(entry_bytes, [(self.shape, self.dtype), *self.entries.values()]))
 
     @property
     def table_bytes(self) -> int:
-        """Of what fused code keeps from step to step, at most."""
+        """The bytes that fused code keeps for it from step to step, at most."""
         rule, size = self.setting.rule_at(1), 4 * math.prod(self.shape)
         declared = rule.entries(self.shape).values()
         summed = [entry for entry in declared if isinstance(entry, Spread) and entry.over]
@@ -215,4 +215,4 @@ class Engine(Protocol):
         """Bytes that it needs at most to step these, beside them, their gradients and their state."""
 
     def forget(self) -> None:
-        """State was replaced: drop what was kept of it."""
+        """State was replaced: drop what was remembered of it."""

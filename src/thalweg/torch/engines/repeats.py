@@ -83,11 +83,11 @@ class RepeatedStacks:
         return self.together
 
     def serves(self, t: int | None) -> bool:
-        """Whether what is remembered serves a step."""
+        """Whether what is remembered still holds for this step. t: its number, if the host counts."""
         return t in (None, self.t + 1) and not any(launch.is_stale() for launch in self.launches)
 
     def decide(self, buckets: Sequence[Bucket]) -> tuple[Any, Mapping[str, float]] | None:
-        """By the counts that the host keeps, what is due, and the counts then; None if that is not the same for all."""
+        """What is due in this step, and the counts after it, by those on the host; None if stacks differ in that."""
         t = buckets[0].t
         counts: Any = {key: count.read() for key, count in self.counts.items() if key != "step"}
         if any(bucket.t != t for bucket in buckets) or None in counts.values():
@@ -126,7 +126,7 @@ class RepeatedStacks:
         return number
 
     def count_step(self) -> None:
-        """The step is taken."""
+        """Count a step that was taken."""
         if not self.together:
             for launch in self.launches:
                 launch.count_step()

@@ -85,7 +85,7 @@ class Recorded(NamedTuple):
 
     #: Each with what happens after it; None: it is the last.
     graphs: list[tuple[torch.cuda.CUDAGraph, Between | None]]
-    #: What tables are to hold, and who fills them. Other steps leave their own there.
+    #: What uploads each table, the table, and what this step needs in it: other steps leave other contents.
     tables: list[tuple[Any, Tensor, Tensor]]
 
     def replay(self, *, is_latest: bool) -> Launches:

@@ -51,7 +51,7 @@ def results_of(bucket: Bucket, most: int | None = None) -> Iterator[Result]:
 
 
 def by_tensor(bucket: Bucket) -> Iterator[Result]:
-    """One tensor after the other."""
+    """The results of a bucket, one tensor after the other."""
     for index, (name, p, g, s) in enumerate(zip(bucket.names, bucket.params, bucket.grads, bucket.states, strict=True)):
         t = bucket.t if bucket.t is not None else s["step"] + 1
         entries = {key: entry for key, entry in s.items() if key != "step"}
@@ -150,14 +150,14 @@ def noise_as_list(bucket: Bucket) -> TensorList:
 
 
 def draw_alike(bucket: Bucket) -> Tensor:
-    """That of parameters of one shape, as a stack."""
+    """The noise of parameters of one shape, as a stack."""
     first = bucket.params[0]
     like = first if first.dtype == torch.float64 else first.float()
     return draw_noise(like, seed=bucket.setting.handling.seed, names=bucket.names, t=bucket.t)
 
 
 def noise_of(bucket: Bucket) -> Tensor:
-    """That of the one parameter of a bucket."""
+    """The noise of a bucket's one parameter."""
     return draw_alike(bucket)[0]
 
 
@@ -172,7 +172,7 @@ def has_whole_slices(rule: WholeRule, bucket: Bucket) -> bool:
 def request_of(
     rule: WholeRule, bucket: Bucket, shown: Sequence[TensorList], s: State[TensorList], t: Any, due: Any
 ) -> Request:
-    """What is asked of owners. shown: what they have to see whole."""
+    """A request to the owners of a bucket's whole tensors. shown: shards of the tensors that they transform."""
     by_kernels, handling, count = bucket.way == "fused", bucket.setting.handling, len(bucket.names)
     numbers: Sequence[Any] = t.values.unbind() if isinstance(t, PerTensor) else [t] * count
     per_slice, factors = (rule.keys(bucket.shape, role) for role in (PerSlice, Factor))

@@ -1,7 +1,7 @@
 """New values of a bucket of shards, as one list: the rule's own operations, up to the sums that other ranks complete.
 
 A rule is traced and its program is run round by round. One that needs whole tensors goes in three parts, of which the
-owners do the middle one. One that can be neither traced nor parted sends messages of its own.
+owners do the middle one. One that can be neither traced nor parted sends its messages itself.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Answering(Sharded):
 
 
 def completed_as_asked(compute: Callable[..., Any], bucket: Bucket, *operands: Any) -> Asking:
-    """What a pure function of a space computes. It is called again with each answer: so all buckets ask together."""
+    """Evaluate a pure function of a space, anew from its start with each answer: so all buckets ask together."""
     known: list[Any] = []
     while True:
         try:
@@ -157,11 +157,11 @@ def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: di
         everywhere = tuple(range(len(bucket.shape)))
         figures = {key: ReducedList(figure.tensors, everywhere) for key, figure in figures.items()}
     entries = {key: TensorList(entry) for key, entry in answer.state.items()}
-    made = Direction(TensorList(answer.tensor), figures, entries)
+    direction = Direction(TensorList(answer.tensor), figures, entries)
     lr: Any = bucket.lr
 
     def apply(space: Any) -> Update:
-        return rule.apply(space, made, s, p, {**state, **made.state}, due=due, lr=lr * bucket.lr_scale)
+        return rule.apply(space, direction, s, p, {**state, **direction.state}, due=due, lr=lr * bucket.lr_scale)
 
     # what is around a rule may sum over shards
     update: Update = (yield from completed_as_asked(apply, bucket)) if isinstance(rule, Around) else apply(space)

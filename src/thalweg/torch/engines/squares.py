@@ -18,7 +18,7 @@ MOST_KEPT = 8
 
 
 class Squares:
-    """Those of a list of gradients, wherever they are: a table for each dtype."""
+    """Sums the squares of each of some gradients, wherever these are: a table for each dtype."""
 
     def __init__(self, grads: Sequence[Tensor]) -> None:
         from thalweg.kernels.triton.launching import Compiled

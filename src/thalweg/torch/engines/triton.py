@@ -42,11 +42,11 @@ class Triton:
     """The GPU engine of one optimizer, with memory that all of its steps share."""
 
     def __init__(self, owners: Owners) -> None:
-        """owners: those of the optimizer, of whole tensors."""
+        """owners: of the optimizer's whole tensors."""
         self.owners = owners
         #: Runs that a CUDA graph of the user's goes on using.
         self.captured: list[TritonRun] = []
-        self.room = ScratchBuffer()
+        self.buffer = ScratchBuffer()
 
     def lay_out(self, buckets: Sequence[Bucket]) -> TritonRun:
         return TritonRun(self, buckets)
@@ -127,7 +127,7 @@ class TritonRun:
 
     def launch(self, bucket: Bucket) -> AnyLaunch:
         if isinstance(bucket.setting.rule, WholeRule):
-            return WholeLaunch(bucket, self.engine.room, plain_launch)
+            return WholeLaunch(bucket, self.engine.buffer, plain_launch)
         stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
         return Launch(stepped, pairs)
 
@@ -237,12 +237,12 @@ class TritonRun:
             launch.write()
 
     def step_owned(self) -> Iterator[MessageCall]:
-        """Step whole tensors slot by slot; yields what is to be sent, or waited for, before it goes on."""
+        """Step whole tensors slot by slot; yields calls that send messages, or wait for them."""
         for _, slots in itertools.groupby(self.slots, operator.itemgetter(0)):
             yield from in_turn([step_slot(*slot) for slot in slots])
 
     def ask_owners(self) -> Computation:
-        """The same, and what is to be sent is sent."""
+        """Step whole tensors slot by slot, and send their messages."""
         for send in self.step_owned():
             send()
         yield from ()
@@ -297,7 +297,7 @@ def passes_for(bucket: Bucket) -> Any:
         operand_of(name, p, state, keys, part)
         for name, p, state, part in zip(bucket.names, bucket.params, bucket.states, parts, strict=True)
     ]
-    from thalweg.kernels.triton import derived_tiles as made
+    from thalweg.kernels.triton import derived_tiles as tiles
     from thalweg.kernels.triton.launching import Compiled
     from thalweg.kernels.triton.uploads import Uploads
 
@@ -305,7 +305,7 @@ def passes_for(bucket: Bucket) -> Any:
     rated = bucket.lr is not None or not rule.lr_optional
     handling = bucket.setting.handling
     sharded = bool(bucket.parts)
-    return made.passes_for(operands, bucket.grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
+    return tiles.passes_for(operands, bucket.grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
 
 
 def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:
@@ -316,12 +316,12 @@ def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:
 
 
 def plain_launch(bucket: Bucket) -> Launch:
-    """A part of another launch."""
+    """The launch of a part of another launch."""
     return Launch(bucket, [])
 
 
 class Launch:
-    """One bucket, with its passes."""
+    """The kernels of one bucket: its passes, and where they read the numbers of a step."""
 
     #: The numbers of the step, and where they are or what they are.
     step: Any = None
@@ -333,14 +333,12 @@ class Launch:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.passes.device
-        return device
+        return cast(torch.device, self.passes.device)
 
     @property
     def finite(self) -> Tensor:
         """For each parameter whether its step is finite, under a guard."""
-        finite: Tensor = self.passes.finite
-        return finite
+        return cast(Tensor, self.passes.finite)
 
     def __init__(self, bucket: Bucket, staged: Sequence[tuple[Tensor, Tensor]]) -> None:
         from thalweg.kernels.triton.passes import Step

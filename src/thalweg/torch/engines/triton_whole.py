@@ -51,7 +51,7 @@ LayOut: TypeAlias = Callable[[Bucket], Any]
 
 
 class ScratchBuffer:
-    """Memory for what is shown, as much as the largest stack needs."""
+    """Memory that stacks use in turn, as much as the largest of them needs."""
 
     def __init__(self, most: int = WHOLE_CHUNK) -> None:
         """most: elements of a stack."""
@@ -59,7 +59,7 @@ class ScratchBuffer:
         self.memory: dict[torch.device, Tensor] = {}
 
     def reserve(self, count: int, bucket: Bucket) -> Tensor:
-        """So many elements, as the rule of a bucket shows them."""
+        """Memory for so many elements, in the dtype in which the rule of a bucket transforms them."""
         rule, device = cast(WholeRule, bucket.setting.stored_rule), bucket.params[0].device
         dtype = getattr(torch, rule.whole_dtype("float32"))
         wanted = count * dtype.itemsize
@@ -69,29 +69,29 @@ class ScratchBuffer:
 
 
 def count_stacks(params: Sequence[Foreseen]) -> int:
-    """Bytes of the largest stack while its rule transforms it, with float32 copies of factors, and of what is kept."""
+    """Bytes of the largest stack as it is transformed, its factors in float32, and of what rules derive from these."""
     needed: dict[bool, list[tuple[Foreseen, int]]] = {True: [], False: []}
-    kept_bytes = 0
+    derived_bytes = 0
     for p in params:
         rule = cast(WholeRule, p.setting.rule_at(1))
         copies = sum(math.prod(p.entries[key][0]) for key in rule.keys(p.shape, PerSlice))
         numbers = rule.count_temporaries() * DTYPES[rule.whole_dtype(arithmetic(p.dtype))].bytes * p.extent
         needed[rule.has_factors].append((p, numbers + 4 * copies))
         if type(rule).keep is not WholeRule.keep:
-            kept_bytes += 4 * copies
+            derived_bytes += 4 * copies
     largest = max(count_largest(needed[True], FACTORS_CHUNK), count_largest(needed[False], WHOLE_CHUNK))
-    return largest + kept_bytes + BYTES_OF_LIBRARY if params else 0
+    return largest + derived_bytes + BYTES_OF_LIBRARY if params else 0
 
 
 class Stack:
-    """Some tensors of one shape, with the kernels of both parts."""
+    """Tensors of one shape that are transformed as one, with the kernels of the parts before and after that."""
 
-    def __init__(self, bucket: Bucket, room: Tensor, by_elements: LayOut) -> None:
-        """room: memory for what is shown."""
+    def __init__(self, bucket: Bucket, scratch: Tensor, by_elements: LayOut) -> None:
+        """scratch: memory for the stack."""
         setting, rule = bucket.setting, cast(WholeRule, bucket.setting.stored_rule)
         count, shape, device = len(bucket.params), tuple(bucket.params[0].shape), bucket.params[0].device
         self.key, self.around = own_key(rule, bucket.shape), keys_around(rule, bucket.shape)
-        self.room, self.shown = room, room.view(count, *shape)
+        self.scratch, self.shown = scratch, scratch.view(count, *shape)
         self.states, self.ids = bucket.states, [tensor_id(name) for name in bucket.names]
         #: Entries with a shape of their own, which are whole tensors too, and those that the host decides by.
         self.whole_keys, self.counts = rule.keys(bucket.shape, PerSlice), rule.keys(bucket.shape, Count)
@@ -104,7 +104,7 @@ class Stack:
         self.after: Mapping[str, float] = {}
         #: What the rule makes of these entries, where recorded steps find it, and their versions then.
         self.derived: dict[str, Tensor] = {}
-        self.keeps = bool(self.whole_keys)
+        self.derives = bool(self.whole_keys)
         self.versions: list[int] = []
         #: On the device, whether the step is taken; None: it is.
         self.allowed: Tensor | None = None
@@ -188,11 +188,11 @@ class Stack:
         return all(self.host_counts[key].read() is not None for key in self.counts)
 
     def follow_factors(self) -> None:
-        """Where the user or a checkpoint has written factors, make again what is kept of them."""
-        if self.keeps and (versions := self.read_versions()) != self.versions:
+        """Where the user or a checkpoint has written factors, derive again what the rule derives from them."""
+        if self.derives and (versions := self.read_versions()) != self.versions:
             self.versions = versions
-            self.keep(self.stacked())
-            self.keeps = bool(self.derived)  # most rules keep nothing
+            self.derive(self.stacked())
+            self.derives = bool(self.derived)  # most rules derive nothing
 
     def read_versions(self) -> list[int]:
         return [s[key]._version for s in self.states for key in self.whole_keys]
@@ -200,38 +200,38 @@ class Stack:
     def stacked(self) -> dict[str, Tensor]:
         return {key: torch.stack([s[key] for s in self.states]).float() for key in self.whole_keys}
 
-    def keep(self, state: Mapping[str, Tensor]) -> None:
-        made = self.whole.keep(self.space, dict(state), tuple(self.shown.shape))
+    def derive(self, state: Mapping[str, Tensor]) -> None:
+        derived = self.whole.keep(self.space, dict(state), tuple(self.shown.shape))
         if not self.derived:
-            self.derived = {key: torch.empty_like(x) for key, x in made.items()}
-        for key, x in made.items():
+            self.derived = {key: torch.empty_like(x) for key, x in derived.items()}
+        for key, x in derived.items():
             self.derived[key].copy_(x)
 
     def write(self) -> None:
         self.show()
         if self.derived and not self.due:
-            made = cast(Any, self.whole).transform(self.space, (self.shown,), {}, due=False, kept=self.derived)
+            direction = cast(Any, self.whole).transform(self.space, (self.shown,), {}, due=False, kept=self.derived)
         else:
-            made = self.transform()
-        for key, figure in self.whole.show_figures(xp, made.figures, self.due).items():
-            self.tell(key, figure)
-        self.apply(made.tensor.contiguous().unbind())
+            direction = self.transform()
+        for key, figure in self.whole.show_figures(xp, direction.figures, self.due).items():
+            self.note_figure(key, figure)
+        self.apply(direction.tensor.contiguous().unbind())
 
     def transform(self) -> Direction:
         """The direction, with new factors if they are due."""
         state = self.stacked()
-        made = self.whole.transform(self.space, (self.shown,), state, due=self.due, noise=self.draw)
+        direction = self.whole.transform(self.space, (self.shown,), state, due=self.due, noise=self.draw)
         if not self.due:
-            return made
-        for key, stack in made.state.items():
+            return direction
+        for key, stack in direction.state.items():
             entries = [s[key] for s in self.states]
             new = stack if self.allowed is None else torch.where(self.allowed, stack, state[key])
             state[key] = new.to(entries[0].dtype).float()
             torch._foreach_copy_(entries, list(state[key].unbind()))
         if self.derived:
-            self.keep(state)
+            self.derive(state)
             self.versions = self.read_versions()
-        return made
+        return direction
 
     def show(self) -> None:
         from thalweg.kernels.triton.stages import WRITE
@@ -247,17 +247,17 @@ class Stack:
         """The noise of these tensors."""
         from thalweg.kernels.triton.noise import draw_normal
 
-        room = torch.empty(self.shown.shape, device=self.shown.device)
-        return draw_normal(room, seed=self.setting.handling.seed, tensors=self.ids, t=cast(Tensor, self.t))
+        noise = torch.empty(self.shown.shape, device=self.shown.device)
+        return draw_normal(noise, seed=self.setting.handling.seed, tensors=self.ids, t=cast(Tensor, self.t))
 
-    def tell(self, key: str, figure: Any) -> None:
+    def note_figure(self, key: str, figure: Any) -> None:
         if key not in self.figures:
             self.figures[key] = torch.empty(getattr(figure, "shape", ()), device=self.shown.device)
         self.figures[key].copy_(figure) if isinstance(figure, Tensor) else self.figures[key].fill_(figure)
 
 
 def watch(rule: WholeRule, read: set[str]) -> WholeRule:
-    """The same rule; the names of options that it reads are noted."""
+    """A copy of the rule that notes the names of the options that are read of it. read: takes them down."""
     names = {field.name for field in fields(rule)}
 
     def look_up(self: WholeRule, name: str) -> Any:
@@ -273,8 +273,8 @@ def watch(rule: WholeRule, read: set[str]) -> WholeRule:
 class WholeLaunch:
     """One bucket of a rule that needs whole tensors."""
 
-    def __init__(self, bucket: Bucket, room: ScratchBuffer, by_elements: LayOut) -> None:
-        self.room, self.by_elements = room, by_elements
+    def __init__(self, bucket: Bucket, buffer: ScratchBuffer, by_elements: LayOut) -> None:
+        self.buffer, self.by_elements = buffer, by_elements
         self.stacks: list[Stack] = []
         self.grads: Sequence[Tensor] = ()
         #: The bucket between steps.
@@ -283,18 +283,18 @@ class WholeLaunch:
 
     def lay_out(self, bucket: Bucket) -> None:
         extents, has_factors = bucket.extents, bucket.setting.rule.has_factors
-        most = min(self.room.most, FACTORS_CHUNK) if has_factors else self.room.most
+        most = min(self.buffer.most, FACTORS_CHUNK) if has_factors else self.buffer.most
         self.members: list[Sequence[int]] = [
             [alike[i] for i in piece] for alike in bucket.alike() for piece in pieces([extents[i] for i in alike], most)
         ]
         sizes = [len(members) * bucket.params[members[0]].numel() for members in self.members]
-        room, pairs = self.room.reserve(max(sizes), bucket), zip(self.members, sizes, strict=True)
-        self.stacks = [Stack(bucket.chosen(members), room[:size], self.by_elements) for members, size in pairs]
+        memory, pairs = self.buffer.reserve(max(sizes), bucket), zip(self.members, sizes, strict=True)
+        self.stacks = [Stack(bucket.chosen(members), memory[:size], self.by_elements) for members, size in pairs]
 
     def is_stale(self) -> bool:
-        """Whether another bucket needed more memory for what is shown, and this one is to follow."""
-        shared = self.room.memory.get(self.device)
-        return any(shared is None or stack.room.data_ptr() != shared.data_ptr() for stack in self.stacks)
+        """Whether the buffer has been replaced by a larger one since: these stacks are in the old one."""
+        shared = self.buffer.memory.get(self.device)
+        return any(shared is None or stack.scratch.data_ptr() != shared.data_ptr() for stack in self.stacks)
 
     @property
     def device(self) -> torch.device:
@@ -348,7 +348,7 @@ class WholeLaunch:
 
 
 class SlotStacks(NamedTuple):
-    """What a slot has of a bucket: it travels together."""
+    """The members of a bucket that travel in one slot."""
 
     members: Sequence[int]
     #: The stacks of one shape, with the places of their tensors among these members.
@@ -368,9 +368,9 @@ class OwnedLaunch(WholeLaunch):
     def lay_out(self, bucket: Bucket) -> None:
         """Make a stack for each shape in a slot. What is shown is sent or transformed before the next slot is shown."""
         sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in bucket.params]
-        memory = self.room.reserve(max(sum(sizes[i] for i in members) for members in self.slots.values()), bucket)
+        memory = self.buffer.reserve(max(sum(sizes[i] for i in members) for members in self.slots.values()), bucket)
         places = {i: place for place, alike in enumerate(bucket.alike()) for i in alike}
-        self.shares, self.stacks, self.members = {}, [], []
+        self.in_slots, self.stacks, self.members = {}, [], []
         for slot, members in self.slots.items():
             staged, pairs = stage_shards(bucket.chosen(members))
             by_shape: dict[Hashable, list[int]] = defaultdict(list)
@@ -378,12 +378,12 @@ class OwnedLaunch(WholeLaunch):
                 by_shape[places[i], staged.params[at].shape].append(at)
             stacks, begin = [], 0
             for positions in by_shape.values():
-                room = memory[begin : begin + len(positions) * staged.params[positions[0]].numel()]
-                stacks.append((Stack(staged.chosen(positions), room, self.by_elements), positions))
+                scratch = memory[begin : begin + len(positions) * staged.params[positions[0]].numel()]
+                stacks.append((Stack(staged.chosen(positions), scratch, self.by_elements), positions))
                 begin += sum(sizes[members[at]] for at in positions)
                 self.members.append([members[at] for at in positions])
             self.stacks += [stack for stack, _ in stacks]
-            self.shares[slot] = SlotStacks(members, stacks, pairs)
+            self.in_slots[slot] = SlotStacks(members, stacks, pairs)
 
     def is_stale(self) -> bool:
         return False
@@ -392,8 +392,8 @@ class OwnedLaunch(WholeLaunch):
         return self.bucket.setting.stored_rule, super().key()
 
     def show(self, slot: int) -> Request:
-        """Write the momentum of a slot; what owners are asked then."""
-        members, stacks, staged = self.shares[slot]
+        """Write the momentum of a slot; return what its owners are asked to do with it."""
+        members, stacks, staged = self.in_slots[slot]
         for tensor, held in staged:
             held.copy_(tensor)
         bucket, shown = self.bucket.chosen(members), list[Any](members)
@@ -405,18 +405,18 @@ class OwnedLaunch(WholeLaunch):
         return request_of(rule, bucket, [TensorList(shown)], {}, bucket.t or 0, due=True)
 
     def take(self, slot: int, answer: Direction) -> None:
-        """Write what owners have made for a slot."""
-        _, stacks, staged = self.shares[slot]
+        """Write parameters by the directions that owners have answered with."""
+        _, stacks, staged = self.in_slots[slot]
         for stack, positions in stacks:
             figures = {key: torch.stack([values[at] for at in positions]) for key, values in answer.figures.items()}
             for key, figure in stack.rule.show_figures(xp, figures, stack.due).items():
-                stack.tell(key, figure)
+                stack.note_figure(key, figure)
             stack.apply([answer.tensor[at] for at in positions])
         for tensor, held in staged:
             tensor.copy_(held)
 
     def write(self) -> None:
-        """All was written when it arrived."""
+        """Do nothing: all was written when it arrived."""
 
 
 def step_slot(team: Team, slot: int, launches: Sequence[OwnedLaunch]) -> Messages:
@@ -427,5 +427,5 @@ def step_slot(team: Team, slot: int, launches: Sequence[OwnedLaunch]) -> Message
 
 
 def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Some of a state, where it has them, under other names."""
+    """The entries that a state has of these, under new names. names: the new one for each key."""
     return {name: state[key] for key, name in names.items() if key in state}

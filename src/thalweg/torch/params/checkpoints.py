@@ -29,7 +29,7 @@ from thalweg.torch.params.groups import (
     names_of,
 )
 from thalweg.torch.params.states import convert_count, expected_entries
-from thalweg.torch.sharding.shards import ghost_of, lay_out, whole
+from thalweg.torch.sharding.shards import lay_out, meta_like, whole
 
 #: What wrappers of a model put into the names of its parameters.
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -68,21 +68,21 @@ def read_state(
         states = [saved["state"].get(place) or {} for group in ordered for place in group["params"]]
         targets = []
         for (name, p, index), setting, s in zip(homes_in(mine), settings, states, strict=True):
-            ghosts = expected_entries(setting, p, name)
+            wanted = expected_entries(setting, p, name)
             # what is new around a rule begins with the next step
             new = {*keys_around(setting.rule_at(1), tuple(p.shape)), SPIKES} - s.keys()
-            ghosts = {key: ghost for key, ghost in ghosts.items() if key not in new}
+            wanted = {key: entry for key, entry in wanted.items() if key not in new}
             if WEIGHTS in s:
-                ghosts[WEIGHTS] = ghost_of(p).to(s[WEIGHTS].dtype)
+                wanted[WEIGHTS] = meta_like(p).to(s[WEIGHTS].dtype)
             counts = setting.rule.keys(tuple(p.shape), Count)
-            targets.append(Expected(name, p, ghosts, counts, place_of_counts(p, loaded[index])))
+            targets.append(Expected(name, p, wanted, counts, place_of_counts(p, loaded[index])))
         for target, s in zip(targets, states, strict=True):
             if s:
                 check_entries(target, s)
     new = {name for ours, theirs in zip(loaded, ordered, strict=True) for name in ours.keys() - theirs}
     if added := new & {*around_options(), "spikes"}:
-        told = f"this state was saved without {', '.join(sorted(added))}, and the run goes on with it"
-        warn(f"{told}: leave it out to continue unchanged", ResumeWarning)
+        message = f"this state was saved without {', '.join(sorted(added))}, and the run goes on with it"
+        warn(f"{message}: leave it out to continue unchanged", ResumeWarning)
     return loaded, {target.p: restore(target, s) for target, s in zip(targets, states, strict=True) if s}
 
 
@@ -118,9 +118,10 @@ def check_is_state(rules: Sequence[type[Rule]], saved: Any) -> None:
         raise StateError(f"this is {other} and cannot be loaded into {rules_in_words(known)}{hint}")
     for group in saved["param_groups"]:
         check_nothing_gone(group)
-    for group in saved["param_groups"] if known else ():
-        check_version(known[group["rule"]], group.get("rule_version"))
-        check_layout(group.get("layout", LAYOUT), EVALUATED_LAYOUT)
+    if known:
+        for group in saved["param_groups"]:
+            check_version(known[group["rule"]], group.get("rule_version"))
+            check_layout(group.get("layout", LAYOUT), EVALUATED_LAYOUT)
 
 
 def check_nothing_gone(group: Mapping[str, Any]) -> None:
@@ -191,7 +192,7 @@ def order_groups(saved: Sequence[Group], mine: Sequence[Group]) -> list[Group]:
 
 def check_names_known(theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[str]]) -> None:
     """Refuse states whose names differ, or whose names are in other groups."""
-    saved, wanted = ({name for names in some for name in names} for some in (theirs, ours))
+    saved, wanted = ({name for names in lists for name in names} for lists in (theirs, ours))
     by_position = "to match by position instead, remove 'param_names' from the saved groups"
     if saved != wanted:
         missing, unknown = sorted(wanted - saved), sorted(saved - wanted)
@@ -231,15 +232,15 @@ def warn_if_made_otherwise(saved: Iterable[Group], made_with: str) -> None:
 
 def check_entries(expected: Expected, saved: Mapping[str, Any]) -> None:
     """Refuse saved state whose entries its options do not make."""
-    name, ghosts = expected.name, expected.entries
+    name, wanted = expected.name, expected.entries
     entries = {key: value for key, value in saved.items() if key != "step"}
     read_count(f"the step of {name!r}", convert_count(name, saved.get("step")))
-    check_saved(xp, name, entries, ghosts, whole)
+    check_saved(xp, name, entries, wanted, whole)
     for key, value in entries.items():
         # a loader that writes into the tensors of this run rounds what it reads to their dtype
-        if value.dtype.itemsize < 4 <= ghosts[key].dtype.itemsize:
+        if value.dtype.itemsize < 4 <= wanted[key].dtype.itemsize:
             raise StateError(
-                f"the state of {name!r} does not fit: it was saved with {key!r} in {ghosts[key].dtype}, and read into "
+                f"the state of {name!r} does not fit: it was saved with {key!r} in {wanted[key].dtype}, and read into "
                 f"{value.dtype}; construct this optimizer with the saved options (state_dtype, momentum_dtype, "
                 "precond_dtype)"
             )
@@ -251,6 +252,6 @@ def restore(expected: Expected, saved: Mapping[str, Any]) -> dict[str, Tensor]:
     for key, value in saved.items():
         tensor = torch.as_tensor(value, dtype=torch.float32) if key == "step" else torch.as_tensor(value)
         home = expected.place_of_counts if key in ("step", *expected.counts) else expected.p.device
-        made = tensor.to(home, copy=True)
-        state[key] = made if key == "step" else lay_out(made, expected.entries[key])
+        copied = tensor.to(home, copy=True)
+        state[key] = copied if key == "step" else lay_out(copied, expected.entries[key])
     return state

@@ -187,7 +187,7 @@ class Groups:
 
     @property
     def overrides(self) -> OverrideList:
-        """Those of all rules."""
+        """The overrides of all rules."""
         return tuple(override for _, entry in self.entries for override in entry.overrides)
 
     def entry_of(self, group: Group) -> RuleOptions:
@@ -366,10 +366,10 @@ def check_options(
     """Options and a learning rate as torch has them, checked. Functions are refused, which no checkpoint could hold."""
     check_known(rule, options, option_names(rule))
     check_no_functions(options)
-    made = RuleOptions(rule, options, variant, check_overrides(overrides), lr)
-    check_rate(made.base.rule, lr)
-    made.validate_lr(lr)
-    return made
+    settings = RuleOptions(rule, options, variant, check_overrides(overrides), lr)
+    check_rate(settings.base.rule, lr)
+    settings.validate_lr(lr)
+    return settings
 
 
 def check_no_functions(options: Mapping[str, Any]) -> None:

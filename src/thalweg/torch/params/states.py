@@ -35,7 +35,7 @@ from thalweg.storage import (
 )
 from thalweg.torch.params.groups import Rate
 from thalweg.torch.sharding.layouts import check_groups, make_owned_state, place_state
-from thalweg.torch.sharding.shards import ghost_of, is_distributed, local, part_of
+from thalweg.torch.sharding.shards import is_distributed, local, meta_like, part_of
 from thalweg.trial import check_update
 
 
@@ -70,7 +70,7 @@ def make_state(name: str, p: Tensor, setting: ParameterOptions, place_of_counts:
 
 
 def first_entries(p: Tensor, setting: ParameterOptions, name: str) -> dict[str, Tensor]:
-    """What is kept for a parameter beside the count of its steps."""
+    """The first state of a parameter, without the count of its steps."""
     return {**entries_of_rule(p, setting, name), **entries_beside(p, setting.handling)}
 
 
@@ -90,13 +90,13 @@ def entries_of_rule(p: Tensor, setting: ParameterOptions, name: str) -> dict[str
     part, held = part_of(name, p), local(p.detach())
     if rule.needs_whole:
         return make_owned_state(p, held, part, rule, handling)
-    made = first_state(Sharded([part]), rule, handling, TensorList([held]))
-    return place_state(made, p, rule)
+    state = first_state(Sharded([part]), rule, handling, TensorList([held]))
+    return place_state(state, p, rule)
 
 
 def expected_entries(setting: ParameterOptions, p: Tensor, name: str) -> dict[str, Tensor]:
-    """A parameter's state as it would be, without its memory."""
-    return first_entries(ghost_of(p), setting, name)
+    """A parameter's state as tensors without memory, which tell its shapes, dtypes and layout."""
+    return first_entries(meta_like(p), setting, name)
 
 
 # ---- does it fit its options?
@@ -169,7 +169,7 @@ def as_found(setting: ParameterOptions, p: Tensor, s: Mapping[str, Tensor]) -> P
 def fit_around(name: str, p: Tensor, setting: ParameterOptions, state: dict[str, Tensor]) -> str:
     """Make what is new around a rule, and drop what is no longer; what was done, in words."""
     rule, shape, said = setting.rule_at(1), tuple(p.shape), []
-    beside = entries_beside(ghost_of(p), setting.handling)
+    beside = entries_beside(meta_like(p), setting.handling)
     if dropped := [
         key for key in state if (is_kept_around(key) or key == SPIKES) and key not in {*rule.entries(shape), *beside}
     ]:
@@ -177,8 +177,8 @@ def fit_around(name: str, p: Tensor, setting: ParameterOptions, state: dict[str,
             del state[key]
         said.append(f"{', '.join(map(repr, dropped))} of {name!r} is dropped, which nothing needs any longer")
     if new := sorted((keys_around(rule, shape) | beside.keys()) - state.keys()):
-        made = first_entries(p, setting, name)
-        state.update({key: made[key] for key in new})
+        entries = first_entries(p, setting, name)
+        state.update({key: entries[key] for key in new})
         said.append(f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step")
     return f"{'; '.join(said)}; and so for all others alike" if said else ""
 

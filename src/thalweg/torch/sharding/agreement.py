@@ -79,7 +79,7 @@ class Agreement:
         # one by one, ranks are at the same parameter at different times, and have gradients for others or not
         present = b"" if one_by_one else bytes(p.grad is not None for _, p, _ in self.distributed)
         self.values = None
-        news = present, tuple(kinds(own_options(*both)) for both in zip(rules, groups, strict=True))
+        news = present, tuple(kinds(own_options(*pair)) for pair in zip(rules, groups, strict=True))
         if news not in self.reached:
             divided = [(name, p, index, self.groups_of(name, p, rules[index])) for name, p, index in self.distributed]
             divided = [entry for entry in divided if entry[-1]]
@@ -116,7 +116,7 @@ def everyone(description: Sequence[str], groups: Sequence[MeshGroup]) -> dict[in
     known: dict[int, Sequence[str]] = {torch.distributed.get_rank(): description}
     for _, group in itertools.product(groups, groups):
         theirs = gather_objects(known, group.process_group)
-        known = {rank: lines for some in theirs for rank, lines in some.items()}
+        known = {rank: lines for descriptions in theirs for rank, lines in descriptions.items()}
     return dict(sorted(known.items()))
 
 
@@ -141,7 +141,7 @@ def describe(
     *,
     gradients: bool,
 ) -> Iterator[str]:
-    """A line for each thing that must be the same on every rank. Parameters of which each is alone may differ."""
+    """A line for each thing that must be the same on every rank. Parameters that no messages are about may differ."""
     names = dict.fromkeys(rule.__name__ for rule in rules)
     yield f"the rule{'s' if len(names) > 1 else ''} {', '.join(names)}"
     entries = [f"{in_words(pattern)}: {in_words(dict(sorted(options.items())))}" for pattern, options in overrides]

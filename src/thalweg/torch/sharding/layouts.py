@@ -100,7 +100,7 @@ def block_of_factor(shape: Shape, part: Part) -> Block:
 
 
 def factor_shapes(rule: Rule, shape: Shape) -> dict[str, Shape]:
-    """Of the whole factors of a parameter."""
+    """The shapes of a parameter's factors as wholes."""
     entries = rule.entries(shape).items()
     return {key: entry.shape(shape, rule.stacked_axes) for key, entry in entries if isinstance(entry, Factor)}
 
@@ -108,17 +108,17 @@ def factor_shapes(rule: Rule, shape: Shape) -> dict[str, Shape]:
 def make_owned_state(p: Tensor, held: Tensor, part: Part, rule: Rule, handling: Handling) -> State[Tensor]:
     """The state of a distributed parameter before its first step: momentum like itself, and rows of every factor."""
     # a whole tensor that takes no memory: factors follow its shape, dtype and device alone
-    ghost = torch.zeros((), dtype=getattr(torch, arithmetic(xp.dtype(held))), device=held.device).expand(p.shape)
-    made: State[Tensor] = {}
+    like = torch.zeros((), dtype=getattr(torch, arithmetic(xp.dtype(held))), device=held.device).expand(p.shape)
+    state: State[Tensor] = {}
     space, held_list = Sharded([part]), TensorList([held])
     for key, entry in rule.entries(tuple(p.shape)).items():
         if isinstance(entry, Spread):
             first = entry.first(space, space.astype(held_list, arithmetic(xp.dtype(held))), rule.stacked_axes)
-            made.update(place_state(encoded(space, rule, handling, held_list, {key: first}), p, rule))
+            state.update(place_state(encoded(space, rule, handling, held_list, {key: first}), p, rule))
             continue
-        value = xp.astype(entry.first(xp, ghost, rule.stacked_axes), storage(entry, xp.dtype(held), handling))
-        made[key] = divide_factor(value, part) if isinstance(entry, Factor) and any(part.groups) else value
-    return {**made, **place_state(first_record(space, handling, held_list), p, rule)}
+        value = xp.astype(entry.first(xp, like, rule.stacked_axes), storage(entry, xp.dtype(held), handling))
+        state[key] = divide_factor(value, part) if isinstance(entry, Factor) and any(part.groups) else value
+    return {**state, **place_state(first_record(space, handling, held_list), p, rule)}
 
 
 def divide_factor(factor: Tensor, part: Part) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg.arrays import Shape
 from thalweg.torch.sharding.layouts import Block
-from thalweg.torch.sharding.requests import Batch, Made, Request
+from thalweg.torch.sharding.requests import Batch, BatchResults, Request
 
 
 class Reader:
@@ -47,8 +47,9 @@ def show(batch: Batch, request: Request) -> Iterator[Tensor]:
     """The pieces that this rank sends to the owner."""
     for tensors in request.tensors:
         yield stack_blocks([tensors[i] for i in batch.members], None)
-    for key in request.matrices if batch.cold else ():
-        yield stack_blocks([request.factors[key][i] for i in batch.members], None)
+    if batch.cold:
+        for key in request.matrices:
+            yield stack_blocks([request.factors[key][i] for i in batch.members], None)
 
 
 def size_shown(batch: Batch, request: Request, rank: int) -> int:
@@ -62,9 +63,9 @@ def size_shown(batch: Batch, request: Request, rank: int) -> int:
 
 
 def pack(
-    batch: Batch, request: Request, made: Made, dtype: torch.dtype, blocks: Mapping[str, Block] | None = None
+    batch: Batch, request: Request, results: BatchResults, dtype: torch.dtype, blocks: Mapping[str, Block] | None = None
 ) -> Iterator[Tensor]:
-    """The pieces that tell a rank what was made for it.
+    """The results for a rank, as pieces of a message.
 
     dtype: that of the message. blocks: what the rank gets of each tensor; None: all.
     """
@@ -72,17 +73,17 @@ def pack(
     def cut(key: str, tensors: Tensor | Sequence[Tensor]) -> Tensor:
         return stack_blocks(tensors, None if blocks is None else blocks[key])
 
-    yield cut("p", made.tensors)
-    yield from (in_words(made.figures[key], dtype) for key in request.rule.FIGURES)
+    yield cut("p", results.tensors)
+    yield from (in_words(results.figures[key], dtype) for key in request.rule.FIGURES)
     if request.changes:
-        yield from (cut(key, made.factors[key]) for key in request.matrices)
+        yield from (cut(key, results.factors[key]) for key in request.matrices)
         for key in request.norms:
-            norm = stack_blocks(made.factors[key], None).to(request.factors[key][0].dtype)
+            norm = stack_blocks(results.factors[key], None).to(request.factors[key][0].dtype)
             yield norm.contiguous().view(dtype) if norm.itemsize > dtype.itemsize else norm
 
 
-def unpack(batch: Batch, request: Request, reader: Reader, rank: int) -> Made:
-    """What was made for this rank."""
+def unpack(batch: Batch, request: Request, reader: Reader, rank: int) -> BatchResults:
+    """The results for this rank, from a message."""
     count, blocks, dtype = batch.size, batch.blocks[rank], request.dtype
     tensors = reader.next_stack(count, blocks["p"].shape).to(dtype)
     shape, figures = request.rule.figure_shape(batch.shape), {}
@@ -92,7 +93,7 @@ def unpack(batch: Batch, request: Request, reader: Reader, rank: int) -> Made:
     factors: dict[str, Tensor | Sequence[Tensor]] = {}
     if not request.changes:
         factors = {key: [entries[i] for i in batch.members] for key, entries in request.factors.items()}
-        return Made(tensors, figures, factors)
+        return BatchResults(tensors, figures, factors)
     for key in request.matrices:
         factors[key] = reader.next_stack(count, blocks[key].shape).to(dtype)
     for key in request.norms:
@@ -100,7 +101,7 @@ def unpack(batch: Batch, request: Request, reader: Reader, rank: int) -> Made:
         sent = reader.next(count, norm_size(norm, reader.message.dtype))
         read = sent.clone().view(norm.dtype) if norm.itemsize > sent.itemsize else sent.to(norm.dtype)
         factors[key] = read.reshape(count, *norm.shape)
-    return Made(tensors, figures, factors)
+    return BatchResults(tensors, figures, factors)
 
 
 def size_answered(batch: Batch, request: Request, dtype: torch.dtype, rank: int) -> int:

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from thalweg.torch.sharding import collectives
 from thalweg.torch.sharding.collectives import Message, widest
 from thalweg.torch.sharding.layouts import Block, factor_shapes
 from thalweg.torch.sharding.messages import Reader, pack, show, size_answered, size_shown, unpack
-from thalweg.torch.sharding.requests import Batch, Made, Request
+from thalweg.torch.sharding.requests import Batch, BatchResults, Request
 from thalweg.torch.sharding.shards import MeshGroup
 from thalweg.torch.stacks import Parts, draw_noise, most_of_stack, space_of_kernels, transform_stacks
 
@@ -52,18 +52,17 @@ class Owners:
             team.forget()
 
     def make(self, requests: Sequence[Request]) -> list[Direction]:
-        """For each request lists of this rank's shards of tensors that were made, and of its rows of their factors."""
+        """Have owners do what is requested; for each request this rank's shards of the results, and of new factors."""
         making = self.make_in_turn(requests)
         while True:
             try:
                 send = next(making)
             except StopIteration as end:
-                answers: list[Direction] = end.value
-                return answers
+                return cast(list[Direction], end.value)
             send()
 
     def make_in_turn(self, requests: Sequence[Request]) -> Generator[MessageCall, None, list[Direction]]:
-        """The same; yields what is to be sent, or waited for, before it goes on.
+        """The same; yields calls that send messages, or wait for them, to be made before it goes on.
 
         Tensors travel in slots: while one is transformed, the next arrives and those before it leave.
         """
@@ -76,7 +75,7 @@ class Owners:
         return answers
 
     def by_team(self, requests: Sequence[Request]) -> list[tuple[Team, list[int]]]:
-        """Requests that travel together, with the team that serves them and knows them."""
+        """Teams, each with the places of the requests that it serves, whose parameters it knows then."""
         together: dict[TeamKey, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             together[team_key(request)].append(index)
@@ -100,7 +99,7 @@ class Owners:
 
 
 def team_key(request: Request) -> TeamKey:
-    """The same for the same ranks, whichever axis of a parameter they shard."""
+    """What names a team: the same for the same ranks, whichever axis of a parameter they shard."""
     part = request.parts[0]
     return tuple(sorted(part.across(None), key=lambda group: group.order)), part.replicas
 
@@ -135,8 +134,8 @@ class Slot(NamedTuple):
     #: From each rank of this replica: shards of what this rank owns, and what was made for it.
     shown: Sequence[int]
     answered: Sequence[int]
-    #: From each replica.
-    told: Sequence[int]
+    #: From each replica: what its ranks have made.
+    replicated: Sequence[int]
 
 
 class Team:
@@ -184,10 +183,10 @@ class Team:
                 places.append((at, i))
                 sizes.append((self.owners[name], math.prod(part.shape)))
         most = self.slot if self.shards.size > 1 else self.slot // self.replicas.size
-        return [[places[one] for one in members] for members in slots_of(sizes, most)]
+        return [[places[at] for at in members] for members in slots_of(sizes, most)]
 
     def make_in_turn(self, requests: Sequence[Request]) -> Generator[Message | None, None, list[Direction]]:
-        """What was made of each request, wherever its owner is, beside other slots; yields each message."""
+        """The answer to each request, from wherever its owners are; yields each message to be sent or waited for."""
         slots, answers = self.begin(requests)
         for slot in slots:
             yield from slot
@@ -197,7 +196,7 @@ class Team:
         """The slots of some requests, and what they will fill."""
         dtype = widest([request.dtype for request in requests])
         cold = [self.find_cold(request) for request in requests]
-        key = dtype, tuple(facts_of(*both) for both in zip(requests, cold, strict=True))
+        key = dtype, tuple(facts_of(*pair) for pair in zip(requests, cold, strict=True))
         if key not in self.slots:
             if len(self.slots) == MOST_KEPT:
                 self.slots.clear()
@@ -226,23 +225,24 @@ class Team:
 
     def measure(self, batches: Sequence[Batch], requests: Sequence[Request], dtype: torch.dtype) -> Slot:
         """A slot with the sizes of its messages."""
-        shown, answered, told = [0] * self.shards.size, [0] * self.shards.size, [0] * self.replicas.size
+        shown, answered, replicated = [0] * self.shards.size, [0] * self.shards.size, [0] * self.replicas.size
         for batch in batches:
             (replica, owner), request = batch.owner, requests[batch.request]
             size = size_answered(batch, request, dtype, self.shards.rank)
-            told[replica] += size
+            replicated[replica] += size
             if replica == self.replicas.rank:
                 answered[owner] += size
-                for rank in range(self.shards.size) if owner == self.shards.rank else ():
-                    shown[rank] += size_shown(batch, request, rank)
-        return Slot(batches, shown, answered, told)
+                if owner == self.shards.rank:
+                    for rank in range(self.shards.size):
+                        shown[rank] += size_shown(batch, request, rank)
+        return Slot(batches, shown, answered, replicated)
 
     def make_slot(
         self, slot: Slot, requests: Sequence[Request], dtype: torch.dtype, answers: Sequence[Answer]
     ) -> Messages:
-        """Send shards to their owners, transform what this rank owns, send it back, and tell other replicas.
+        """Send shards to their owners, transform what this rank owns, send it back, and copy it to other replicas.
 
-        What this replica does not own arrives from those that do.
+        The results that other replicas own arrive from them.
         """
         device, ranks = requests[0].tensors[0][0].device, range(self.shards.size)
         batches = [batch for batch in slot.batches if batch.owner[0] == self.replicas.rank]
@@ -257,33 +257,33 @@ class Team:
         if self.shards.size > 1:
             yield None if arriving is None else arriving.message
         # free received messages before sending results
-        made = self.work(mine, requests, [] if arriving is None else read(arriving))
+        results = self.work(mine, requests, [] if arriving is None else read(arriving))
         self.note_known(batches, requests)
         if arriving is not None:
             pieces = [
                 [
                     piece
-                    for batch, result in zip(mine, made, strict=True)
+                    for batch, result in zip(mine, results, strict=True)
                     for piece in pack(batch, requests[batch.request], result, dtype, batch.blocks[rank])
                 ]
                 for rank in ranks
             ]
             arriving = self.shards.exchange(pieces, slot.answered, dtype, device)
-            del pieces, made
+            del pieces, results
             yield arriving.message
             readers = read(arriving)
-            made = [unpack(b, requests[b.request], readers[b.owner[1]], self.shards.rank) for b in batches]
+            results = [unpack(b, requests[b.request], readers[b.owner[1]], self.shards.rank) for b in batches]
         elif self.shards.size > 1:
             yield None
         if self.replicas.size > 1:
-            both = zip(batches, made, strict=True)
-            piece = [piece for batch, result in both for piece in pack(batch, requests[batch.request], result, dtype)]
-            telling = self.replicas.exchange([piece] * self.replicas.size, slot.told, dtype, device)
-            del piece, made
-            yield telling.message
-            readers, batches = read(telling), list(slot.batches)
-            made = [unpack(b, requests[b.request], readers[b.owner[0]], self.shards.rank) for b in batches]
-        for batch, result in zip(batches, made, strict=True):
+            pairs = zip(batches, results, strict=True)
+            piece = [piece for batch, result in pairs for piece in pack(batch, requests[batch.request], result, dtype)]
+            copies = self.replicas.exchange([piece] * self.replicas.size, slot.replicated, dtype, device)
+            del piece, results
+            yield copies.message
+            readers, batches = read(copies), list(slot.batches)
+            results = [unpack(b, requests[b.request], readers[b.owner[0]], self.shards.rank) for b in batches]
+        for batch, result in zip(batches, results, strict=True):
             answers[batch.request].add(batch, result)
 
     def note_known(self, batches: Sequence[Batch], requests: Sequence[Request]) -> None:
@@ -296,7 +296,7 @@ class Team:
                     else:
                         self.known.discard(name)
 
-    def work(self, batches: Sequence[Batch], requests: Sequence[Request], readers: list[Reader]) -> list[Made]:
+    def work(self, batches: Sequence[Batch], requests: Sequence[Request], readers: list[Reader]) -> list[BatchResults]:
         """Assemble the tensors that this rank owns, and do the work on them. Readers are empty afterwards."""
         given: list[list[Tensor | Sequence[Tensor]]] = []
         for batch in batches:
@@ -307,12 +307,12 @@ class Team:
             if batch.cold and readers:
                 self.take_factors(batch, request, readers)
         readers.clear()  # do not keep a second copy
-        made: list[Made] = []
+        results: list[BatchResults] = []
         for batch in batches:
-            made.append(self.transform(batch, requests[batch.request], given.pop(0)))
-        return made
+            results.append(self.transform(batch, requests[batch.request], given.pop(0)))
+        return results
 
-    def transform(self, batch: Batch, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]]) -> Made:
+    def transform(self, batch: Batch, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]]) -> BatchResults:
         """Do the work on a batch, stack by stack, and keep what is remembered of factors."""
         rule = request.rule
         known, like = [self.factors_of(request, i) for i in batch.members], tensors[0][0]
@@ -321,7 +321,7 @@ class Team:
             return torch.stack([noise_of(request, batch.members[at], like) for at in members])
 
         parts = Parts(batch.size)
-        for members, made in transform_stacks(
+        for members, transformed in transform_stacks(
             rule,
             tensors,
             {key: [factors[key] for factors in known] for key in request.factors},
@@ -330,25 +330,26 @@ class Team:
             most=most_of_stack(rule, like.device),
             space=space_of_kernels() if request.by_kernels else xp,
         ):
-            parts.take(members, made)
+            parts.take(members, transformed)
         direction = parts.direction()
-        for at, i in enumerate(batch.members if request.factors else ()):
-            self.keep_factors(request, i, {key: direction.state[key][at] for key in request.matrices})
+        if request.factors:
+            for at, i in enumerate(batch.members):
+                self.keep_factors(request, i, {key: direction.state[key][at] for key in request.matrices})
         figures = {key: torch.stack(direction.figures[key]) for key in rule.FIGURES}
-        return Made(direction.tensor, figures, direction.state)
+        return BatchResults(direction.tensor, figures, direction.state)
 
     def factors_of(self, request: Request, index: int) -> State[Tensor]:
         """The whole factors of a parameter, and what every rank has."""
         stored = {key: entries[index] for key, entries in request.factors.items()}
         return {**stored, **self.whole.get(request.names[index], {})}
 
-    def keep_factors(self, request: Request, index: int, made: State[Tensor]) -> None:
+    def keep_factors(self, request: Request, index: int, factors: State[Tensor]) -> None:
         name = request.names[index]
         if not request.remembered:
             self.whole.pop(name, None)
         elif request.changes and request.matrices:
             old = self.whole[name]
-            self.whole[name] = {key: as_stored(request, made[key], old[key]) for key in request.matrices}
+            self.whole[name] = {key: as_stored(request, factors[key], old[key]) for key in request.matrices}
 
     def take_factors(self, batch: Batch, request: Request, readers: Sequence[Reader]) -> None:
         """Keep the whole factors of a batch."""
@@ -380,19 +381,19 @@ def assemble(batch: Batch, key: str, shape: Shape, dtype: torch.dtype, readers: 
 
 
 class Answer(Parts):
-    """What was made of a request, put together from batches."""
+    """The answer to a request, put together from batches."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(len(request.names))
 
-    def add(self, batch: Batch, made: Made) -> None:
-        self.take(batch.members, Direction(made.tensors, dict(made.figures), dict(made.factors)))
+    def add(self, batch: Batch, result: BatchResults) -> None:
+        self.take(batch.members, Direction(result.tensors, dict(result.figures), dict(result.factors)))
 
 
 def in_turn(slots: Sequence[Messages]) -> Iterator[MessageCall]:
     """Advance each slot to its next message before those that began earlier; all ranks in the same order.
 
-    Yields what is to be done before it goes on.
+    Yields calls that send messages, or wait for them, to be made before it goes on.
     """
     running: list[tuple[Messages, Message | None]] = []
     waiting, due = list(reversed(slots)), list[MessageCall]()

@@ -26,7 +26,7 @@ class Request:
     tensors: Sequence[Sequence[Tensor]]
     #: State with a shape of its own: this rank's rows of the factors, and what every rank has, such as their norms.
     factors: Mapping[str, Sequence[Tensor]]
-    #: Which of it are factors.
+    #: The keys of those that are factors.
     matrices: Sequence[str]
     #: The dtype in which factors are stored between steps, if there are any.
     stored: torch.dtype | None
@@ -46,7 +46,7 @@ class Request:
 
     @property
     def norms(self) -> list[str]:
-        """What every rank has."""
+        """The keys of those that every rank has."""
         return [key for key in self.factors if key not in self.matrices]
 
     @property
@@ -81,8 +81,8 @@ class Batch(NamedTuple):
         return len(self.members)
 
 
-class Made(NamedTuple):
-    """What was made of a batch: a stack, or a list, of tensors; of this rank's shards, or whole."""
+class BatchResults(NamedTuple):
+    """The results for a batch, as a stack or a list of tensors: whole, or this rank's shards."""
 
     tensors: Tensor | Sequence[Tensor]
     #: Stacks of numbers.

@@ -102,7 +102,7 @@ def place_like(entry: Tensor, p: Tensor, reduced: Sequence[int]) -> Tensor:
     return make_dtensor(entry, p.device_mesh, placements, shape)  # type: ignore[attr-defined]
 
 
-def ghost_of(p: Tensor) -> Tensor:
+def meta_like(p: Tensor) -> Tensor:
     """A tensor without memory that is shaped, typed and laid out like another."""
     held = torch.empty(local(p).shape, dtype=p.dtype, device="meta")
     if not is_distributed(p):

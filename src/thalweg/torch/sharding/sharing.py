@@ -18,7 +18,7 @@ from thalweg.torch.sharding.shards import MeshGroup, is_distributed
 
 @dataclass(frozen=True)
 class Sharing:
-    """What an optimizer was told."""
+    """The options of an optimizer for this."""
 
     #: The process group over which plain tensors are replicated, as under DDP.
     group: Any = None

@@ -151,14 +151,14 @@ def evaluate(p: Tensor, setting: ParameterOptions, state: Mapping[str, Any]) -> 
     return cast(Tensor, rule.evaluate_at(xp, entries, seen(xp, held, entries), step))
 
 
-class Constancy:
+class RateWatch:
     """Knows the rates that groups had at their first step, and warns of those that change under ``schedule_free``."""
 
     def __init__(self) -> None:
         self.rates: dict[int, Any] = {}
         self.is_told = False
 
-    def look(self, buckets: Iterable[Bucket]) -> None:
+    def check(self, buckets: Iterable[Bucket]) -> None:
         """Warn, once, of a rate that is not what it was. Those that are tensors are not read: that would wait."""
         for bucket in buckets:
             if (

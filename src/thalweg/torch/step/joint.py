@@ -195,8 +195,8 @@ class JointGradient:
             del self.decisions[:-MOST_REMEMBERED]
             decision.ask(handling, scale, allowed, device)
             if plan.measures_gradients and handling.on_nonfinite != "raise":
-                news = dict(grad_scale=decision.scale, allowed=decision.allowed, decision=decision)
-                return [bucket.renewed(**news) for bucket in buckets]
+                decided = dict(grad_scale=decision.scale, allowed=decision.allowed, decision=decision)
+                return [bucket.renewed(**decided) for bucket in buckets]
             squares = squares_of(buckets, decision, self.measured if native else None)
             every = torch.cat([part.to(squares[0].device, torch.float64) for part in squares])
             if handling.on_nonfinite == "raise":
@@ -244,10 +244,10 @@ class JointGradient:
 
     def nonfinite(self) -> list[str]:
         """The parameters whose gradients were not finite when a step was skipped last for that."""
-        past = [(made.names, made.guilty.tolist()) for made in self.decisions if made.guilty is not None]
-        last = max((number for _, numbers in past for number in numbers), default=0)
+        skips = [(past.names, past.guilty.tolist()) for past in self.decisions if past.guilty is not None]
+        last = max((number for _, numbers in skips for number in numbers), default=0)
         return [
-            name for names, numbers in past for name, number in zip(names, numbers, strict=True) if number == last > 0
+            name for names, numbers in skips for name, number in zip(names, numbers, strict=True) if number == last > 0
         ]
 
 

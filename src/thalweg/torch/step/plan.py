@@ -81,9 +81,9 @@ class StepPlan:
         params = [p for bucket in self.buckets for p in bucket.params]
         lines = [f"a step of {len(params)} parameters ({count_elements(params)} elements)"]
         handling = self.buckets[0].setting.handling  # what concerns the whole step is the same in all
-        told: dict[str, Any] = {"max_grad_norm": handling.max_grad_norm, "spikes": handling.guard}
-        told["on_nonfinite"] = None if handling.on_nonfinite == "propagate" else handling.on_nonfinite
-        if limits := [f"{name}={value!r}" for name, value in told.items() if value]:
+        options: dict[str, Any] = {"max_grad_norm": handling.max_grad_norm, "spikes": handling.guard}
+        options["on_nonfinite"] = None if handling.on_nonfinite == "propagate" else handling.on_nonfinite
+        if limits := [f"{name}={value!r}" for name, value in options.items() if value]:
             lines.append(f"before anything is written, by all gradients together: {', '.join(limits)}")
         for run, indices in self.runs:
             alike: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
