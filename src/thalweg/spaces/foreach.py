@@ -40,7 +40,7 @@ def _lift(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Arithmetic:
-    """Python's operators, each handed to ``_apply``."""
+    """Python's operators, by ``_apply``."""
 
     __add__ = __radd__ = _lift(operator.add)
     __mul__ = __rmul__ = _lift(operator.mul)
@@ -226,7 +226,7 @@ def amax(x: TensorList, axes: Axes) -> Scalar:
 
 
 def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
-    """One side where all tensors agree on it and the host knows; else both, selected by tensor."""
+    """One side if the host knows that all tensors take it; else both sides, selected tensor by tensor."""
     if isinstance(condition, bool):
         return yes() if condition else no()
     answers = [condition.values] if isinstance(condition, PerTensor) else condition.tensors

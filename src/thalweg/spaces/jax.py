@@ -83,7 +83,7 @@ def replicate(x: Arr, stacked: int) -> Arr:
 
 
 def replicated_with(x: Arr) -> jax.sharding.Sharding | None:
-    """On every device that has a part of x, where that is known; None: wherever the compiler likes."""
+    """The sharding that repeats an array on every device that has a part of x; None: the compiler chooses."""
     if isinstance(x, jax.core.Tracer) or not getattr(x, "committed", False):
         return None
     return NamedSharding(x.sharding.mesh, PartitionSpec()) if isinstance(x.sharding, NamedSharding) else x.sharding
