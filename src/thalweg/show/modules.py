@@ -55,10 +55,10 @@ def import_attribute(reference: str, what: str, example: str, is_one: Callable[[
 
 def digest(*parts: bytes) -> str:
     """A short text that differs for other bytes."""
-    whole = hashlib.sha256()
+    hasher = hashlib.sha256()
     for part in parts:
-        whole.update(part)
-    return whole.hexdigest()[:12]
+        hasher.update(part)
+    return hasher.hexdigest()[:12]
 
 
 def digest_source(module: Any) -> str:

@@ -200,8 +200,8 @@ def sums(*terms: Term) -> tuple[Scalar, ...]:
         if isinstance(x, PerTensor):  # already one number for each tensor
             return x * x if isinstance(term, Squares) else x
         if axes is not None:
-            one = Squares if isinstance(term, Squares) else lambda *pair: pair
-            return _apply(lambda tensor: single.sums(one(tensor, axes))[0], x)
+            wrap = Squares if isinstance(term, Squares) else lambda *pair: pair
+            return _apply(lambda tensor: single.sums(wrap(tensor, axes))[0], x)
         if isinstance(term, Squares):
             return PerTensor(squares_of_each(x.tensors))
         return PerTensor(torch.stack([plain(tensor, None) for tensor in x.tensors]))

@@ -184,8 +184,8 @@ def stack_all(lists: Sequence[Sequence[Arr]]) -> list[Arr]:
         if all(x.size == longest for x in arrays):
             return jnp.stack(arrays)
         padded = [part for x in arrays for part in (x, np.zeros(longest - x.size, x.dtype)) if part.size]
-        whole: Arr = jax.lax.concatenate(padded, 0)  # one kernel, which padding would not be
-        return whole.reshape(len(arrays), longest)
+        joined: Arr = jax.lax.concatenate(padded, 0)  # one kernel, which padding would not be
+        return joined.reshape(len(arrays), longest)
 
     return list(map(stack, lists))
 

@@ -170,8 +170,8 @@ class Sharded:
 
     def complete(self, partials: Sequence[Partial]) -> tuple[Scalar, ...]:
         exchange = self.exchange.summed if partials[0].kind == "sum" else self.exchange.largest
-        whole = iter(exchange([asked for partial in partials for asked in partial.asked]))
-        return tuple(partial.complete(whole) for partial in partials)
+        completed = iter(exchange([asked for partial in partials for asked in partial.asked]))
+        return tuple(partial.complete(completed) for partial in partials)
 
     def sums(self, *terms: Term) -> tuple[Scalar, ...]:
         return self.complete([self.total(term, averaged=False) for term in terms])
