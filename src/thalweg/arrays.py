@@ -322,10 +322,10 @@ def in_precisions(
 
     def make(precision: str) -> SimpleNamespace:
         product, sum_of_both = (functools.partial(function, precision=precision) for function in (matmul, matmul_add))
-        ours: dict[str, Any] = dict.fromkeys(("matmul", "matmul_symmetric"), product)
-        ours |= dict.fromkeys(("matmul_add", "matmul_add_symmetric"), sum_of_both)
-        ours["matmul_rounded"] = lambda x, y, dtype: space["rounded"](product(x, y), dtype)
-        return SimpleNamespace(**{**space, **ours})
+        functions: dict[str, Any] = dict.fromkeys(("matmul", "matmul_symmetric"), product)
+        functions |= dict.fromkeys(("matmul_add", "matmul_add_symmetric"), sum_of_both)
+        functions["matmul_rounded"] = lambda x, y, dtype: space["rounded"](product(x, y), dtype)
+        return SimpleNamespace(**{**space, **functions})
 
     return {precision: make(precision) for precision in ("float32", "tf32")}
 

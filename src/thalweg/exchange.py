@@ -56,15 +56,15 @@ def read_state(
     where they are known: warn if they may not be those of a run of 0.1.0.
     """
     if not isinstance(saved, Mapping) or any(key not in saved for key in KEYS):
-        given = f"a dict with {', '.join(map(repr, saved))}" if isinstance(saved, Mapping) else f"{saved!r:.60}"
+        shown = f"a dict with {', '.join(map(repr, saved))}" if isinstance(saved, Mapping) else f"{saved!r:.60}"
         raise StateError(
-            f"this is not an exported state, which has the keys {', '.join(KEYS)}: it is {given}; export_state() and "
+            f"this is not an exported state, which has the keys {', '.join(KEYS)}: it is {shown}; export_state() and "
             "thalweg.numpy's state_dict() make one, and its load(path) reads a file"
         )
     check_layout(saved["layout"], LAYOUT)
     made_by = saved["optimizer"]
     rules = rule if isinstance(rule, Mapping) else dict.fromkeys(map(str, saved["state"]), rule)
-    known = {one.__name__: one for one in (rule.values() if isinstance(rule, Mapping) else [rule])}
+    known = {kind.__name__: kind for kind in (rule.values() if isinstance(rule, Mapping) else [rule])}
     if made_by not in (MIXTURE, *known):
         raise StateError(f"this is a state of {made_by} and cannot be loaded into {in_words(known)}")
     for name, entries in saved["state"].items():

@@ -83,10 +83,10 @@ class Explanation:
 
     @property
     def warnings(self) -> list[str]:
-        several = [set(row.warnings) for row in self.rows] if len(self.rows) > 1 else [set[str]()]
-        alike = set[str].intersection(*several)
-        problems = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings if warning not in alike]
-        problems = [f"all {len(self.rows)} parameters: {warning}" for warning in sorted(alike)] + problems
+        by_row = [set(row.warnings) for row in self.rows] if len(self.rows) > 1 else [set[str]()]
+        common = set[str].intersection(*by_row)
+        problems = [f"{row.name}: {warning}" for row in self.rows for warning in row.warnings if warning not in common]
+        problems = [f"all {len(self.rows)} parameters: {warning}" for warning in sorted(common)] + problems
         unused = {"overrides": self.unused_overrides, "entries": self.unused_entries}
         idle = [f"{what}: {pattern!r} matches no parameter" for what, named in unused.items() for pattern in named]
         return [*problems, *idle]

@@ -370,10 +370,10 @@ def option_names(rule: type[Rule]) -> tuple[str, ...]:
 
 def combined(setting: ParameterOptions, options: Mapping[str, Any]) -> ParameterOptions:
     """A setting with some options replaced, checked."""
-    ours = {f.name for f in fields(Handling)}
-    changed = {name: v for name, v in options.items() if name not in ours and name != "lr_scale"}
+    handling_names = {f.name for f in fields(Handling)}
+    changed = {name: v for name, v in options.items() if name not in handling_names and name != "lr_scale"}
     rule = with_options(setting.rule, changed, AROUND)
-    handling = replace(setting.handling, **{name: v for name, v in options.items() if name in ours})
+    handling = replace(setting.handling, **{name: v for name, v in options.items() if name in handling_names})
     lr_scale = options.get("lr_scale", setting.lr_scale)
     check_number("lr_scale", lr_scale, low=0.0)
     check_schedules(rule)

@@ -25,9 +25,9 @@ def extent(elements: int, state: Iterable[int]) -> int:
 def pieces(extents: Iterable[int], limit: int) -> Iterator[range]:
     """Neighbours that are stepped together: of at most ``limit`` in all, or one that is larger."""
     start = end = total = 0
-    for one in extents:
-        if end > start and total + one > limit:
+    for size in extents:
+        if end > start and total + size > limit:
             yield range(start, end)
             start, total = end, 0
-        total, end = total + one, end + 1
+        total, end = total + size, end + 1
     yield range(start, end)

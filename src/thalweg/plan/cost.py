@@ -109,8 +109,8 @@ def copy_module(model: str, module: nn.Module, dtype: str | None, frozen: Sequen
         module = module.to(getattr(torch, dtype))
     named = list(module.named_parameters(remove_duplicate=False))
     for pattern in unused_patterns(frozen, named):
-        some = ", ".join(name for name, _ in named[:3])
-        raise CommandError(f"--frozen {pattern} matches no parameter; the first ones are {some}")
+        examples = ", ".join(name for name, _ in named[:3])
+        raise CommandError(f"--frozen {pattern} matches no parameter; the first ones are {examples}")
     for name, p in named:
         if any(matches(pattern, name, p) for pattern in frozen):
             p.requires_grad_(False)

@@ -89,7 +89,7 @@ BUILT_IN: Mapping[str, Callable[[], Named]] = {
 
 
 def load_model(text: str) -> nn.Module:
-    """The model that the word means."""
+    """The model of this name, configuration, function or file."""
     import torch
 
     path = Path(text)
@@ -169,6 +169,6 @@ def hold(tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def hidden_by_name(module: nn.Module) -> list[str]:
-    """Where names alone tell, the hidden matrices: convolutions, and matrices in blocks, which have numbers."""
+    """The names of hidden matrices by their names alone: convolutions, and matrices in numbered blocks."""
     shapes = [(name.split("."), p.ndim) for name, p in module.named_parameters(recurse=False)]
     return [".".join(parts) for parts, axes in shapes if axes > 2 or (axes == 2 and any(map(str.isdecimal, parts)))]

@@ -43,10 +43,10 @@ def refuse(value: Value, what: str) -> NoReturn:
 
 
 def check_operation(value: Value) -> None:
-    takes, given = OPERATIONS[value.op].takes, [dtype_of(operand) for operand in value.args]
-    if takes is None and NUMBER not in given:
+    takes, dtypes = OPERATIONS[value.op].takes, [dtype_of(operand) for operand in value.args]
+    if takes is None and NUMBER not in dtypes:
         refuse(value, f"is arithmetic of truth values alone, which array libraries do in different ways: {AS_NUMBER}")
-    for number, (wanted, dtype) in enumerate(zip(takes or (), given, strict=takes is not None), 1):
+    for number, (wanted, dtype) in enumerate(zip(takes or (), dtypes, strict=takes is not None), 1):
         if wanted and wanted != dtype:
             refuse(value, f"needs a {wanted} as operand {number}, and has a {dtype}: write a comparison, such as x > 0")
 

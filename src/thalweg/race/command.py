@@ -105,8 +105,8 @@ def show_progress(race: Race) -> Iterator[Callable[[Run], None]]:
 
         def move(run: Run | None = None) -> None:
             done, total = race.progress
-            now = [f"{run.contestant}  lr {run.lr:g}  seed {run.seed}" for run in race.waiting[:1]]
-            bars.update(bar, completed=done, total=total, description="".join(now))
+            current = [f"{run.contestant}  lr {run.lr:g}  seed {run.seed}" for run in race.waiting[:1]]
+            bars.update(bar, completed=done, total=total, description="".join(current))
 
         move()
         yield move

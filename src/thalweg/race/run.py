@@ -72,7 +72,7 @@ class Record:
 
 
 def or_infinite(loss: float | None) -> float:
-    """A loss to compare: what diverged comes last."""
+    """A loss to compare: infinite for a run that diverged."""
     return math.inf if loss is None else loss
 
 

@@ -152,7 +152,7 @@ class Column(NamedTuple):
 
 
 def describe(summary: Summary) -> Summary:
-    """A summary with what is said of it."""
+    """A summary with the texts of its report: conditions, size, rows, verdict."""
     columns = list_columns(summary)
     return {
         **summary,
@@ -165,7 +165,7 @@ def describe(summary: Summary) -> Summary:
 
 
 def list_columns(summary: Summary) -> list[Column]:
-    """Those that a race has something for."""
+    """The columns for which a race has figures."""
     target, goal = summary["target"], "" if summary["target"] is None else f" to {summary['target']:g}"
     score = percent if in_percent(summary) else short_number
     columns = [Column("lr", "lr", short_number, ""), Column(summary["loss_name"], "loss", short_number)]

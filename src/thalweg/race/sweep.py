@@ -84,7 +84,7 @@ class Sweep:
         if place == len(rates) - 1:
             return to_digits(best * max(best / rates[-2], BEYOND))
         neighbours = sorted((rates[place - 1], rates[place + 1]), key=self.standing)
-        between = [to_digits(math.sqrt(best * other)) for other in neighbours]
+        between = [to_digits(math.sqrt(best * neighbour)) for neighbour in neighbours]
         return next((lr for lr in between if lr not in rates), between[0])
 
     @property

@@ -232,7 +232,7 @@ class ModelTask(Task):
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Within: a model of torch is in ``eval`` mode, and no gradients are recorded."""
+    """A context in which a model of torch is in ``eval`` mode, and no gradients are recorded."""
     torch: Any = importlib.import_module("torch")
     training = model.training
     model.eval()

@@ -60,7 +60,7 @@ def task() -> ModelTask:
             yield train[torch.from_numpy(starts)[:, None] + places].long()
 
     def loss(model: nn.Module, windows: Tensor) -> Tensor:
-        """In nats a byte."""
+        """The mean loss, in nats a byte."""
         return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
     def evaluate(model: nn.Module) -> tuple[float, float]:

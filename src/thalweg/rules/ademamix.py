@@ -86,6 +86,6 @@ class AdEMAMix(Rule):
         fast, _, slow = self.betas
         if self.beta3_warmup is None:
             return 1 - slow
-        done = xp.minimum(t / self.beta3_warmup, 1)
+        progress = xp.minimum(t / self.beta3_warmup, 1)
         # half-lives are log(1/2) / log(beta), and go from one to the other in a straight line
-        return -xp.expm1(1 / ((1 - done) / xp.log(fast) + done / xp.log(slow)))
+        return -xp.expm1(1 / ((1 - progress) / xp.log(fast) + progress / xp.log(slow)))

@@ -83,7 +83,7 @@ def check_choice(name: str, value: Any, *choices: Any) -> None:
 
 def check_count(name: str, value: Any, low: float | None = 0, below: float | None = None) -> None:
     """A whole number, of at least ``low`` and less than ``below``."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
     ends = [*([] if low is None else [f">= {low:g}"]), *([] if below is None else [f"< {below:g}"])]
-    fits = whole and (low is None or value >= low) and (below is None or value < below)
+    fits = is_whole and (low is None or value >= low) and (below is None or value < below)
     require(fits, f"{name} must be a whole number{' ' if ends else ''}{' and '.join(ends)}, got {value!r}")

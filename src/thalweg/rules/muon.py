@@ -282,7 +282,7 @@ class Muon(WholeRule):
         return Preparation((self.rounded(xp, x),), {"momentum_buffer": m})
 
     def transform(self, xp, tensors, s, *, due=True, noise=None) -> Direction:
-        """What is shown, orthogonalized block by block."""
+        """The prepared tensor, orthogonalized block by block."""
         (x,) = tensors
         shape = xp.shape(x)
         blocks, stack = self.blocks(shape), self.tensors(shape)

@@ -83,7 +83,7 @@ def inner_axes(xp: Space[A], x: A) -> tuple[int, ...]:
 
 
 def numbers(xp: Space[A], x: A) -> A:
-    """One for each slice, as a vector."""
+    """The number of each slice, as a vector."""
     return xp.reshape(x, xp.shape(x)[:1])
 
 
@@ -112,7 +112,7 @@ class Alike:
         return [self.join([by_factor[i] for i in members]) for members in self.groups]
 
     def part(self, stacks: Sequence[Any]) -> list[list[Any]]:
-        """What each tensor has in stacks."""
+        """The slices of stacks, by tensor and factor."""
         by_factor: dict[int, Any] = {}
         for members, stack in zip(self.groups, stacks, strict=True):
             by_factor.update(zip(members, self.cut(stack, [self.owners[i] for i in members]), strict=True))
@@ -126,7 +126,7 @@ class Alike:
         return self.join([function(values) for values in self.part(stacks)])
 
     def spread(self, combined: Any) -> list[Any]:
-        """Such numbers for each factor, in stacks."""
+        """The numbers of tensors, for each of their factors, in stacks."""
         pieces = self.cut(combined, range(len(self.batches)))
         return self.gather([pieces[owner] for owner in self.owners])
 

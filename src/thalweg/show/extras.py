@@ -13,7 +13,7 @@ class MissingExtra(ModuleNotFoundError):
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Around imports that ``thalweg[name]`` brings: says how to install what is missing."""
+    """A context for imports that ``thalweg[name]`` brings: its error says how to install what is missing."""
     try:
         yield
     except ModuleNotFoundError as missing:
@@ -22,7 +22,7 @@ def extra(name: str) -> Iterator[None]:
 
 
 def need(name: str, *packages: str) -> None:
-    """Miss the packages of an extra now, before work is done that they would be needed for at its end."""
+    """Raise now if packages of an extra are missing, before work is done that needs them at its end."""
     with extra(name):
         for package in packages:
             importlib.import_module(package)

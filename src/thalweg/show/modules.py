@@ -54,15 +54,15 @@ def import_attribute(reference: str, what: str, example: str, is_one: Callable[[
 
 
 def digest(*parts: bytes) -> str:
-    """Short, and another one for other bytes."""
-    whole = hashlib.sha256()
+    """A short text that differs for other bytes."""
+    hasher = hashlib.sha256()
     for part in parts:
-        whole.update(part)
-    return whole.hexdigest()[:12]
+        hasher.update(part)
+    return hasher.hexdigest()[:12]
 
 
 def digest_source(module: Any) -> str:
-    """Of a module's source: when it changes, its runs are done again."""
+    """The digest of a module's source: when it changes, its runs are done again."""
     try:
         return digest(inspect.getsource(module).encode())
     except (OSError, TypeError):

@@ -40,7 +40,7 @@ def _lift(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Arithmetic:
-    """Python's operators, each handed to ``_apply``."""
+    """Python's operators, by ``_apply``."""
 
     __add__ = __radd__ = _lift(operator.add)
     __mul__ = __rmul__ = _lift(operator.mul)
@@ -200,8 +200,8 @@ def sums(*terms: Term) -> tuple[Scalar, ...]:
         if isinstance(x, PerTensor):  # already one number for each tensor
             return x * x if isinstance(term, Squares) else x
         if axes is not None:
-            one = Squares if isinstance(term, Squares) else lambda *pair: pair
-            return _apply(lambda tensor: single.sums(one(tensor, axes))[0], x)
+            wrap = Squares if isinstance(term, Squares) else lambda *pair: pair
+            return _apply(lambda tensor: single.sums(wrap(tensor, axes))[0], x)
         if isinstance(term, Squares):
             return PerTensor(squares_of_each(x.tensors))
         return PerTensor(torch.stack([plain(tensor, None) for tensor in x.tensors]))
@@ -226,7 +226,7 @@ def amax(x: TensorList, axes: Axes) -> Scalar:
 
 
 def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
-    """One side where all tensors agree on it and the host knows; else both, selected by tensor."""
+    """One side if the host knows that all tensors take it; else both sides, selected tensor by tensor."""
     if isinstance(condition, bool):
         return yes() if condition else no()
     answers = [condition.values] if isinstance(condition, PerTensor) else condition.tensors

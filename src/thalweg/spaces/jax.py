@@ -83,7 +83,7 @@ def replicate(x: Arr, stacked: int) -> Arr:
 
 
 def replicated_with(x: Arr) -> jax.sharding.Sharding | None:
-    """On every device that has a part of x, where that is known; None: wherever the compiler likes."""
+    """The sharding that repeats an array on every device that has a part of x; None: the compiler chooses."""
     if isinstance(x, jax.core.Tracer) or not getattr(x, "committed", False):
         return None
     return NamedSharding(x.sharding.mesh, PartitionSpec()) if isinstance(x.sharding, NamedSharding) else x.sharding
@@ -184,8 +184,8 @@ def stack_all(lists: Sequence[Sequence[Arr]]) -> list[Arr]:
         if all(x.size == longest for x in arrays):
             return jnp.stack(arrays)
         padded = [part for x in arrays for part in (x, np.zeros(longest - x.size, x.dtype)) if part.size]
-        whole: Arr = jax.lax.concatenate(padded, 0)  # one kernel, which padding would not be
-        return whole.reshape(len(arrays), longest)
+        joined: Arr = jax.lax.concatenate(padded, 0)  # one kernel, which padding would not be
+        return joined.reshape(len(arrays), longest)
 
     return list(map(stack, lists))
 

@@ -161,12 +161,12 @@ matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
 
 
 def in_precision(precision: str) -> Any:
-    """CPUs have no TF32."""
+    """The space itself: CPUs have no TF32."""
     return sys.modules[__name__]
 
 
 def rounded(x: Arr, dtype: str) -> Arr:
-    """In the dtype of x: numpy's products of narrow numbers are slow, and bfloat16 is a package of its own."""
+    """x rounded, in its dtype: numpy's products of narrow numbers are slow, and bfloat16 is a package of its own."""
     if dtype == "float32":
         return x.astype(np.float32).astype(x.dtype) if x.dtype == np.float64 else x
     distance = spacing(x, DTYPES[dtype].digits, DTYPES[dtype].least)

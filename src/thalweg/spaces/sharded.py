@@ -57,7 +57,7 @@ class Part:
 
     @property
     def position(self) -> int:
-        """Of its first element in the whole tensor, read row by row."""
+        """The position of the first element in the whole tensor, read row by row."""
         return sum(begin * math.prod(self.shape[axis + 1 :]) for axis, begin in enumerate(self.offset))
 
     def of_stack(self, held: Shape, stacked_axes: int) -> Part:
@@ -78,7 +78,7 @@ class Part:
 
 
 class ReducedList(TensorList):
-    """Tensors that are the same on every rank along some axes, which they have no longer: sums over those are made."""
+    """Tensors that were reduced over some axes, and are equal on every rank of these axes' groups."""
 
     def __init__(self, tensors: Sequence[Tensor], axes: tuple[int, ...]) -> None:
         super().__init__(tensors)
@@ -122,7 +122,7 @@ class Sharded:
         return getattr(foreach, name)  # all that one part can do by itself
 
     def shape(self, x: Any) -> Shape:
-        """Of the first tensor as a whole; a rule asks for it of parameters alone."""
+        """The shape of the first tensor as a whole; a rule asks for it of parameters alone."""
         return self.parts[0].shape
 
     def astype(self, x: Any, dtype: str) -> Any:
@@ -149,7 +149,7 @@ class Sharded:
     # ---- reductions: of what this rank holds, then of all ranks
 
     def partial(self, op: str, x: Any, axes: tuple[int, ...]) -> Partial:
-        """A reduction of a traced rule, begun. Over all axes it gives one number for each tensor."""
+        """The part of this rank in a reduction of a traced rule. Over all axes it is one number for each tensor."""
         over = None if len(axes) == len(self.parts[0].shape) else axes
         if op == "amax":
             return self.largest(x, over)
@@ -163,15 +163,15 @@ class Sharded:
         return Partial("sum", foreach.sums(term)[0], groups, counts)
 
     def largest(self, x: Any, axes: Axes) -> Partial:
-        """What is no number counts as infinite: not every library would pass it on."""
+        """The largest number, infinite where there is NaN: not every library would pass NaN on."""
         local = foreach.amax(x, axes)
         bounded = foreach._apply(lambda x: torch.nan_to_num(x, nan=math.inf, posinf=math.inf), local)
         return Partial("max", bounded, self.parts[0].across(axes))
 
     def complete(self, partials: Sequence[Partial]) -> tuple[Scalar, ...]:
         exchange = self.exchange.summed if partials[0].kind == "sum" else self.exchange.largest
-        whole = iter(exchange([asked for partial in partials for asked in partial.asked]))
-        return tuple(partial.complete(whole) for partial in partials)
+        completed = iter(exchange([asked for partial in partials for asked in partial.asked]))
+        return tuple(partial.complete(completed) for partial in partials)
 
     def sums(self, *terms: Term) -> tuple[Scalar, ...]:
         return self.complete([self.total(term, averaged=False) for term in terms])
@@ -180,5 +180,5 @@ class Sharded:
         return self.complete([self.total(term, averaged=True) for term in terms])
 
     def amax(self, x: Any, axes: Axes) -> Scalar:
-        """The largest of all ranks."""
+        """The largest number of all ranks."""
         return self.complete([self.largest(x, axes)])[0]

@@ -29,7 +29,7 @@ class Run(ABC):
         """The result of an elementwise operation."""
 
     def place(self) -> str:
-        """Which line of the rule is being run."""
+        """The line of the rule that is being run."""
         place = place_in(self.files)
         return f"{self.rule_name}, {place}:" if place else f"{self.rule_name}:"
 

@@ -61,7 +61,7 @@ def squares(x: Tensor, axes: Axes, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def norm(x: Tensor, axes: Axes, dtype: torch.dtype) -> Tensor:
-    """As torch computes it: x as a whole is made another dtype first."""
+    """torch's own norm, which first makes all of x another dtype."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=axes, keepdim=axes is not None, dtype=dtype)
     return norms
 
@@ -93,7 +93,7 @@ def is_trailing(x: Tensor, axes: Axes) -> bool:
 
 
 def in_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Along the last axis, the norms of rows, and the elements that no row is made of."""
+    """The norms of rows along the last axis, and after them the elements that fill no row."""
     size = x.shape[-1]
     row = min(ROW, size // ROWS)
     left = size % row
@@ -112,7 +112,7 @@ def by_pieces(x: Tensor, axes: Axes, dtype: torch.dtype, *, squared: bool) -> Te
 
 
 def add_up(x: Tensor, axes: tuple[int, ...], sums: Tensor, wide: torch.dtype, squared: bool, most: int) -> None:
-    """Write the sums over the axes into ``found``. most: elements of a piece."""
+    """Write the sums over the axes into ``sums``. most: elements of a piece."""
     if x.numel() <= most:
         piece = x.to(wide)
         sums.copy_((piece.square_() if squared else piece).sum(dim=axes, keepdim=True))

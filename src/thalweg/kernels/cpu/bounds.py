@@ -46,7 +46,7 @@ def bound_step(program: Program, kinds: Kinds) -> Any:
     sizes = bound(program.inputs[PARAMETER]), bound(program.delta)
     if any(size is None for size in sizes):
         return None
-    answer = graph.apply("lt", graph.apply("add", *sizes), largest)
+    condition = graph.apply("lt", graph.apply("add", *sizes), largest)
     for limit in limits:
-        answer = graph.apply("and", answer, limit)
-    return answer
+        condition = graph.apply("and", condition, limit)
+    return condition

@@ -194,7 +194,7 @@ class Registers:
         return max((self.known_after(arg) for arg in value.values), default=-1)
 
     def place(self, handle: Any) -> int:
-        what, index = handle
+        kind, index = handle
         first = {
             "filled": 0,
             "number": FIRST_NUMBER,
@@ -202,7 +202,7 @@ class Registers:
             "scalar": FIRST_NUMBER + len(self.numbers) + len(self.sums),
             "result": FIRST_NUMBER + len(self.numbers) + len(self.sums) + len(self.scalars),
         }
-        return int(first[what] + index)
+        return int(first[kind] + index)
 
     @property
     def count(self) -> int:
@@ -297,6 +297,6 @@ class Compiled:
         """The registers with which every tensor begins a step."""
         if self.latest is None or self.latest[0] is not rule:
             self.latest = rule, options_of(rule)
-        given: dict[str, Any] = {**self.latest[1], "t": float(t), "lr": lr, "lr_scale": lr_scale}
-        numbers = self.numbers(given)
+        inputs: dict[str, Any] = {**self.latest[1], "t": float(t), "lr": lr, "lr_scale": lr_scale}
+        numbers = self.numbers(inputs)
         return (ctypes.c_double * (FIRST_NUMBER + len(numbers)))(gradient_scale, 1.0, 1.0, *numbers)

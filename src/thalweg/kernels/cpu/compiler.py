@@ -39,8 +39,8 @@ LIMIT = 300  # seconds
 
 def cache_folder() -> Path:
     """Where compiled code is kept: THALWEG_CACHE, or the folder that the platform has for caches."""
-    if given := os.environ.get("THALWEG_CACHE"):
-        return Path(given)
+    if folder := os.environ.get("THALWEG_CACHE"):
+        return Path(folder)
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "thalweg"
     if sys.platform == "win32":
@@ -148,7 +148,7 @@ def build(key: str, source: str, path: str, flags: Sequence[str], title: str) ->
         text, library = Path(work) / "rule.cpp", Path(work) / f"rule{SUFFIX}"
         text.write_text(source, encoding="utf-8")
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [path, *flags, f"-I{HEADERS}", str(text), "-o", str(library)],
                 capture_output=True,
                 text=True,
@@ -157,8 +157,8 @@ def build(key: str, source: str, path: str, flags: Sequence[str], title: str) ->
             )
         except subprocess.TimeoutExpired:
             raise Uncompiled(f"{title}: {path} needed more than {LIMIT} seconds") from None
-        if done.returncode != 0:
-            raise Uncompiled(f"{title} does not compile: {done.stderr.strip()[:500]}")
+        if process.returncode != 0:
+            raise Uncompiled(f"{title} does not compile: {process.stderr.strip()[:500]}")
         library.chmod(0o700)
         final = folder / f"{key}-{digest_of(library)}{SUFFIX}"
         try:

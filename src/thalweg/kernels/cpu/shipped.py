@@ -97,10 +97,10 @@ def find_telling(rule: type[Rule]) -> dict[str, list[Any]]:
         known = {base: code(base) for base in others}
         differing = values[:1]
         for value in values[1:]:
-            now = {base: code(base | {(name, value)}) for base in others}
-            if any(now[base] - known[base] for base in others if known[base]):
+            changed = {base: code(base | {(name, value)}) for base in others}
+            if any(changed[base] - known[base] for base in others if known[base]):
                 differing.append(value)
-                known = {base: known[base] | now[base] for base in others}
+                known = {base: known[base] | changed[base] for base in others}
         if len(differing) > 1:
             telling[name] = differing
     return telling
@@ -140,10 +140,10 @@ def codecs_source() -> str:
         f"constexpr int32_t FIFTH = {FIFTH}, FIFTH_SHIFT = {FIFTH_SHIFT};",
     ]
     for codec in CODECS.values():
-        whole = ", ".join(f"{name.upper()} = {getattr(codec, name)}" for name in ("step", "shift", "first", "most"))
+        integers = ", ".join(f"{name.upper()} = {getattr(codec, name)}" for name in ("step", "shift", "first", "most"))
         lines += [
             f"\nstruct {codec.name.capitalize()} {{",
-            f"    static constexpr int32_t {whole};",
+            f"    static constexpr int32_t {integers};",
             f"    static constexpr float SHARE = {codec.share.hex()}f;",
             "};",
         ]

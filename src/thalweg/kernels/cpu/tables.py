@@ -194,8 +194,8 @@ class Tables:
         #: Of each row: whose it is, and how far behind the beginning of its gradient it begins.
         self.owners = array("q", [i for i, span in enumerate(self.spans) for _ in span])
         self.offsets = array("q", [i * shared.strides[1] for shared in rows for i in range(shared.slices)])
-        given = self.tensors, self.count, address_of(self.owners), address_of(self.offsets)
-        self.set_gradients = functools.partial(load().thalweg_point, *given)
+        arguments = self.tensors, self.count, address_of(self.owners), address_of(self.offsets)
+        self.set_gradients = functools.partial(load().thalweg_point, *arguments)
         self.run_stages = load().thalweg_run
         self.new_outcomes = structs.Outcome * self.count
 
@@ -238,8 +238,8 @@ class Tables:
 
     def run(self, first: int, last: int) -> None:
         registers, _ = self.registers.buffer_info()
-        given = self.options, self.tensors, registers, self.width, self.outcomes, self.count, self.scratch
-        self.run_stages(*given, first, last, self.threads)
+        arguments = self.options, self.tensors, registers, self.width, self.outcomes, self.count, self.scratch
+        self.run_stages(*arguments, first, last, self.threads)
 
     @property
     def rounds(self) -> int:
@@ -295,9 +295,9 @@ class Counts:
 
     def __init__(self, addresses: Iterable[int]) -> None:
         self.addresses, self.number = array("Q", addresses), ctypes.c_float()
-        given = self.addresses.buffer_info()
-        self.compare = functools.partial(load().thalweg_counts, *given, ctypes.byref(self.number))
-        self.count = functools.partial(load().thalweg_count, *given)
+        arguments = self.addresses.buffer_info()
+        self.compare = functools.partial(load().thalweg_counts, *arguments, ctypes.byref(self.number))
+        self.count = functools.partial(load().thalweg_count, *arguments)
 
     def read(self) -> float | None:
         """The number that all counts have; None if they differ."""

@@ -82,9 +82,9 @@ def can_describe(a: Tensor, b: Tensor, plus: Tensor | None) -> bool:
         return False
     if (plus is not None and plus.stride(2) != 1) or 1 not in a.stride()[1:] or 1 not in b.stride()[1:]:
         return False
-    given = [x.mT if is_turned(x) else x for x in (a, b, plus) if x is not None]
-    lengths = [x.element_size() * step for x in given for step in x.stride()[:2]]
-    return all(n % 16 == 0 for n in (*lengths, b.shape[2] * b.element_size(), *(x.data_ptr() for x in given)))
+    operands = [x.mT if is_turned(x) else x for x in (a, b, plus) if x is not None]
+    lengths = [x.element_size() * step for x in operands for step in x.stride()[:2]]
+    return all(n % 16 == 0 for n in (*lengths, b.shape[2] * b.element_size(), *(x.data_ptr() for x in operands)))
 
 
 def multiply_tiles(

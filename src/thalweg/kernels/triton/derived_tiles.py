@@ -69,8 +69,8 @@ def kernels_for(
     program = traced(rule, shape, rated)
     kinds = kinds_of(program, rule.stacked_axes)
     size, exact = sizes_of(stored), [entry.key for entry in stored if entry.exact]
-    for whole in (complete or guarded, True):
-        chosen = schedule(program, size, exact=exact, guarded=guarded, complete=whole)
+    for is_complete in (complete or guarded, True):
+        chosen = schedule(program, size, exact=exact, guarded=guarded, complete=is_complete)
         # sums of the last pass may be for people to look at, and then are such that all passes over tiles can make
         over = [(kinds.find(value.args[0]), kinds.find(value)) for value in chosen.passes[-1].sums]
         waited_for = reductions_before(program.state[key] for key in chosen.small) & set(chosen.passes[-1].sums)

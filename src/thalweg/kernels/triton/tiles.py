@@ -40,12 +40,12 @@ class Grid:
 
     def constants(self, vector: int) -> dict[str, int]:
         """What kernels are compiled for. vector: elements of one load where addresses allow it."""
-        given = {"MODES": sum(1 << mode for mode in self.forms)}
+        constants = {"MODES": sum(1 << mode for mode in self.forms)}
         for mode, name in ((PLAIN.value, "PLAIN"), (COMB.value, "COMB"), (DEEP.value, "DEEP")):
             form = self.forms.get(mode, Form(mode, 1))
-            given |= {f"{name}_LINES": form.lines, f"{name}_STEPS": form.steps, f"{name}_WIDTH": form.width}
-            given[f"{name}_VECTOR"] = vector if self.divisors.get(mode, 1) % vector == 0 else 1
-        return given
+            constants |= {f"{name}_LINES": form.lines, f"{name}_STEPS": form.steps, f"{name}_WIDTH": form.width}
+            constants[f"{name}_VECTOR"] = vector if self.divisors.get(mode, 1) % vector == 0 else 1
+        return constants
 
 
 def divisor_of(cut: Cut) -> int:

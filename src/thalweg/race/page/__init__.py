@@ -42,7 +42,7 @@ def write_report(summary: Summary, folder: Path) -> Path:
 
 
 def make_page(summary: Summary) -> str:
-    """The whole file."""
+    """The page with its data, styles and scripts in one file."""
     with extra("cli"):
         from plotly.offline import get_plotlyjs
 
