@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from thalweg.audit.page import Comparison, Step, norm
+from thalweg.audit.page import Comparison, Step, norm, wide
 from thalweg.audit.report import AS_PAGE
 from thalweg.errors import OptimError
 from thalweg.rules import RULES, Rule
@@ -19,161 +19,98 @@ from thalweg.rules.options import alternatives, choices_of, hints_of
 LATE = 10**9
 #: How close two factors are that are told as one: figures are shown with as many digits.
 ALIKE = 1e-3
+Groups: TypeAlias = Sequence[Mapping[str, Any]]
+#: Words, the step as they have it, and the share of the tensor that is taken off besides.
+Candidate: TypeAlias = tuple[str, Step, float]
 
 
-def find_verdict(step: Step, others: Sequence[Step], groups: Sequence[Mapping[str, Any]]) -> tuple[str, Comparison]:
-    """What became of a step in words, and how far it is from its page.
-
-    others: the other tensors of the sample. groups: the options of all groups, with "lr".
-    """
-    found = step.compare()
+def find_verdict(step: Step, sample: Sequence[Step], groups: Groups) -> tuple[str, Comparison]:
+    """What became of a step in words, and how far it is from its page. groups: the options of all, with "lr"."""
+    found, size = step.compare(), step.before.size
+    infinite = ~np.isfinite(step.after)
     if missing := int((~np.isfinite(step.gradient)).sum()):
-        return f"its gradient is not finite ({missing} of {step.gradient.size} elements)", found
-    if wrong := int((~np.isfinite(step.after)).sum()):
-        at_zero = int((~np.isfinite(step.after) & (step.gradient == 0)).sum())
+        return f"its gradient is not finite in {missing} of {size} elements", found
+    if infinite.any() and np.isfinite(found.delta).all():
+        at_zero = int((infinite & (step.gradient == 0)).sum())
         where = f", {at_zero} of them where the gradient is 0" if at_zero else ""
-        if np.isfinite(found.delta).all():
-            return f"not finite in {wrong} elements{where}, and the page's step is finite there", found
+        return f"not finite in {int(infinite.sum())} of {size} elements{where}, and the page's step is finite", found
     if found.fits:
-        most = 2 * found.lost > found.moved
-        lost = f"lost in rounding to {step.dtype}: {found.lost} of {found.moved} elements have not moved"
-        return (lost if most else AS_PAGE), found
+        if 2 * found.lost > found.moved:
+            return f"lost in rounding to {step.dtype}: {found.lost} of {found.moved} elements have not moved", found
+        return AS_PAGE if found.allowed < 1 else f"{AS_PAGE}, as far as {step.dtype} can tell", found
     if not step.move.any():
-        still = "; its gradient is 0, and the page moves on by its state" if not step.gradient.any() else ""
+        still = ": its gradient is 0, and the page moves on by its state" if not step.gradient.any() else ""
         return f"not moved{still}", found
-    for words, changed, shrink in candidates(step, others, groups):
-        if fits(changed, 1.0, shrink):
-            return words, found
-    if words := find_factor(step, found.delta, 0.0, groups):
-        return words, found
-    if words := find_shrinkage(step):
-        return words, found
-    for words, changed, shrink in candidates(step, others, groups):
-        if is_computable(changed) and (k := find_factor(changed, changed.compare().delta, shrink, groups)):
-            return f"{words}, {k}", found
-    return find_nearest(step), found
-
-
-def is_computable(step: Step) -> bool:
-    try:
-        return bool(np.isfinite(np.asarray(step.page.delta)).all())
-    except (OptimError, ValueError, KeyError, IndexError):
-        return False
+    tried = [("", step, 0.0), *candidates(step, sample, groups)]
+    told = next((words for words, changed, shrink in tried if fits(changed, 1.0, shrink)), "")
+    for words, changed, shrink in tried if not told else ():
+        if factor := find_factor(changed, shrink, groups):
+            told = f"{words}, {factor}" if words else factor
+            break
+        if not words and (told := find_shrinkage(step)):
+            break
+    return told or find_nearest(step), found
 
 
 def fits(step: Step, factor: float = 1.0, shrink: float = 0.0) -> bool:
-    return is_computable(step) and step.compare(factor, shrink).fits
+    """Whether this is what happened, as far as dtypes can tell."""
+    try:
+        found = step.compare(factor, shrink)
+    except (OptimError, ValueError, KeyError, IndexError):  # a page that cannot be run on this state
+        return False
+    return found.fits and found.allowed < 1
 
 
-# ---- the page with one thing changed
-
-
-def candidates(
-    step: Step, others: Sequence[Step], groups: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, Step, float]]:
-    """Words, the step as they have it, and the share of the tensor that is taken off besides."""
-    yield from of_decay(step)
+def candidates(step: Step, sample: Sequence[Step], groups: Groups) -> Iterator[Candidate]:
+    """The page with one thing changed, the likely ones first."""
+    rule, decay = step.rule, getattr(step.rule, "weight_decay", 0.0)
+    if decay:
+        none, coupled = step.with_options(weight_decay=0.0), decay / step.grad_scale * wide(step.before)
+        yield "decay is missing", none, 0.0
+        yield "decay is applied twice", step.with_options(weight_decay=2 * decay), 0.0
+        yield "decay is not scaled by lr", none, decay
+        yield "decay is scaled by lr twice", step.with_options(weight_decay=decay * step.rate), 0.0
+        yield "decay is coupled: added to the gradient", replace(none, gradient=step.gradient + coupled), 0.0
+        yield "decay is decoupled: not added to the gradient", none, step.rate * decay
     for index, group in enumerate(groups):
-        for name, value in group.items():
-            own = step.lr if name == "lr" else getattr(step.rule, name, value)
-            if index != step.group and value != own and isinstance(value, (int, float, tuple)):
-                rate: Any = value
-                changed = replace(step, lr=rate) if name == "lr" else step.with_options(**{name: value})
-                yield f"with {name}={value!r} of group {index}, and its own is {own!r}", changed, 0.0
+        for name in sorted(group.keys() & {"lr", *(f.name for f in fields(rule))}):
+            value: Any = group[name]
+            own = step.lr if name == "lr" else getattr(rule, name)
+            if index != step.group and value is not None and value != own:
+                changed = replace(step, lr=value) if name == "lr" else step.with_options(**{name: value})
+                yield f"with {name}={value!r} of group {index}; its own is {own!r}", changed, 0.0
     yield "bias correction is missing", replace(step, t=LATE), 0.0
     if step.t > 1:
         yield "as if it were its first step", replace(step, t=1), 0.0
         yield "as if it were the step before", replace(step, t=step.t - 1), 0.0
         yield "as if its state were all zero", replace(step, state={}), 0.0
-        yield "as if its state were all zero and this its first step", replace(step, state={}, t=1), 0.0
     yield "as if it were the step after", replace(step, t=step.t + 1), 0.0
-    for other in others:
-        if other is not step and other.before.shape == step.before.shape and type(other.rule) is type(step.rule):
+    for other in sample:
+        if other is not step and other.before.shape == step.before.shape and type(other.rule) is type(rule):
             yield f"with the state of {other.name!r}", replace(step, state=other.state), 0.0
             yield f"with the gradient of {other.name!r}", replace(step, gradient=other.gradient), 0.0
-    size = norm(step.gradient) or 1.0
-    yield "as if its gradient were divided by its own norm", replace(step, grad_scale=1 / size), 0.0
-    yield "as if its gradient were 0", replace(step, grad_scale=0.0), 0.0
+    if step.gradient.any():
+        yield "its gradient was divided by its own norm", replace(step, grad_scale=1 / norm(step.gradient)), 0.0
     if step.grad_scale != 1:
-        yield "gradients are not clipped", replace(step, grad_scale=1.0), 0.0
-    for name, value in flips(step.rule):
-        yield (
-            f"as with {name}={value!r}, and it has {getattr(step.rule, name)!r}",
-            step.with_options(**{name: value}),
-            0.0,
-        )
+        yield "gradients are not scaled, as clipping would", replace(step, grad_scale=1.0), 0.0
+    for name, value in flips(rule):
+        yield f"as with {name}={value!r}; it has {getattr(rule, name)!r}", step.with_options(**{name: value}), 0.0
     yield from other_pages(step)
-
-
-def of_decay(step: Step) -> Iterator[tuple[str, Step, float]]:
-    decay: Any = getattr(step.rule, "weight_decay", 0.0)
-    if not decay:
-        return
-    none, rate = step.with_options(weight_decay=0.0), (step.lr or 1.0) * step.lr_scale
-    yield "decay is missing", none, 0.0
-    yield "decay is applied twice", step.with_options(weight_decay=2 * decay), 0.0
-    yield "decay is not scaled by lr", none, decay
-    yield "decay is scaled by lr twice", step.with_options(weight_decay=decay * rate), 0.0
-    yield (
-        "decay is coupled: added to the gradient, and not apart from it",
-        replace(none, gradient=step.gradient + decay / step.grad_scale * np.asarray(step.before, "float64")),
-        0.0,
-    )
-    yield "decay is decoupled: apart from the gradient, and not added to it", none, rate * decay
 
 
 def flips(rule: Rule) -> Iterator[tuple[str, Any]]:
     """Options of a rule that have choices, each with another choice that is possible beside the rest."""
     for f in fields(rule):
-        for kind in alternatives(hints_of(type(rule))[f.name]):
-            for value in choices_of(kind):
-                if type(value) is not type(getattr(rule, f.name)) or value != getattr(rule, f.name):
-                    try:
-                        replace(rule, **{f.name: value}).validate()
-                    except OptimError:
-                        continue
-                    yield f.name, value
+        own = getattr(rule, f.name)
+        for value in (value for kind in alternatives(hints_of(type(rule))[f.name]) for value in choices_of(kind)):
+            if (type(value), value) != (type(own), own) and make(type(rule), {**vars(rule), f.name: value}):
+                yield f.name, value
 
 
-# ---- other pages
-
-
-def other_pages(step: Step) -> Iterator[tuple[str, Step, float]]:
-    """The pages of other rules with what their options have in common with this one's, and some of their own."""
-    known = {f.name: getattr(step.rule, f.name) for f in fields(step.rule)}
-    moments = step.rule.keys(step.before.shape, Moment)
-    kept = [step.state[key] for key in moments if key in step.state]
-    momentum = known.get("momentum") or known.get("betas", (0.9,))[0]
-    for name, rule in RULES.items():
-        shared = {n: known[n] for n in ("momentum", "betas", "weight_decay", "nesterov", "eps") if n in known}
-        several: list[dict[str, Any]] = [*pages_of(name, momentum), shared]
-        for options in several:
-            made = make(rule, {"weight_decay": known.get("weight_decay", 0.0), **options}, step.before.shape)
-            if made is None or (made == step.rule):
-                continue
-            own, entries = {}, made.entries(step.before.shape)
-            for key, entry in entries.items():
-                like = step.state.get(key, kept[0] if isinstance(entry, Moment) and kept else None)
-                if like is not None and like.shape == entry.shape(step.before.shape, made.stacked_axes):
-                    own[key] = like
-            whole = own if len(own) == len(entries) else {}
-            told = ", ".join(f"{n}={v!r}" for n, v in options.items()) or "its defaults"
-            yield f"as {name} with {told} would", replace(step, rule=made, state=whole), 0.0
-
-
-def pages_of(name: str, momentum: float) -> Iterable[dict[str, Any]]:
-    if name == "SGD":
-        return {"momentum": 0.0}, {"momentum": momentum}, {"momentum": momentum, "dampening": momentum}
-    if name == "AdamW":
-        return {"weight_decay": 0.0}, {"decoupled": False}
-    return ({},)
-
-
-def make(rule: type[Rule], options: Mapping[str, Any], shape: tuple[int, ...]) -> Rule | None:
+def make(rule: type[Rule], options: Mapping[str, Any], shape: tuple[int, ...] = (1, 1, 1, 1)) -> Rule | None:
     """A rule with those of the options that it has; None: not with these, or not for this shape."""
-    names = {f.name for f in fields(rule)}
     try:
-        made = rule(**{name: value for name, value in options.items() if name in names})
+        made = rule(**{f.name: options[f.name] for f in fields(rule) if f.name in options})
         made.validate()
         made.check_shape("", shape)
     except (OptimError, TypeError):
@@ -181,47 +118,63 @@ def make(rule: type[Rule], options: Mapping[str, Any], shape: tuple[int, ...]) -
     return made.for_shape(shape)
 
 
-# ---- how far
+def other_pages(step: Step) -> Iterator[Candidate]:
+    """The pages of other rules, with the options that they have in common with this one, and by default."""
+    shape, known = step.before.shape, {f.name: getattr(step.rule, f.name) for f in fields(step.rule)}
+    kept = [step.state[key] for key in step.rule.keys(shape, Moment) if key in step.state]
+    memory = known.get("momentum") or known.get("betas", (0.9,))[0]
+    shared = {name: known[name] for name in ("momentum", "betas", "weight_decay", "nesterov") if name in known}
+    own: dict[str, list[dict[str, Any]]] = {
+        "SGD": [{"momentum": 0.0}, {"momentum": memory}, {"momentum": memory, "dampening": memory}],
+        "AdamW": [{"decoupled": False}],
+    }
+    for name, rule in RULES.items():
+        for options in (*own.get(name, ()), {}, shared):
+            made = make(rule, {"weight_decay": known.get("weight_decay", 0.0), **options}, shape)
+            if made is not None and made != step.rule:
+                entries = made.entries(shape)
+                like = {key: kept[0] for key, entry in entries.items() if isinstance(entry, Moment) and kept}
+                state = {key: step.state.get(key, like.get(key)) for key in entries}
+                whole: Any = state if all(entry is not None for entry in state.values()) else {}
+                told = ", ".join(f"{key}={value!r}" for key, value in options.items())
+                yield f"as {name}{f' with {told}' if told else ''} would", replace(step, rule=made, state=whole), 0.0
 
 
-def find_factor(step: Step, delta: Any, shrink: float, groups: Sequence[Mapping[str, Any]]) -> str:
+def find_factor(step: Step, shrink: float, groups: Groups) -> str:
     """How many times as far along a page the step went, in words; "" if it did not go along it."""
-    size = float((delta * delta).sum())
-    k = float(((step.move + shrink * np.asarray(step.before, "float64")) * delta).sum()) / size if size else 0.0
-    if not k or not fits(step, k, shrink):
+    delta, move = wide(step.page.delta), step.move + shrink * wide(step.before)
+    squares = float((delta * delta).sum())
+    k = float((move * delta).sum()) / squares if squares else 0.0
+    if not abs(k - 1) > ALIKE or not k or not fits(step, k, shrink):
         return ""
-    rate, own = (step.lr or 1.0) * step.lr_scale, norm(step.move)
-    why = ""
-    if abs(own - rate) < ALIKE * rate:
+    rates = [group["lr"] for group in groups if abs(k * step.rate - float(group.get("lr") or 0.0)) < ALIKE * k]
+    why = f": by the lr of another group, {rates[0]!r}" if rates and step.lr else ""
+    if abs(norm(move) - step.rate) < ALIKE * step.rate:
         why = ": its update was divided by its own norm"
-    elif abs(k - step.before.size**0.5) < ALIKE * k:
-        why = ": by the root of its size"
-    elif rates := [g["lr"] for g in groups if g.get("lr") and abs(k * (step.lr or 1.0) - g["lr"]) < ALIKE * g["lr"]]:
-        why = f": by the rate of another group, {rates[0]!r}"
     return f"moved {k:.4g} times as far as the page{why}" if k > 0 else f"moved {-k:.4g} times as far, uphill"
 
 
 def find_shrinkage(step: Step) -> str:
-    """How many times as far, and how much of the tensor is taken off besides, in words."""
+    """How many times as far it went and how much of the tensor is taken off besides, in words."""
     decay: Any = getattr(step.rule, "weight_decay", 0.0)
-    none = step.with_options(weight_decay=0.0) if decay else step
-    before, delta = np.asarray(step.before, "float64").ravel(), np.asarray(none.page.delta, "float64").ravel()
-    if not before.any() or not np.isfinite(delta).all() or not delta.any():
+    none, p = step.with_options(weight_decay=0.0) if decay else step, wide(step.before)
+    columns = np.stack([np.broadcast_to(wide(none.page.delta), p.shape).ravel(), -p.ravel()], 1)
+    if p.size < 3 or not np.isfinite(columns).all():  # two numbers are always told by two
         return ""
-    (k, shrink), *_ = np.linalg.lstsq(np.stack([delta, -before], 1), step.move.ravel(), rcond=None)
+    (k, shrink), *_ = np.linalg.lstsq(columns, step.move.ravel(), rcond=None)
     if not fits(none, float(k), float(shrink)):
         return ""
-    rate = (step.lr or 1.0) * step.lr_scale
-    return (
-        f"moved {k:.4g} times as far as the page without decay, with a decay of {shrink / rate:.4g} (page: {decay:g})"
-    )
+    return f"moved {k:.4g} times as far as the page without decay, and decay is {shrink / step.rate:.4g}, not {decay:g}"
 
 
 def find_nearest(step: Step) -> str:
     """The page that comes closest, by direction."""
-    best, told = 0.0, ""
-    for words, changed, _ in [("as the page", step, 0.0), *other_pages(step)]:
-        if is_computable(changed) and (size := norm(np.asarray(changed.page.delta)) * norm(step.move)):
-            cosine = float((np.asarray(changed.page.delta) * step.move).sum()) / size
-            best, told = max((best, told), (cosine, words))
-    return f"along none of our pages; the nearest is {told!r} (cosine {best:.4f})"
+    best, told = -1.0, ""
+    for words, changed, _ in [("its own", step, 0.0), *other_pages(step)]:
+        try:
+            delta = np.broadcast_to(wide(changed.page.delta), step.before.shape)
+        except (OptimError, ValueError, KeyError, IndexError):
+            continue
+        size = norm(delta) * norm(step.move)
+        best, told = max((best, told), (float((delta * step.move).sum()) / size if size else -1.0, words))
+    return f"along none of our pages; the nearest: {told} (cosine {best:.4f})"

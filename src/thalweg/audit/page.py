@@ -1,26 +1,43 @@
-"""One tensor around one step, and the same step by the page of a rule: in float64, with what dtypes may cost."""
+"""One tensor around one step, and the same step by the page of a rule, in float64 and with what dtypes may cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from thalweg.dtypes import DTYPES
 from thalweg.rules import Rule, Update
-from thalweg.rules.entries import Count
+from thalweg.rules.entries import Count, Spread
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.spaces import numpy as xp
 
 Arr: TypeAlias = npt.NDArray[Any]
 
 #: How far a step may be off, in units of the last place of its arithmetic: it is some ten operations for an element,
-#: each off by half a unit, in either of two orders.
-UNITS = 16
+#: each off by half a unit, in either of two orders. The same for rules that multiply matrices: sums of dozens of
+#: products; and for each of their products in 16 bits.
+UNITS, UNITS_OF_PRODUCTS, PRODUCTS = 16, 1024, 5
+#: What is off at random may happen to be off by less than this part of it at an element.
+SHARE = 1 / 4
+#: How often a page is run on numbers that are off, to see where it jumps, for tensors of so many elements and others.
+RUNS, SMALL = 8, 4096
+
+
+class Comparison(NamedTuple):
+    """A move beside a page: whether its dtypes allow the difference; how far it is off, and may be, as parts of it."""
+
+    fits: bool
+    off: float
+    allowed: float
+    delta: Arr
+    #: How many elements the page moves, and how many of them have not moved.
+    moved: int
+    lost: int
 
 
 @dataclass(frozen=True)
@@ -32,82 +49,81 @@ class Step:
     before: Arr
     gradient: Arr
     after: Arr
+    #: State by the names of the page; empty: there is none yet.
     state: Mapping[str, Arr]
-    state_after: Mapping[str, Arr]
     #: The number of the step from 1, the learning rate, and what multiplies the step size and the gradient.
     t: int
     lr: float | None
     lr_scale: float = 1.0
     grad_scale: float = 1.0
-    #: The group of the tensor, and the dtypes of the tensor, of its state and of the arithmetic.
+    #: The group of the tensor, its dtype, and that of the arithmetic.
     group: int = 0
     dtype: str = "float32"
-    state_dtypes: Mapping[str, str] = field(default_factory=dict)
     arithmetic: str = "float32"
     rounding: str = "nearest"
     seed: int = 0
     #: How often the tensor is written in a step, each time rounded to the nearest.
     writes: int = 1
+    state_after: Mapping[str, Arr] = field(default_factory=dict)
+    state_dtypes: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self, *, is_rough: bool) -> Update:
-        """The answer of the page. is_rough: in the precision of the step, given numbers that are off by UNITS of it."""
-        wide = "float64" if not is_rough or self.arithmetic == "float64" else "float32"
-        rng, off = np.random.default_rng(0), UNITS * DTYPES[self.arithmetic].rounding / 2
+    @property
+    def rate(self) -> float:
+        return (1.0 if self.lr is None else self.lr) * self.lr_scale
+
+    def run(self, rng: Any = None) -> Update:
+        """The answer of the page; with rng in the precision of the step, given numbers that are off at random."""
+        wide = "float64" if rng is None or self.arithmetic == "float64" else "float32"
         counts = self.rule.keys(self.before.shape, Count)
 
         def given(x: Arr, key: str = "") -> Arr:
-            x = np.asarray(x, wide)
-            return (
-                x * np.asarray(rng.choice([1 - off, 1 + off], x.shape), wide) if is_rough and key not in counts else x
-            )
+            off = 1.0 if rng is None or key in counts else 1 + self.precision * rng.choice([-1, 1], np.shape(x))
+            return np.asarray(np.asarray(x, "float64") * off, wide)
 
         p, g = given(self.before), given(self.gradient) * self.grad_scale
-        state = {key: given(entry, key) for key, entry in self.state.items()}
+        state = {key: given(entry, key) for key, entry in self.state.items()} or self.rule.init(xp, p)
+        numbers: dict[str, Any] = dict(t=self.t, lr=self.lr, lr_scale=self.lr_scale)
+        place = dict(seed=self.seed, tensor=tensor_id(self.name), t=self.t)
         with np.errstate(all="ignore"):
-            return self.rule.update(
-                xp,
-                g,
-                state or self.rule.init(xp, p),
-                p,
-                t=self.t,
-                lr=self.lr,
-                lr_scale=self.lr_scale,
-                noise=lambda: normal(xp, p, seed=self.seed, tensor=tensor_id(self.name), t=self.t),
-            )
+            return self.rule.update(xp, g, state, p, **numbers, noise=lambda: normal(xp, p, **place))
+
+    @property
+    def precision(self) -> float:
+        """How far a number of a step may be off, as a part of it."""
+        units, products = UNITS_OF_PRODUCTS if self.rule.needs_whole else UNITS, getattr(self.rule, "ns_dtype", None)
+        of_products = PRODUCTS * DTYPES[products].rounding / 2 if products in ("bfloat16", "float16") else 0.0
+        return max(units * DTYPES[self.arithmetic].rounding / 2, of_products)
 
     @cached_property
     def page(self) -> Update:
-        return self.run(is_rough=False)
+        return self.run()
 
     @cached_property
-    def rough(self) -> Update:
-        return self.run(is_rough=True)
+    def rough(self) -> list[Update]:
+        return [self.run(np.random.default_rng(i)) for i in range(RUNS if self.before.size <= SMALL else 1)]
 
     @cached_property
     def move(self) -> Arr:
-        move: Arr = np.asarray(self.after, "float64") - np.asarray(self.before, "float64")
-        return move
+        return np.asarray(wide(self.after) - wide(self.before))
 
     def compare(self, factor: float = 1.0, shrink: float = 0.0) -> Comparison:
         """The move beside that of the page, taken so many times, less a share of the tensor."""
-        before = np.asarray(self.before, "float64")
-        delta, rough = (factor * np.asarray(u.delta, "float64") - shrink * before for u in (self.page, self.rough))
-        delta, rough = np.broadcast_to(delta, before.shape), np.broadcast_to(rough, before.shape)
+        p, shape = wide(self.before), self.before.shape
         with np.errstate(all="ignore"):
-            return self._compare(before, delta, np.abs(rough - delta))
-
-    def _compare(self, before: Arr, delta: Arr, spread: Arr) -> Comparison:
-        distance = spacing(np.maximum(np.abs(before), np.abs(before + delta)), self.dtype)
-        if self.rounding == "compensated":
-            distance = distance * 2.0**-8
-        slack = allowance(delta, spread, self.arithmetic) + distance * (self.writes - 1) / 2
-        is_finite = np.isfinite(delta)
-        aims, jumps = before + delta, int((spread > np.maximum(np.abs(delta) / 2, slack / 2)).sum())
-        inside = is_between(np.asarray(self.after, "float64"), aims, slack, distance, self.rounding)
-        outside = int((~inside & is_finite).sum())
+            delta, *rough = (
+                np.broadcast_to(factor * wide(update.delta) - shrink * p, shape) for update in (self.page, *self.rough)
+            )
+            spread = np.max([np.abs(each - delta) for each in rough], 0)
+            distance = spacing(np.maximum(np.abs(p), np.abs(p + delta)), self.dtype)
+            writes = 1 + (self.writes - 1) / 2
+            if self.rounding == "compensated":  # 256ths of the distance, where 128 are told as 127
+                distance, writes = distance * 2.0**-8, 2.0
+            slack = allowance(delta, spread, self.precision) + distance * (writes - 1)
+            jumps = int((spread > np.maximum(np.abs(delta), slack) / 2).sum())
+            outside = ~is_between(wide(self.after), p + delta, slack, self.dtype, self.rounding)
         size = norm(delta) or norm(self.move) or 1.0
         return Comparison(
-            fits=outside <= jumps and bool(is_finite.all()),
+            fits=int(outside.sum()) <= jumps and bool(np.isfinite(delta).all()),
             off=norm(self.move - delta) / size,
             allowed=norm(slack + distance / 2) / size,
             delta=delta,
@@ -115,21 +131,24 @@ class Step:
             lost=int(((delta != 0) & (self.move == 0)).sum()),
         )
 
-    def wrong_state(self) -> list[str]:
-        """The entries of state that are not the page's after the step, in words."""
-        found = []
-        for key, new in self.page.state.items():
-            if key in self.state_after and self.state_dtypes.get(key) in DTYPES:
-                after, new = (np.asarray(x, "float64") for x in (self.state_after[key], new))
-                spread = np.abs(np.asarray(self.rough.state[key], "float64") - new)
-                distance = spacing(new, self.state_dtypes[key])
-                slack = allowance(new, spread, self.arithmetic) + distance
-                if not is_between(after, new, slack, distance, "nearest").all() and np.isfinite(new).all():
-                    k = float((after * new).sum() / ((new * new).sum() or 1.0))
-                    is_scaled = is_between(after, k * new, max(1.0, abs(k)) * slack, distance, "nearest").all()
-                    stays = key in self.state and np.array_equal(after, self.state[key])
-                    how = "does not change" if stays else f"is {k:.4g} times" if is_scaled else "is not"
-                    found.append(f"its state {key!r} {how}{'' if stays else ' that of the page'}")
+    def faults_of_state(self) -> list[str]:
+        """The entries of state that are not the page's after the step, and those that rounding keeps as they are."""
+        found, entries = [], self.rule.entries(self.before.shape)
+        for key, after in self.state_after.items():
+            dtype, new = self.state_dtypes[key], wide(self.page.state[key])
+            if dtype not in DTYPES or not isinstance(entries[key], Spread) or not np.isfinite(new).all():
+                continue
+            spread = np.max([np.abs(wide(update.state[key]) - new) for update in self.rough], 0)
+            slack, before = allowance(new, spread, self.precision) + spacing(new, dtype), wide(self.state.get(key, 0.0))
+            stays, moves = int(((after == before) & (new != before)).sum()), int((new != before).sum())
+            if is_between(wide(after), new, slack, dtype).all():
+                if 2 * stays > moves and dtype != "float64":
+                    found.append(f"its state {key!r} is lost in rounding to {dtype}: {stays} of {moves} elements stay")
+                continue
+            k = float((after * new).sum() / ((new * new).sum() or 1.0))
+            is_scaled = is_between(wide(after), k * new, max(1.0, abs(k)) * slack, dtype).all()
+            how = "does not change" if stays == moves else f"is {k:.4g} times" if is_scaled else "is not"
+            found.append(f"its state {key!r} {how}{'' if stays == moves else ' that of the page'}")
         return found
 
     def with_options(self, **options: Any) -> Step:
@@ -137,40 +156,29 @@ class Step:
         return replace(self, rule=replace(self.rule, **options))
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A move beside a page: whether its dtypes allow the difference; both relative to the page's move."""
-
-    fits: bool
-    off: float
-    allowed: float
-    delta: Arr
-    #: How many elements the page moves, and how many of them have not moved.
-    moved: int
-    lost: int
+def wide(x: Any) -> Arr:
+    return np.asarray(x, "float64")
 
 
-def norm(x: Arr) -> float:
-    return float(np.sqrt(np.square(np.asarray(x, "float64")).sum()))
+def norm(x: Any) -> float:
+    return float(np.sqrt(np.square(wide(x)).sum()))
 
 
-def allowance(values: Arr, spread: Arr, arithmetic: str) -> Arr:
-    """How far each number may be off. spread: by how much it changes if what it is made of is off by UNITS."""
-    largest = float(np.abs(values).max(initial=0.0))
-    return spread + UNITS * max(DTYPES[arithmetic].rounding / 2 * largest, float(spread.mean()) if spread.size else 0.0)
+def allowance(values: Arr, spread: Arr, precision: float) -> Arr:
+    """How far each number may be off. spread: by how much it changes if what it is made of is off by so much."""
+    return np.asarray(spread + precision * np.abs(values).max(initial=0.0) + spread.mean() / SHARE)
 
 
 def spacing(x: Arr, dtype: str) -> Arr:
     """The distance to the next number of a dtype."""
-    return xp.spacing(np.asarray(x, "float64"), DTYPES[dtype].digits, DTYPES[dtype].least)
+    return xp.spacing(x, DTYPES[dtype].digits, DTYPES[dtype].least)
 
 
-def is_between(x: Arr, aims: Arr, slack: Arr, distance: Arr, rounding: str) -> Arr:
-    """Whether numbers are what these aims, each off by its slack at most, are rounded to."""
+def is_between(x: Arr, aims: Arr, slack: Arr, dtype: str, rounding: str = "nearest") -> Arr:
+    """Whether numbers are what these aims, each off by its slack at most, are rounded to in a dtype."""
     low, high = aims - slack, aims + slack
     if rounding == "nearest":
-        low, high = np.rint(low / distance) * distance, np.rint(high / distance) * distance
-    else:  # either neighbour
-        low, high = low - distance, high + distance
-    inside: Arr = (low <= x) & (x <= high)
-    return inside
+        low, high = (np.rint(end / spacing(end, dtype)) * spacing(end, dtype) for end in (low, high))
+    elif rounding == "stochastic":  # either neighbour
+        low, high = low - spacing(low, dtype), high + spacing(high, dtype)
+    return np.asarray((low <= x) & (x <= high))

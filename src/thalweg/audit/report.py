@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from thalweg.audit.page import Comparison, Step
+from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError
+
+BYTES = {name: dtype.bytes for name, dtype in DTYPES.items()}
 
 #: The verdict on a step that is the page's.
 AS_PAGE = "as the page"
@@ -33,7 +37,7 @@ class Line:
 
     @property
     def is_page(self) -> bool:
-        return self.verdict == AS_PAGE
+        return self.verdict.startswith(AS_PAGE)
 
     def cells(self) -> tuple[str, ...]:
         name, *more = self.names
@@ -83,3 +87,21 @@ def merged(lines: Sequence[Line]) -> list[Line]:
             worst = max(first, line, key=lambda one: one.off)
             found[key] = Line(first.names + line.names, *list(vars(worst).values())[1:])
     return list(found.values())
+
+
+def line_of(step: Step, verdict: str, found: Comparison) -> Line:
+    """The line of a tensor."""
+    shape, rule = tuple(step.before.shape), step.rule
+    treatment, dtypes = rule.treatment(shape), sorted(set(step.state_dtypes.values()))
+    kept = sum(entry.size * BYTES.get(step.state_dtypes[key], 1) for key, entry in step.state_after.items())
+    return Line(
+        (step.name,),
+        type(rule).__name__ + ("" if treatment == "elementwise" else f": {treatment}"),
+        f"{'x'.join(map(str, shape)) or '()'} {step.dtype}",
+        "by the page" if step.lr is None else f"{step.rate:.4g}",
+        f"{getattr(rule, 'weight_decay', 0.0):g}",
+        f"{kept / step.before.size:.3g} B {', '.join(dtypes)}",
+        found.off,
+        found.allowed,
+        verdict,
+    )
