@@ -43,7 +43,7 @@ def find_verdict(step: Step, sample: Sequence[Step], groups: Groups) -> tuple[st
         return f"not moved{still}", found
     tried = [("", step, 0.0), *candidates(step, sample, groups)]
     told = next((words for words, changed, shrink in tried if fits(changed, 1.0, shrink)), "")
-    for words, changed, shrink in tried if not told else ():
+    for words, changed, shrink in () if told else filter(lambda each: is_runnable(each[1]), tried):
         if factor := find_factor(changed, shrink, groups):
             told = f"{words}, {factor}" if words else factor
             break
@@ -52,13 +52,18 @@ def find_verdict(step: Step, sample: Sequence[Step], groups: Groups) -> tuple[st
     return told or find_nearest(step), found
 
 
+def is_runnable(step: Step) -> bool:
+    """Whether the page can be run on this state, which may be another's."""
+    try:
+        return step.page is not None
+    except (OptimError, ValueError, KeyError, IndexError):
+        return False
+
+
 def fits(step: Step, factor: float = 1.0, shrink: float = 0.0) -> bool:
     """Whether this is what happened, as far as dtypes can tell."""
-    try:
-        found = step.compare(factor, shrink)
-    except (OptimError, ValueError, KeyError, IndexError):  # a page that cannot be run on this state
-        return False
-    return found.fits and found.allowed < 1
+    found = step.compare(factor, shrink) if is_runnable(step) else None
+    return found is not None and found.fits and found.allowed < 1
 
 
 def candidates(step: Step, sample: Sequence[Step], groups: Groups) -> Iterator[Candidate]:
@@ -171,10 +176,7 @@ def find_nearest(step: Step) -> str:
     """The page that comes closest, by direction."""
     best, told = -1.0, ""
     for words, changed, _ in [("its own", step, 0.0), *other_pages(step)]:
-        try:
-            delta = np.broadcast_to(wide(changed.page.delta), step.before.shape)
-        except (OptimError, ValueError, KeyError, IndexError):
-            continue
+        delta = wide(changed.page.delta) if is_runnable(changed) else np.zeros(1)
         size = norm(delta) * norm(step.move)
         best, told = max((best, told), (float((delta * step.move).sum()) / size if size else -1.0, words))
     return f"along none of our pages; the nearest: {told} (cosine {best:.4f})"

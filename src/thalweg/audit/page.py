@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from thalweg.dtypes import DTYPES
 from thalweg.rules import Rule, Update
-from thalweg.rules.entries import Count, Spread
+from thalweg.rules.entries import Count, Factor
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.spaces import numpy as xp
 
@@ -115,7 +115,7 @@ class Step:
             )
             spread = np.max([np.abs(each - delta) for each in rough], 0)
             distance = spacing(np.maximum(np.abs(p), np.abs(p + delta)), self.dtype)
-            writes = 1 + (self.writes - 1) / 2
+            writes = 1 + (self.writes - 1) / 2 + (self.dtype == "float64")  # in which this sum is rounded too
             if self.rounding == "compensated":  # 256ths of the distance, where 128 are told as 127
                 distance, writes = distance * 2.0**-8, 2.0
             slack = allowance(delta, spread, self.precision) + distance * (writes - 1)
@@ -136,7 +136,7 @@ class Step:
         found, entries = [], self.rule.entries(self.before.shape)
         for key, after in self.state_after.items():
             dtype, new = self.state_dtypes[key], wide(self.page.state[key])
-            if dtype not in DTYPES or not isinstance(entries[key], Spread) or not np.isfinite(new).all():
+            if dtype not in DTYPES or isinstance(entries[key], Factor) or not np.isfinite(new).all():
                 continue
             spread = np.max([np.abs(wide(update.state[key]) - new) for update in self.rough], 0)
             slack, before = allowance(new, spread, self.precision) + spacing(new, dtype), wide(self.state.get(key, 0.0))

@@ -28,8 +28,8 @@ from thalweg.torch.sharding.shards import whole
 
 #: Bytes of copies on the host, if none are said.
 MEMORY = 64 * 2**20
-#: How often other libraries write a parameter in a step, at most, each time rounding it.
-WRITES = 2
+#: How often a parameter is rounded in a step of other libraries: decayed by a factor that is rounded itself, and moved.
+WRITES = 3
 
 
 class Audit:
@@ -61,7 +61,7 @@ class Audit:
         return str(self._report or "an audit that has seen no step")
 
     def __enter__(self) -> Audit:
-        self._counts, self._problem, self._told = [0 for _ in self.optimizers], "", list[str]()
+        self._counts, self._depth, self._problem, self._told = [0 for _ in self.optimizers], 0, "", list[str]()
         self._seen: list[tuple[torch.optim.Optimizer, Treated, Step]] = []
         self._names = {} if self.model is None else {id(p): name for name, p in self.model.named_parameters()}
         self._before = {id(p): numbers_of(p) for p in choose(self.optimizers, self.memory)}
@@ -85,12 +85,13 @@ class Audit:
     def _look(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
         """Copy what the step is given."""
         place = next(i for i, known in enumerate(self.optimizers) if known is optimizer)
-        self._counts[place] += 1
+        self._depth += 1  # a step may call that of the class that it derives from
+        self._counts[place] += self._depth == 1
         if named.get("closure", args[1] if args[1:] else None) is not None:
             self._problem = "a closure computes gradients within step(): call it before, and step() without it"
         elif torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self._problem = "a CUDA graph is being captured, where nothing can be read: audit a step before that"
-        if self._problem or self._counts[place] > 1:
+        if self._problem or self._depth > 1 or self._counts[place] > 1:
             return
         treated = list(list_treated(optimizer, self.rule))
         stepped = [one for one in treated if one.p.grad is not None]
@@ -127,7 +128,10 @@ class Audit:
         )
 
     def _look_again(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
-        self._after |= {id(one.p): numbers_of(one.p) for by, one, _ in self._seen if by is optimizer}
+        if any(optimizer is known for known in self.optimizers):
+            self._depth -= 1
+            if self._depth == 0:
+                self._after |= {id(one.p): numbers_of(one.p) for by, one, _ in self._seen if by is optimizer}
 
     def _compare(self, one: Treated, known: dict[int, Arr], when: str) -> None:
         if not np.array_equal(known[id(one.p)], numbers_of(one.p), equal_nan=True):

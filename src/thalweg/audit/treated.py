@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 
 from thalweg.audit.report import AuditError
-from thalweg.errors import StateError
 from thalweg.given import plain
 from thalweg.rules import RULES, AdamW, Rule, ScheduleFree, around
 from thalweg.rules.around import EVALUATED
@@ -19,7 +19,7 @@ from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD, SPIKES, decoded
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.groups import homes_in
-from thalweg.torch.peers import AVERAGED_OVER, TABLE, Peer, names
+from thalweg.torch.peers import TABLE, Peer, names
 from thalweg.torch.sharding.shards import whole
 
 #: The table of those whose runs can be continued, and one whose steps can be audited alone.
@@ -54,6 +54,7 @@ class Treated(NamedTuple):
     t: int
     #: Its row in the table; None: ours, or known by its name, or by the page that was said.
     peer: Peer | None
+    is_ours: bool
 
 
 def list_treated(optimizer: torch.optim.Optimizer, rule: Any) -> Iterator[Treated]:
@@ -61,7 +62,7 @@ def list_treated(optimizer: torch.optim.Optimizer, rule: Any) -> Iterator[Treate
     if isinstance(optimizer, Optimizer) and rule is None:
         for name, p, index, setting, lr, factor, _ in optimizer._treatments():
             t = int(optimizer.state.get(p, {}).get("step", 0)) + 1
-            yield Treated(name, p, index, setting, lr, factor * setting.lr_scale, t, None)
+            yield Treated(name, p, index, setting, lr, factor * setting.lr_scale, t, None, True)
         return
     for name, p, index in homes_in(optimizer.param_groups):
         if p.requires_grad:
@@ -70,7 +71,7 @@ def list_treated(optimizer: torch.optim.Optimizer, rule: Any) -> Iterator[Treate
             setting = set_by(peer, group) if peer else set_by_name(optimizer, group, state, name, p, rule)
             count = int(state.get("step", group.get("step", group.get("k", len(state) > 0))))
             lr = None if group.get("relative_step") else plain(group["lr"])
-            yield Treated(name, p, index, setting.for_shape(tuple(p.shape)), lr, 1.0, count + 1, peer)
+            yield Treated(name, p, index, setting.for_shape(tuple(p.shape)), lr, 1.0, count + 1, peer, False)
 
 
 def find_peer(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Peer | None:
@@ -127,14 +128,18 @@ def set_by_name(
 
 def name_state(one: Treated, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """State as its page names it and lays it out, as it is kept."""
-    entries = {key: whole(x.detach()) for key, x in state.items() if isinstance(x, Tensor)}
-    wanted, p = one.setting.rule_at(1).entries(tuple(one.p.shape)), whole(one.p.detach())
-    if one.peer is not None:
-        entries = {one.peer.keys.get(key, key): x for key, x in entries.items()}
-        for key in AVERAGED_OVER.keys() & entries.keys():
-            if entries[key].ndim < p.ndim:
-                entries[key] = entries[key].unsqueeze(AVERAGED_OVER[key])
-    return {key: x for key, x in entries.items() if key not in ("step", SPIKES) and (not one.peer or key in wanted)}
+    rule, p = one.setting.rule_at(1), one.p
+    wanted = {
+        key: entry.shape(tuple(p.shape), rule.stacked_axes) for key, entry in rule.entries(tuple(p.shape)).items()
+    }
+    found = {}
+    for theirs, entry in state.items():
+        key = one.peer.keys.get(theirs, theirs) if one.peer else theirs
+        if isinstance(entry, Tensor) and key not in ("step", SPIKES) and (one.is_ours or key in wanted):
+            x = whole(entry.detach())
+            # ours keep an axis that was averaged, with size 1
+            found[key] = x.reshape(wanted[key]) if x.numel() == math.prod(wanted.get(key, (-1,))) else x
+    return found
 
 
 def read_state(one: Treated, state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -147,7 +152,5 @@ def read_state(one: Treated, state: Mapping[str, Any]) -> dict[str, Tensor]:
         x = (y.double() - (1 - beta) * z) / beta
         entries[EVALUATED] = (x - weight * z) / (1 - weight) if weight < 1 else y
         entries["exp_avg"] = torch.zeros_like(z)
-    elif lacking := rule.entries(tuple(y.shape)).keys() - entries.keys() if entries else ():
-        raise StateError(f"the state of {one.name!r} has no {', '.join(sorted(lacking))}")
     found = decoded(xp, rule, y, entries) if entries else {}
     return {key: entry for key, entry in found.items() if key != RECORD}
