@@ -14,6 +14,7 @@ from torch import nn
 from thalweg.audit.page import Step
 from thalweg.audit.treated import Treated
 from thalweg.dtypes import NARROW
+from thalweg.torch.base import Optimizer
 from thalweg.torch.sharding.shards import count_ranks, local
 
 #: How many names are told.
@@ -74,7 +75,9 @@ def remarks_on(
         if step.before.ndim > 1:
             way = type(step.rule).__name__, step.rate, getattr(step.rule, "weight_decay", 0.0)
             alike[step.before.shape][way].append(step.name)
-        empty = [key for key, entry in step.state.items() if entry.size > 1 and not entry.any()]
+        empty = [
+            key for key, entry in step.state.items() if entry.size > 1 and not entry.any() and key in step.state_dtypes
+        ]
         if empty and step.t > 1 and step.gradient.any():
             found.append(f"{step.name}: before step {step.t} its state {', '.join(empty)} is all zero")
     for ways in alike.values():
@@ -90,6 +93,11 @@ def remarks_on(
         kept = {dtype for step in steps for dtype in step.state_dtypes.values()}
         if bits and not any("int" in dtype or str(bits[1]) in dtype for dtype in kept):
             found.append(f"{kind} has {bits[1]} bits in its name, and keeps its state in {', '.join(sorted(kept))}")
+        unknown = {type(step.rule).__name__ for one, step in zip(treated, steps, strict=True) if one.peer is None}
+        if unknown and not isinstance(optimizer, Optimizer):
+            found.append(
+                f"{kind} is in no table: its first step, by the page of {', '.join(sorted(unknown))}, its name"
+            )
     for one, step in zip(treated, steps, strict=True):
         narrow = [key for key, dtype in step.state_dtypes.items() if dtype in NARROW and dtype != step.dtype]
         if narrow and one.peer is not None:

@@ -20,8 +20,8 @@ Arr: TypeAlias = npt.NDArray[Any]
 
 #: How far a step may be off, in units of the last place of its arithmetic: it is some ten operations for an element,
 #: each off by half a unit, in either of two orders. The same for rules that multiply matrices: sums of dozens of
-#: products; and for each of their products in 16 bits.
-UNITS, UNITS_OF_PRODUCTS, PRODUCTS = 16, 1024, 5
+#: products.
+UNITS, UNITS_OF_PRODUCTS = 16, 1024
 #: What is off at random may happen to be off by less than this part of it at an element.
 SHARE = 1 / 4
 #: How often a page is run on numbers that are off, to see where it jumps, for tensors of so many elements and others.
@@ -90,9 +90,10 @@ class Step:
     @property
     def precision(self) -> float:
         """How far a number of a step may be off, as a part of it."""
-        units, products = UNITS_OF_PRODUCTS if self.rule.needs_whole else UNITS, getattr(self.rule, "ns_dtype", None)
-        of_products = PRODUCTS * DTYPES[products].rounding / 2 if products in ("bfloat16", "float16") else 0.0
-        return max(units * DTYPES[self.arithmetic].rounding / 2, of_products)
+        # other libraries compute 1 - beta**t in float64, with as many digits less as beta is close to 1
+        is_hosts = self.arithmetic == "float64" and self.writes > 1
+        units = UNITS_OF_PRODUCTS if self.rule.needs_whole or is_hosts else UNITS
+        return units * DTYPES[self.arithmetic].rounding / 2
 
     @cached_property
     def page(self) -> Update:
@@ -115,10 +116,12 @@ class Step:
             )
             spread = np.max([np.abs(each - delta) for each in rough], 0)
             distance = spacing(np.maximum(np.abs(p), np.abs(p + delta)), self.dtype)
-            writes = 1 + (self.writes - 1) / 2 + (self.dtype == "float64")  # in which this sum is rounded too
+            slack = distance * (self.writes - 1) / 2 + spacing(p + delta, "float64")  # in which this sum is rounded too
             if self.rounding == "compensated":  # 256ths of the distance, where 128 are told as 127
-                distance, writes = distance * 2.0**-8, 2.0
-            slack = allowance(delta, spread, self.precision) + distance * (writes - 1)
+                slack = distance = distance * 2.0**-8
+            if self.arithmetic != self.dtype:  # the sum is rounded before it is stored
+                slack = slack + spacing(p + delta, self.arithmetic) / 2
+            slack = slack + allowance(delta, spread, self.precision)
             jumps = int((spread > np.maximum(np.abs(delta), slack) / 2).sum())
             outside = ~is_between(wide(self.after), p + delta, slack, self.dtype, self.rounding)
         size = norm(delta) or norm(self.move) or 1.0

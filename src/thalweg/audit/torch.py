@@ -23,8 +23,7 @@ from thalweg.rules.spikes import judge
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD, SPIKES, arithmetic
-from thalweg.torch.base import Optimizer
-from thalweg.torch.sharding.shards import whole
+from thalweg.torch.sharding.shards import count_ranks, whole
 
 #: Bytes of copies on the host, if none are said.
 MEMORY = 64 * 2**20
@@ -58,6 +57,8 @@ class Audit:
         self.report.check()
 
     def __str__(self) -> str:
+        if self._report is not None and count_ranks() > 1 and torch.distributed.get_rank():
+            return "the report is on rank 0"
         return str(self._report or "an audit that has seen no step")
 
     def __enter__(self) -> Audit:
@@ -104,7 +105,7 @@ class Audit:
 
     def _copy(self, optimizer: torch.optim.Optimizer, one: Treated, scale: float) -> Step:
         p, handling, state = one.p, one.setting.handling, optimizer.state.get(one.p, {})
-        kept, dtype, is_ours = name_state(one, state), xp.dtype(one.p), isinstance(optimizer, Optimizer)
+        kept, dtype, is_ours = name_state(one, state), xp.dtype(one.p), one.is_ours
         dtypes = [dtype, *(xp.dtype(entry) for entry in kept.values() if xp.dtype(entry) in DTYPES)]
         narrowest = min(dtypes, key=lambda each: DTYPES[each].digits)
         before = host(seen(xp, whole(p.detach()), kept)) if RECORD in kept else self._before[id(p)]
