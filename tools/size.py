@@ -17,7 +17,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "kernels/triton": (4790, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (5025, ("src/thalweg/kernels/",)),
     "torch": (8490, ("src/thalweg/torch/",)),
-    "optax": (4030, ("src/thalweg/optax/",)),
+    "optax": (4040, ("src/thalweg/optax/",)),
     "numpy": (975, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
     "plan": (610, ("src/thalweg/plan/",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -91,7 +92,8 @@ def test_momentum_of_torchs_muon_in_bfloat16() -> None:
     model = make_model(torch.bfloat16, bias=False)
     audit = audited(torch.optim.Muon(model.parameters(), nesterov=False), model)
     buffer = audit.report.faults[0]
-    assert buffer.startswith("0.weight: its state 'momentum_buffer' is ") and buffer.endswith("times that of the page")
+    assert buffer.startswith("0.weight: its state 'momentum_buffer' is ")
+    assert buffer.endswith("times that of the page")
 
 
 def test_torchs_adafactor_in_bfloat16_is_told() -> None:
@@ -128,21 +130,14 @@ def test_what_an_audit_cannot_see() -> None:
         pass
     backward(model)
     with pytest.raises(AuditError, match="2 steps were taken"), thalweg.torch.audit(optimizer):
-        optimizer.step()
-        optimizer.step()
+        [optimizer.step() for _ in range(2)]
     with pytest.raises(AuditError, match="a closure"), thalweg.torch.audit(optimizer):
         optimizer.step(lambda: torch.tensor(0.0))
-    for when in ("before", "after"):
-        with (
-            pytest.raises(AuditError, match=f"'0.weight' was changed within, {when} the step"),
-            thalweg.torch.audit(optimizer, model),
-            torch.no_grad(),
-        ):
-            if when == "after":
-                optimizer.step()
-            model[0].weight.add_(1.0)
-            if when == "before":
-                optimizer.step()
+    change, step = functools.partial(model[0].weight.data.add_, 1.0), optimizer.step
+    for when, does in {"before": [change, step], "after": [step, change]}.items():
+        words = f"'0.weight' was changed within, {when} the step"
+        with pytest.raises(AuditError, match=words), thalweg.torch.audit(optimizer, model):
+            [do() for do in does]
     with pytest.raises(ZeroDivisionError), thalweg.torch.audit(optimizer):
         raise ZeroDivisionError
     with pytest.raises(AuditError, match="int is no optimizer"):

@@ -90,14 +90,12 @@ def remarks_on(
     for optimizer in optimizers:
         kind = type(optimizer).__name__
         bits = re.search(r"(\d+) ?_?bit", kind)
-        kept = {dtype for step in steps for dtype in step.state_dtypes.values()}
-        if bits and not any("int" in dtype or str(bits[1]) in dtype for dtype in kept):
-            found.append(f"{kind} has {bits[1]} bits in its name, and keeps its state in {', '.join(sorted(kept))}")
-        unknown = {type(step.rule).__name__ for one, step in zip(treated, steps, strict=True) if one.peer is None}
-        if unknown and not isinstance(optimizer, Optimizer):
-            found.append(
-                f"{kind} is in no table: its first step, by the page of {', '.join(sorted(unknown))}, its name"
-            )
+        dtypes = {dtype for step in steps for dtype in step.state_dtypes.values()}
+        if bits and not any("int" in dtype or str(bits[1]) in dtype for dtype in dtypes):
+            found.append(f"{kind} has {bits[1]} bits in its name, and keeps its state in {', '.join(sorted(dtypes))}")
+        pages = ", ".join(sorted({type(one.setting.rule).__name__ for one in treated if one.is_named}))
+        if pages and not isinstance(optimizer, Optimizer):
+            found.append(f"{kind} is in no table: its first step, by the page of {pages}, its name")
     for one, step in zip(treated, steps, strict=True):
         narrow = [key for key, dtype in step.state_dtypes.items() if dtype in NARROW and dtype != step.dtype]
         if narrow and one.peer is not None:

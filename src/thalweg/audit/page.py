@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from thalweg.dtypes import DTYPES
+from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules import Rule, Update
 from thalweg.rules.entries import Count, Factor
 from thalweg.rules.noise import normal, tensor_id
@@ -20,8 +20,8 @@ Arr: TypeAlias = npt.NDArray[Any]
 
 #: How far a step may be off, in units of the last place of its arithmetic: it is some ten operations for an element,
 #: each off by half a unit, in either of two orders. The same for rules that multiply matrices: sums of dozens of
-#: products.
-UNITS, UNITS_OF_PRODUCTS = 16, 1024
+#: products. And for those in 16 bits, a unit for each product of a chain.
+UNITS, UNITS_OF_PRODUCTS, PRODUCTS = 16, 1024, 5
 #: What is off at random may happen to be off by less than this part of it at an element.
 SHARE = 1 / 4
 #: How often a page is run on numbers that are off, to see where it jumps, for tensors of so many elements and others.
@@ -64,6 +64,8 @@ class Step:
     seed: int = 0
     #: How often the tensor is written in a step, each time rounded to the nearest.
     writes: int = 1
+    #: Whether 1 - beta**t is computed in the same arithmetic, with as many digits less as beta is close to 1.
+    is_coarse: bool = False
     state_after: Mapping[str, Arr] = field(default_factory=dict)
     state_dtypes: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,13 +73,13 @@ class Step:
     def rate(self) -> float:
         return (1.0 if self.lr is None else self.lr) * self.lr_scale
 
-    def run(self, rng: Any = None) -> Update:
-        """The answer of the page; with rng in the precision of the step, given numbers that are off at random."""
-        wide = "float64" if rng is None or self.arithmetic == "float64" else "float32"
-        counts = self.rule.keys(self.before.shape, Count)
+    def run(self, seed: int | None = None) -> Update:
+        """The answer of the page; with a seed in the precision of the step, and but for 0 given numbers that are off."""
+        wide = "float64" if seed is None or self.arithmetic == "float64" else "float32"
+        counts, rng = self.rule.keys(self.before.shape, Count), np.random.default_rng(seed or 0)
 
         def given(x: Arr, key: str = "") -> Arr:
-            off = 1.0 if rng is None or key in counts else 1 + self.precision * rng.choice([-1, 1], np.shape(x))
+            off = 1 + self.precision * rng.choice([-1, 1], np.shape(x)) if seed and key not in counts else 1.0
             return np.asarray(np.asarray(x, "float64") * off, wide)
 
         p, g = given(self.before), given(self.gradient) * self.grad_scale
@@ -90,10 +92,14 @@ class Step:
     @property
     def precision(self) -> float:
         """How far a number of a step may be off, as a part of it."""
-        # other libraries compute 1 - beta**t in float64, with as many digits less as beta is close to 1
-        is_hosts = self.arithmetic == "float64" and self.writes > 1
-        units = UNITS_OF_PRODUCTS if self.rule.needs_whole or is_hosts else UNITS
+        units = UNITS_OF_PRODUCTS if self.rule.needs_whole or self.is_coarse else UNITS
         return units * DTYPES[self.arithmetic].rounding / 2
+
+    @property
+    def of_products(self) -> float:
+        """How far a move may be off by products in 16 bits, as a part of its largest element."""
+        products = getattr(self.rule, "ns_dtype", None)
+        return PRODUCTS * DTYPES[products].rounding if products in NARROW else 0.0
 
     @cached_property
     def page(self) -> Update:
@@ -101,7 +107,8 @@ class Step:
 
     @cached_property
     def rough(self) -> list[Update]:
-        return [self.run(np.random.default_rng(i)) for i in range(RUNS if self.before.size <= SMALL else 1)]
+        seeds = range(0 if self.rule.needs_whole else 1, 1 + (RUNS if self.before.size <= SMALL else 1))
+        return [self.run(seed) for seed in seeds]
 
     @cached_property
     def move(self) -> Arr:
@@ -121,7 +128,7 @@ class Step:
                 slack = distance = distance * 2.0**-8
             if self.arithmetic != self.dtype:  # the sum is rounded before it is stored
                 slack = slack + spacing(p + delta, self.arithmetic) / 2
-            slack = slack + allowance(delta, spread, self.precision)
+            slack = slack + allowance(delta, spread, max(self.precision, self.of_products))
             jumps = int((spread > np.maximum(np.abs(delta), slack) / 2).sum())
             outside = ~is_between(wide(self.after), p + delta, slack, self.dtype, self.rounding)
         size = norm(delta) or norm(self.move) or 1.0

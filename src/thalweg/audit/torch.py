@@ -126,6 +126,7 @@ class Audit:
             handling.rounding if dtype in NARROW else "nearest",
             handling.seed,
             1 if is_ours else WRITES,
+            not is_ours and dtype == "float64",
         )
 
     def _look_again(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:

@@ -55,6 +55,8 @@ class Treated(NamedTuple):
     #: Its row in the table; None: ours, or known by its name, or by the page that was said.
     peer: Peer | None
     is_ours: bool
+    #: Whether its page is that of its name.
+    is_named: bool = False
 
 
 def list_treated(optimizer: torch.optim.Optimizer, rule: Any) -> Iterator[Treated]:
@@ -71,7 +73,18 @@ def list_treated(optimizer: torch.optim.Optimizer, rule: Any) -> Iterator[Treate
             setting = set_by(peer, group) if peer else set_by_name(optimizer, group, state, name, p, rule)
             count = int(state.get("step", group.get("step", group.get("k", len(state) > 0))))
             lr = None if group.get("relative_step") else plain(group["lr"])
-            yield Treated(name, p, index, setting.for_shape(tuple(p.shape)), lr, 1.0, count + 1, peer, False)
+            yield Treated(
+                name,
+                p,
+                index,
+                setting.for_shape(tuple(p.shape)),
+                lr,
+                1.0,
+                count + 1,
+                peer,
+                False,
+                peer is None and rule is None,
+            )
 
 
 def find_peer(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Peer | None:
