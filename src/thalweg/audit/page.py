@@ -20,8 +20,10 @@ Arr: TypeAlias = npt.NDArray[Any]
 
 #: How far a step may be off, in units of the last place of its arithmetic: it is some ten operations for an element,
 #: each off by half a unit, in either of two orders. The same for rules that multiply matrices: sums of dozens of
-#: products. And for those in 16 bits, a unit for each product of a chain.
-UNITS, UNITS_OF_PRODUCTS, PRODUCTS = 16, 1024, 5
+#: products.
+UNITS, UNITS_OF_PRODUCTS = 16, 1024
+#: Units by which each step of a Newton-Schulz iteration is off: half a unit of its 16 bits for each of three products.
+UNITS_OF_ITERATIONS = 1.5
 #: What is off at random may happen to be off by less than this part of it at an element.
 SHARE = 1 / 4
 #: How often a page is run on numbers that are off, to see where it jumps, for tensors of so many elements and others.
@@ -74,7 +76,7 @@ class Step:
         return (1.0 if self.lr is None else self.lr) * self.lr_scale
 
     def run(self, seed: int | None = None) -> Update:
-        """The answer of the page; with a seed in the precision of the step, and but for 0 given numbers that are off."""
+        """The answer of the page; with a seed in the step's precision, and but for 0 of numbers that are off."""
         wide = "float64" if seed is None or self.arithmetic == "float64" else "float32"
         counts, rng = self.rule.keys(self.before.shape, Count), np.random.default_rng(seed or 0)
 
@@ -98,8 +100,8 @@ class Step:
     @property
     def of_products(self) -> float:
         """How far a move may be off by products in 16 bits, as a part of its largest element."""
-        products = getattr(self.rule, "ns_dtype", None)
-        return PRODUCTS * DTYPES[products].rounding if products in NARROW else 0.0
+        products, steps = getattr(self.rule, "ns_dtype", None), getattr(self.rule, "ns_steps", 0)
+        return steps * UNITS_OF_ITERATIONS * DTYPES[products].rounding if products in NARROW else 0.0
 
     @cached_property
     def page(self) -> Update:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -44,6 +45,8 @@ class Audit:
         self, optimizer: Any, model: nn.Module | None = None, *, memory: int = MEMORY, rule: Any = None
     ) -> None:
         self.optimizers, self.model, self.memory, self.rule = list(unwrapped(optimizer)), model, memory, rule
+        #: Whether a closure may be seen, as that of Lightning, which is called once and steps nothing.
+        self.sees_closures = False
         self._report: Report | None = None
 
     @property
@@ -63,6 +66,7 @@ class Audit:
 
     def __enter__(self) -> Audit:
         self._counts, self._depth, self._problem, self._told = [0 for _ in self.optimizers], 0, "", list[str]()
+        self._joint = 0.0
         self._seen: list[tuple[torch.optim.Optimizer, Treated, Step]] = []
         self._names = {} if self.model is None else {id(p): name for name, p in self.model.named_parameters()}
         self._before = {id(p): numbers_of(p) for p in choose(self.optimizers, self.memory)}
@@ -83,20 +87,40 @@ class Audit:
     # ---- around the step
 
     @torch.no_grad()
-    def _look(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
-        """Copy what the step is given."""
+    def _look(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> Any:
+        """Copy what the step is given, after its closure if that may be seen."""
         place = next(i for i, known in enumerate(self.optimizers) if known is optimizer)
         self._depth += 1  # a step may call that of the class that it derives from
         self._counts[place] += self._depth == 1
-        if named.get("closure", args[1] if args[1:] else None) is not None:
+        if self._depth > 1 or self._counts[place] > 1:
+            return None
+        closure = named.get("closure", args[1] if args[1:] else None)
+        if closure is not None and self.sees_closures:
+
+            def seen_closure() -> Any:
+                loss = closure()
+                self._copy_all(optimizer)
+                return loss
+
+            return args[:1], {**named, "closure": seen_closure}
+        if closure is not None:
             self._problem = "a closure computes gradients within step(): call it before, and step() without it"
         elif torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self._problem = "a CUDA graph is being captured, where nothing can be read: audit a step before that"
-        if self._problem or self._depth > 1 or self._counts[place] > 1:
+        else:
+            self._copy_all(optimizer)
+        return None
+
+    @torch.no_grad()
+    def _copy_all(self, optimizer: torch.optim.Optimizer) -> None:
+        try:
+            treated = list(list_treated(optimizer, self.rule))
+        except AuditError as error:  # which is said after the step, and does not keep it from being taken
+            self._problem = str(error)
             return
-        treated = list(list_treated(optimizer, self.rule))
         stepped = [one for one in treated if one.p.grad is not None]
-        scale, self._joint = scale_all(optimizer, stepped)
+        scale, joint = scale_all(optimizer, stepped)
+        self._joint = math.hypot(self._joint, joint)
         for one in stepped:
             if id(one.p) in self._before:
                 one = one._replace(name=self._names.get(id(one.p), one.name))
@@ -220,7 +244,7 @@ def choose(optimizers: Sequence[torch.optim.Optimizer], memory: int) -> list[Ten
         return [p for kind in kinds.values() for *_, p in kind]
     chosen: dict[int, Tensor] = {}
     for place in (0, -1):
-        for i, kind in enumerate(kinds.values()):
+        for i, kind in enumerate(sorted(kinds.values(), key=lambda kind: max(kind)[0])):
             share = memory // (len(kinds) - i) if place else memory
             fitting = sorted((one for one in kind if one[0] <= share), key=lambda one: one[:2])
             if fitting and id(fitting[place][2]) not in chosen:
