@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import thalweg.torch  # noqa: E402
 from thalweg.audit import AuditError  # noqa: E402
 from thalweg.audit.report import AS_PAGE  # noqa: E402
-from thalweg.rules import AdamW, Muon  # noqa: E402
+from thalweg.rules import AdamW, Muon, Spikes  # noqa: E402
 
 
 def make_model(dtype: Any = None, *, bias: bool = True) -> Any:
@@ -152,8 +152,6 @@ def test_nothing_is_left_behind() -> None:
         optimizer = thalweg.torch.AdamW(model.named_parameters())
         before = torch.get_rng_state()
         kept = copy.deepcopy(vars(optimizer)["_optimizer_step_pre_hooks"])
-        with torch.inference_mode(is_audited):
-            pass
         audited(optimizer, model, 2) if is_audited else [backward(model, t) or optimizer.step() for t in (0, 2)]
         assert (torch.get_rng_state() == before).all()
         assert vars(optimizer)["_optimizer_step_pre_hooks"] == kept
@@ -207,3 +205,22 @@ def test_the_page_may_be_said_for_each_parameter() -> None:
         "AdamW",
     ]
     assert all("as SGD with momentum=0.0 would" in finding for finding in audit.report.findings)
+
+
+def test_under_inference_mode_and_around_a_skipped_step() -> None:
+    model = make_model()
+    optimizer = thalweg.torch.AdamW(model.named_parameters(), spikes=Spikes(window=2, z=0.1))
+    for t in range(3):
+        backward(model, t)
+        optimizer.step()
+    model[0].weight.grad.mul_(1e6)
+    with torch.inference_mode(), thalweg.torch.audit(optimizer, model) as audit:
+        optimizer.step()
+    assert optimizer.skipped == 2
+    audit.check()
+
+
+def test_a_wrapper_that_steps_copies_is_refused() -> None:
+    model, copies = make_model(), make_model()
+    with pytest.raises(AuditError, match="steps none of the model's parameters"):
+        thalweg.torch.audit(torch.optim.SGD(copies.parameters()), model).__enter__()

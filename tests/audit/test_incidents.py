@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
-from thalweg.rules import Muon  # noqa: E402
+from thalweg.rules import AdamW, Muon  # noqa: E402
 
 Parameter, Model = torch.nn.Parameter, torch.nn.Module
 
@@ -289,6 +289,36 @@ def an_overflow_that_nothing_caught() -> Any:
     model = make_model()
     model[0].grad[0, 0] = float("inf")
     return audited(torch.optim.AdamW(model.parameters()), model)
+
+
+@incident("the joint norm of gradients is 1.000: they were clipped to it before the step")
+def gradients_clipped_before_the_step() -> Any:
+    model = make_model()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return audited(torch.optim.AdamW(model.parameters()), model)
+
+
+@incident("with the state of '1'")
+def state_of_another_tensor() -> Any:
+    class Confused(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> None:
+            first, second = self.param_groups[0]["params"]
+            self.state[first], self.state[second] = self.state[second], self.state[first]
+            super().step()
+            self.state[first], self.state[second] = self.state[second], self.state[first]
+
+    model = make_model((16, 8), (16, 8))
+    return audited(Confused(model.parameters()), model, steps=2)
+
+
+@incident("bias correction is missing")
+def a_bias_that_is_not_corrected() -> Any:
+    class Uncorrected(Simple):
+        def direction(self, p: Any, state: Any, group: Any) -> Any:
+            return 0.1 * p.grad / (0.001**0.5 * p.grad.abs() + 1e-8)
+
+    model = make_model()
+    return audited(Uncorrected(model.parameters()), model, rule=AdamW(weight_decay=0.0))
 
 
 @pytest.mark.parametrize("name", INCIDENTS)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from thalweg.audit.page import Comparison, Step, norm, wide
+from thalweg.audit.page import SKIPPED, Comparison, Step, norm, wide
 from thalweg.audit.report import AS_PAGE
 from thalweg.errors import OptimError
 from thalweg.rules import RULES, Rule
@@ -28,6 +28,8 @@ def find_verdict(step: Step, sample: Sequence[Step], groups: Groups) -> tuple[st
     """What became of a step in words, and how far it is from its page. groups: the options of all, with "lr"."""
     found, size = step.compare(), step.before.size
     infinite = ~np.isfinite(step.after)
+    if step.grad_scale == SKIPPED:
+        return "moved in a step that was to be skipped" if step.move.any() else AS_PAGE, found
     if missing := int((~np.isfinite(step.gradient)).sum()):
         return f"its gradient is not finite in {missing} of {size} elements", found
     if infinite.any() and np.isfinite(found.delta).all():

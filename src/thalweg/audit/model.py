@@ -107,12 +107,8 @@ def remarks_on(
 
 def replicas_apart(steps: Sequence[Step]) -> list[str]:
     """Tensors that were equal on ranks before a step and are not after it, with the ranks that differ."""
-    if count_ranks() == 1:
-        return []
     own = {step.name: (zlib.crc32(step.before.tobytes()), zlib.crc32(step.after.tobytes())) for step in steps}
-    told: list[Any] = [None] * count_ranks()
-    torch.distributed.all_gather_object(told, own)
-    found = []
+    told, found = told_by_ranks(own), []
     for name in own:
         before, after = (Counter(each[name][i] for each in told if name in each) for i in (0, 1))
         if len(before) == 1 and len(after) > 1:
@@ -120,3 +116,12 @@ def replicas_apart(steps: Sequence[Step]) -> list[str]:
             ranks = [str(rank) for rank, each in enumerate(told) if each.get(name, (0, usual))[1] != usual]
             found.append(f"{name}: its replica on rank {', '.join(ranks)} differs from the others after the step")
     return found
+
+
+def told_by_ranks(own: Any) -> list[Any]:
+    """What each rank has to say."""
+    if count_ranks() == 1:
+        return [own]
+    told: list[Any] = [None] * count_ranks()
+    torch.distributed.all_gather_object(told, own)
+    return told

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from thalweg.audit.causes import find_verdict
-from thalweg.audit.page import Arr, Step
+from thalweg.audit.page import SKIPPED, Arr, Step
 from thalweg.audit.report import AuditError, Report, line_of
 from thalweg.boundary import seen
 from thalweg.dtypes import NARROW
@@ -79,7 +79,7 @@ class Leaves:
             handling, gradients = owner.settings.base.handling, [(xp, self.g[name], self.p[name]) for name in names]
             scale, judgement = join(handling, gradients, norms)
             if judgement is not None and judgement.skips and bool(judgement.is_spike[0]):
-                scale = 0.0
+                scale = SKIPPED
             for name, leaf in zip(names, leaves, strict=True):
                 count = int(before[name][0].count)
                 rate = concrete(at_count(owner.learning_rate, count))

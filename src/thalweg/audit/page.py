@@ -30,6 +30,10 @@ SHARE = 1 / 4
 RUNS, SMALL = 8, 4096
 
 
+#: What multiplies the gradients of a step that is to be left out.
+SKIPPED = 0.0
+
+
 class Comparison(NamedTuple):
     """A move beside a page: whether its dtypes allow the difference; how far it is off, and may be, as parts of it."""
 
@@ -146,7 +150,7 @@ class Step:
     def faults_of_state(self) -> list[str]:
         """The entries of state that are not the page's after the step, and those that rounding keeps as they are."""
         found, entries = [], self.rule.entries(self.before.shape)
-        for key, after in self.state_after.items():
+        for key, after in self.state_after.items() if self.grad_scale != SKIPPED else ():
             dtype, new = self.state_dtypes[key], wide(self.page.state[key])
             if dtype not in DTYPES or isinstance(entries[key], Factor) or not np.isfinite(new).all():
                 continue

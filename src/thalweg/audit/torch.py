@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from thalweg.audit.causes import find_verdict
-from thalweg.audit.model import faults_of_groups, remarks_on, replicas_apart
-from thalweg.audit.page import Arr, Step, norm
+from thalweg.audit.model import faults_of_groups, remarks_on, replicas_apart, told_by_ranks
+from thalweg.audit.page import SKIPPED, Arr, Step, norm
 from thalweg.audit.report import AuditError, Report, line_of
 from thalweg.audit.treated import Treated, list_treated, name_state, read_state
 from thalweg.boundary import seen
@@ -30,6 +30,8 @@ from thalweg.torch.sharding.shards import count_ranks, whole
 MEMORY = 64 * 2**20
 #: How often a parameter is rounded in a step of other libraries: decayed by a factor that is rounded itself, and moved.
 WRITES = 3
+#: How far from 1 a joint norm is that was clipped to 1, by what torch adds to it, and by rounding.
+CLIPPED = 1e-4
 
 
 class Audit:
@@ -69,7 +71,10 @@ class Audit:
         self._joint = 0.0
         self._seen: list[tuple[torch.optim.Optimizer, Treated, Step]] = []
         self._names = {} if self.model is None else {id(p): name for name, p in self.model.named_parameters()}
-        self._before = {id(p): numbers_of(p) for p in choose(self.optimizers, self.memory)}
+        sample = choose(self.optimizers, self.memory)
+        if self._names and sample and not any(id(p) in self._names for p in sample):
+            raise AuditError("the optimizer steps none of the model's parameters, but copies of them: give it without")
+        self._before = {id(p): numbers_of(p) for p in sample}
         self._after: dict[int, Arr] = {}
         hooks = [optimizer.register_step_pre_hook(self._look) for optimizer in self.optimizers]
         self._hooks = [*hooks, register_optimizer_step_post_hook(self._look_again)]
@@ -167,20 +172,19 @@ class Audit:
 
     @torch.no_grad()
     def _replay(self) -> Report:
-        if self._problem:
-            raise AuditError(self._problem)
-        if self._counts != [1] * len(self._counts):
-            taken = f"{max(self._counts)} steps were" if max(self._counts) > 1 else "no step was"
-            raise AuditError(
-                f"{taken} taken within, and an audit is of one: call step() once in the with block; a GradScaler that "
-                "found infinities, a replayed graph and step_parameter() take none"
-            )
         for _, one, _ in self._seen:
             self._compare(one, self._after, "after")
-        if self._told:
-            raise AuditError(
-                f"{'; '.join(self._told[:3])}: let nothing but the step change parameters in the with block"
+        problem, most = self._problem, max(self._counts)
+        if not problem and self._counts != [1] * len(self._counts):
+            problem = (
+                f"{f'{most} steps were' if most > 1 else 'no step was'} taken within, and an audit is of one: call "
+                "step() once in the with block; a GradScaler that found infinities, a replayed graph and "
+                "step_parameter() take none"
             )
+        if not problem and self._told:
+            problem = f"{'; '.join(self._told[:3])}: let nothing but the step change parameters in the with block"
+        if problem := next(filter(None, told_by_ranks(problem)), ""):
+            raise AuditError(problem)
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         steps = [self._complete(*each) for each in self._seen]
         verdicts = [find_verdict(step, steps, groups) for step in steps]
@@ -188,9 +192,12 @@ class Audit:
         of_state = [f"{step.name}: {fault}" for step in steps for fault in step.faults_of_state()]
         faults = [*faults_of_groups(self.optimizers, self.model, steps), *of_state, *replicas_apart(steps)]
         named = ", ".join(type(each).__name__ for each in self.optimizers)
-        sizes = sum(1 for optimizer in self.optimizers for g in optimizer.param_groups for _ in g["params"])
+        sizes = sum(len(group["params"]) for group in groups)
         title = f"audit of {named}: {len(steps)} of {sizes} tensors, joint norm of gradients {self._joint:.4g}"
-        return Report(title, lines, faults, remarks_on(self.optimizers, [one for _, one, _ in self._seen], steps))
+        remarks = remarks_on(self.optimizers, [one for _, one, _ in self._seen], steps)
+        if abs(self._joint - 1) < CLIPPED:
+            remarks.append("the joint norm of gradients is 1.000: they were clipped to it before the step")
+        return Report(title, lines, faults, remarks)
 
     def _complete(self, optimizer: torch.optim.Optimizer, one: Treated, step: Step) -> Step:
         """With what the step has made of the tensor and its state."""
@@ -262,12 +269,12 @@ def scale_all(optimizer: torch.optim.Optimizer, stepped: Sequence[Treated]) -> t
     joint = norm([float(whole(each)) for each in norms]) * scale
     handling, factors = stepped[0].setting.handling if stepped else Handling(), [1.0]
     if infinite is not None and float(infinite):
-        factors.append(0.0)
+        factors.append(SKIPPED)
     if handling.max_grad_norm is not None:
         factors.append(1 / max(1.0, joint / handling.max_grad_norm))
     if handling.guard is not None:
         kept = [optimizer.state[one.p][SPIKES] for one in stepped if SPIKES in optimizer.state.get(one.p, {})]
         norms = kept or [torch.zeros(handling.guard.kept_shape, dtype=torch.float64)]
         judged = judge(xp, handling.guard, torch.tensor([joint], dtype=torch.float64), norms[0].cpu())
-        factors.append(0.0 if judged.skips and bool(judged.is_spike) else float(judged.scale))
+        factors.append(SKIPPED if judged.skips and bool(judged.is_spike) else float(judged.scale))
     return scale * min(factors), joint
