@@ -20,7 +20,7 @@ MAKES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("layout", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("layout", ["DDP", "FSDP2", "TP"])
 @pytest.mark.parametrize(("make", "options"), MAKES, ids=[make for make, _ in MAKES])
 def test_ranks_are_silent(layout: str, make: str, options: dict[str, Any]) -> None:
     (first,), (second,) = world(2).run(audited_on_ranks, layout, make, options)

@@ -1,4 +1,4 @@
-"""Audits on ranks: what each reports of a step under DDP and FSDP2, and of a replica that goes its own way."""
+"""Audits on ranks: what each says of a step under DDP, FSDP2 and tensor parallelism, and of a replica that is apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ def audited_on_ranks(layout: str, make: str, options: dict[str, Any], fault: str
     """The findings of an audit of the third step, and its text. fault: what is wrong on rank 1, or on all."""
     torch.manual_seed(0)
     rank = torch.distributed.get_rank()
-    model: Any = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    width, differ = (
+        (8, 0) if layout == "TP" else (5, rank)
+    )  # which DTensor divides evenly; replicas have data of their own
+    model: Any = torch.nn.Sequential(torch.nn.Linear(6, width), torch.nn.Tanh(), torch.nn.Linear(width, 3))
     with quiet():
         if layout == "DDP":
             model = torch.nn.parallel.DistributedDataParallel(model)
@@ -22,11 +25,19 @@ def audited_on_ranks(layout: str, make: str, options: dict[str, Any], fault: str
             from torch.distributed.tensor import init_device_mesh
 
             fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        elif layout == "TP":
+            from torch.distributed.tensor import init_device_mesh
+            from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+            mesh = init_device_mesh("cpu", (2,))
+            model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
         library, _, name = make.partition(".")
         optimizer = getattr(thalweg.torch if library == "thalweg" else torch.optim, name)(model.parameters(), **options)
         for t in range(3):
             optimizer.zero_grad()
-            model(torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * t + rank))).square().mean().backward()
+            model(
+                torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * t + differ))
+            ).square().mean().backward()
             if t < 2:
                 optimizer.step()
         if fault == "rate" and rank == 1:
