@@ -184,9 +184,10 @@ def test_wrappers_and_several_optimizers() -> None:
     assert {line.page.partition(":")[0] for line in audit.report.lines} == {"Muon", "AdamW"}
 
 
-def test_a_grad_scaler() -> None:
+@pytest.mark.parametrize("fused", [False, True], ids=["before the step", "within it"])
+def test_a_grad_scaler(*, fused: bool) -> None:
     model = make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+    optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.1, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     with thalweg.torch.audit(optimizer, model) as audit:
         scaler.scale(model(torch.ones(5, 8)).square().mean()).backward()
