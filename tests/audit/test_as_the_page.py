@@ -225,3 +225,10 @@ def test_a_wrapper_that_steps_copies_is_refused() -> None:
     model, copies = make_model(), make_model()
     with pytest.raises(AuditError, match="steps none of the model's parameters"):
         thalweg.torch.audit(torch.optim.SGD(copies.parameters()), model).__enter__()
+
+
+def test_random_numbers_are_those_of_the_optimizers_own_names() -> None:
+    model = make_model()
+    audit = audited(thalweg.torch.Kron(model.parameters(), lr=0.01, damping=0.5), model)
+    audit.check()
+    assert audit.report.lines[0].names == ("0.weight",)

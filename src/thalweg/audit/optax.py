@@ -41,29 +41,17 @@ class Leaves:
         self, name: str, setting: ParameterOptions, t: int, lr: Any, scale: float, kept: Any, *, is_ours: bool
     ) -> Step:
         """One parameter. kept: its state before and after."""
-        p, moved, handling = self.p[name], xp.dtype(self.moved[name]), setting.handling
-        dtype, rule = xp.dtype(p), setting.for_shape(p.shape).rule_at(t)
-        weights = [host(seen(xp, x, s) if RECORD in s else x) for x, s in zip((p, self.after[name]), kept, strict=True)]
-        state, state_after = ({key: host(x) for key, x in decoded(xp, rule, p, s).items()} for s in kept)
-        return Step(
-            name,
-            rule,
-            weights[0],
-            host(self.g[name]),
-            weights[1],
-            state,
-            t,
-            lr,
-            setting.lr_scale,
-            -scale if handling.maximize else scale,
-            dtype=dtype,
-            arithmetic=moved if moved in NARROW or not is_ours else arithmetic(dtype),
-            rounding=handling.rounding if dtype in NARROW else "nearest",
-            seed=handling.seed,
-            is_coarse=not is_ours,
-            state_after=state_after,
-            state_dtypes={key: xp.dtype(x) for key, x in kept[1].items()},
-        )
+        p, moved, after = self.p[name], xp.dtype(self.moved[name]), self.after[name]
+        weights = [host(seen(xp, x, s) if RECORD in s else x) for x, s in zip((p, after), kept, strict=True)]
+        rule = setting.for_shape(p.shape).rule_at(t)
+        states = [{key: host(x) for key, x in decoded(xp, rule, p, s).items()} for s in kept]
+        arrays = dict(before=weights[0], after=weights[1], gradient=host(self.g[name]), state=states[0])
+        dtypes, dtype = {key: xp.dtype(x) for key, x in kept[1].items()}, xp.dtype(p)
+        arrays |= dict(state_after=states[1], state_dtypes=dtypes)
+        rates = dict(lr=lr, lr_scale=setting.lr_scale, is_coarse=not is_ours)
+        precision = moved if moved in NARROW or not is_ours else arithmetic(dtype)
+        own = setting.for_shape(p.shape)
+        return Step.by(own, t, dtype, scale, name=name, arithmetic=precision, **arrays, **rates)
 
     def ours(self) -> list[Step]:
         """The parameters that transformations of ours step."""

@@ -14,6 +14,7 @@ from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules import Rule, Update
 from thalweg.rules.entries import Count, Factor
 from thalweg.rules.noise import normal, tensor_id
+from thalweg.settings import ParameterOptions
 from thalweg.spaces import numpy as xp
 
 Arr: TypeAlias = npt.NDArray[Any]
@@ -67,13 +68,23 @@ class Step:
     dtype: str = "float32"
     arithmetic: str = "float32"
     rounding: str = "nearest"
+    #: Of random numbers the seed, and the name for which they are drawn, if that is another.
     seed: int = 0
+    drawn_by: str = ""
     #: How often the tensor is written in a step, each time rounded to the nearest.
     writes: int = 1
     #: Whether 1 - beta**t is computed in the same arithmetic, with as many digits less as beta is close to 1.
     is_coarse: bool = False
     state_after: Mapping[str, Arr] = field(default_factory=dict)
     state_dtypes: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def by(cls, setting: ParameterOptions, t: int, dtype: str, scale: float, **known: Any) -> Step:
+        """A step by what holds for a parameter of this dtype. scale: of its gradient."""
+        handling = setting.handling
+        rounding, sign = handling.rounding if dtype in NARROW else "nearest", -1.0 if handling.maximize else 1.0
+        chosen: dict[str, Any] = dict(rule=setting.rule_at(t), rounding=rounding, seed=handling.seed)
+        return cls(t=t, dtype=dtype, grad_scale=sign * scale, **chosen, **known)
 
     @property
     def rate(self) -> float:
@@ -91,7 +102,7 @@ class Step:
         p, g = given(self.before), given(self.gradient) * self.grad_scale
         state = {key: given(entry, key) for key, entry in self.state.items()} or self.rule.init(xp, p)
         numbers: dict[str, Any] = dict(t=self.t, lr=self.lr, lr_scale=self.lr_scale)
-        place = dict(seed=self.seed, tensor=tensor_id(self.name), t=self.t)
+        place = dict(seed=self.seed, tensor=tensor_id(self.drawn_by or self.name), t=self.t)
         with np.errstate(all="ignore"):
             return self.rule.update(xp, g, state, p, **numbers, noise=lambda: normal(xp, p, **place))
 

@@ -19,7 +19,7 @@ from thalweg.audit.page import SKIPPED, Arr, Step, norm
 from thalweg.audit.report import AuditError, Report, line_of
 from thalweg.audit.treated import Treated, list_treated, name_state, read_state
 from thalweg.boundary import seen
-from thalweg.dtypes import DTYPES, NARROW
+from thalweg.dtypes import DTYPES
 from thalweg.rules.spikes import judge
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
@@ -128,35 +128,24 @@ class Audit:
         self._joint = math.hypot(self._joint, joint)
         for one in stepped:
             if id(one.p) in self._before:
+                step = replace(self._copy(optimizer, one, scale), drawn_by=one.name)
                 one = one._replace(name=self._names.get(id(one.p), one.name))
-                self._seen.append((optimizer, one, self._copy(optimizer, one, scale)))
+                self._seen.append((optimizer, one, replace(step, name=one.name)))
                 self._compare(one, self._before, "before")
 
     def _copy(self, optimizer: torch.optim.Optimizer, one: Treated, scale: float) -> Step:
-        p, handling, state = one.p, one.setting.handling, optimizer.state.get(one.p, {})
-        kept, dtype, is_ours = name_state(one, state), xp.dtype(one.p), one.is_ours
+        """What the step is given for one tensor."""
+        p, state, dtype = one.p, optimizer.state.get(one.p, {}), xp.dtype(one.p)
+        kept = name_state(one, state)
         dtypes = [dtype, *(xp.dtype(entry) for entry in kept.values() if xp.dtype(entry) in DTYPES)]
-        narrowest = min(dtypes, key=lambda each: DTYPES[each].digits)
         before = host(seen(xp, whole(p.detach()), kept)) if RECORD in kept else self._before[id(p)]
-        return Step(
-            one.name,
-            one.setting.rule_at(one.t),
-            before,
-            numbers_of(p.grad),  # type: ignore[arg-type]
-            before,
-            {key: host(entry) for key, entry in read_state(one, state).items()},
-            one.t,
-            None if one.lr is None else float(one.lr),
-            float(one.factor),
-            -scale if handling.maximize else scale,
-            one.group,
-            dtype,
-            arithmetic(dtype) if is_ours else narrowest,
-            handling.rounding if dtype in NARROW else "nearest",
-            handling.seed,
-            1 if is_ours else WRITES,
-            not is_ours and dtype == "float64",
-        )
+        numbers = {key: host(entry) for key, entry in read_state(one, state).items()}
+        gradient: Any = p.grad
+        arrays: dict[str, Any] = dict(before=before, gradient=numbers_of(gradient), after=before, state=numbers)
+        rates: dict[str, Any] = dict(lr=None if one.lr is None else float(one.lr), lr_scale=float(one.factor))
+        theirs = dict(writes=WRITES, is_coarse=dtype == "float64", arithmetic=min(dtypes, key=digits_of))
+        beside: Any = dict(arithmetic=arithmetic(dtype)) if one.is_ours else theirs
+        return Step.by(one.setting, one.t, dtype, scale, name=one.name, group=one.group, **arrays, **rates, **beside)
 
     def _look_again(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
         if any(optimizer is known for known in self.optimizers):
@@ -225,6 +214,10 @@ def unwrapped(optimizer: Any) -> Iterator[torch.optim.Optimizer]:
     else:
         kind = type(optimizer).__name__
         raise AuditError(f"{kind} is no optimizer of torch, and has none as .optimizer: give the one that is stepped")
+
+
+def digits_of(dtype: str) -> int:
+    return DTYPES[dtype].digits
 
 
 def numbers_of(p: Tensor) -> Arr:
