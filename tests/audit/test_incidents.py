@@ -178,6 +178,15 @@ def a_decay_that_is_printed_and_never_applied() -> Any:
     return audited(Printed(model.parameters(), weight_decay=0.1), model, steps=2)
 
 
+@incident("decay is missing")
+def a_decay_that_products_in_16_bits_would_hide() -> Any:
+    model = make_model((64, 64))
+    with torch.no_grad():
+        model[0].mul_(0.02)
+    optimizer = torch.optim.Muon(model.parameters(), lr=0.02, weight_decay=0.0)
+    return audited(optimizer, model, rule=Muon(weight_decay=0.1))
+
+
 @incident("lost in rounding to bfloat16: 1")
 def weights_whose_steps_round_to_nothing() -> Any:
     model = make_model(dtype=torch.bfloat16)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from thalweg.audit.page import SKIPPED, Comparison, Step, norm, wide
+from thalweg.audit.page import SKIPPED, UNITS, Comparison, Step, norm, wide
 from thalweg.audit.report import AS_PAGE
 from thalweg.errors import OptimError
 from thalweg.rules import RULES, Rule
@@ -36,6 +36,8 @@ def find_verdict(step: Step, sample: Sequence[Step], groups: Groups) -> tuple[st
         at_zero = int((infinite & (step.gradient == 0)).sum())
         where = f", {at_zero} of them where the gradient is 0" if at_zero else ""
         return f"not finite in {int(infinite.sum())} of {size} elements{where}, and the page's step is finite", found
+    if found.fits and (words := find_hidden_decay(step)):
+        return words, found
     if found.fits:
         if 2 * found.lost > found.moved:
             return f"lost in rounding to {step.dtype}: {found.lost} of {found.moved} elements have not moved", found
@@ -161,17 +163,37 @@ def find_factor(step: Step, shrink: float, groups: Groups) -> str:
     return f"moved {k:.4g} times as far as the page{why}" if k > 0 else f"moved {-k:.4g} times as far, uphill"
 
 
+def find_shares(step: Step) -> tuple[Step, float, float, float]:
+    """The step without decay, how many times as far it went, the share of the tensor that is taken off, and its error.
+
+    The error is that of the mean of so many elements, each off by what is left over.
+    """
+    none = step.with_options(weight_decay=0.0) if getattr(step.rule, "weight_decay", 0.0) else step
+    p, move = wide(step.before).ravel(), step.move.ravel()
+    columns = np.stack([np.broadcast_to(wide(none.page.delta), step.before.shape).ravel(), -p], 1)
+    if p.size < 3 or not p.any() or not np.isfinite(columns).all():  # two numbers are always told by two
+        return none, 1.0, 0.0, np.inf
+    (k, shrink), *_ = np.linalg.lstsq(columns, move, rcond=None)
+    return none, float(k), float(shrink), norm(move - columns @ [k, shrink]) / norm(p) / p.size**0.5
+
+
 def find_shrinkage(step: Step) -> str:
     """How many times as far it went and how much of the tensor is taken off besides, in words."""
-    decay: Any = getattr(step.rule, "weight_decay", 0.0)
-    none, p = step.with_options(weight_decay=0.0) if decay else step, wide(step.before)
-    columns = np.stack([np.broadcast_to(wide(none.page.delta), p.shape).ravel(), -p.ravel()], 1)
-    if p.size < 3 or not np.isfinite(columns).all():  # two numbers are always told by two
-        return ""
-    (k, shrink), *_ = np.linalg.lstsq(columns, step.move.ravel(), rcond=None)
-    if not fits(none, float(k), float(shrink)):
+    (none, k, shrink, error), decay = find_shares(step), getattr(step.rule, "weight_decay", 0.0)
+    if not np.isfinite(error) or not fits(none, k, shrink):
         return ""
     return f"moved {k:.4g} times as far as the page without decay, and decay is {shrink / step.rate:.4g}, not {decay:g}"
+
+
+def find_hidden_decay(step: Step) -> str:
+    """A decay that is not the page's where products in 16 bits would hide it from a look at single elements."""
+    decay = getattr(step.rule, "weight_decay", 0.0)
+    if not step.of_products or not step.rule.is_decay_apart or getattr(step.rule, "cautious_decay", False):
+        return ""
+    _, _, shrink, error = find_shares(step)
+    if abs(shrink - step.rate * decay) <= UNITS * error + ALIKE * abs(shrink):
+        return ""
+    return "decay is missing" if abs(shrink) <= UNITS * error else f"decay is {shrink / step.rate:.3g}, not {decay:g}"
 
 
 def find_nearest(step: Step) -> str:
