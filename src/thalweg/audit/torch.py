@@ -20,6 +20,7 @@ from thalweg.audit.report import AuditError, Report, line_of
 from thalweg.audit.treated import Treated, list_treated, name_state, read_state
 from thalweg.boundary import seen
 from thalweg.dtypes import DTYPES
+from thalweg.errors import OptimError
 from thalweg.rules.spikes import judge
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
@@ -119,19 +120,16 @@ class Audit:
     @torch.no_grad()
     def _copy_all(self, optimizer: torch.optim.Optimizer) -> None:
         try:
-            treated = list(list_treated(optimizer, self.rule))
-        except AuditError as error:  # which is said after the step, and does not keep it from being taken
-            self._problem = str(error)
-            return
-        stepped = [one for one in treated if one.p.grad is not None]
-        scale, joint = scale_all(optimizer, stepped)
-        self._joint = math.hypot(self._joint, joint)
-        for one in stepped:
-            if id(one.p) in self._before:
+            stepped = [one for one in list_treated(optimizer, self.rule) if one.p.grad is not None]
+            scale, joint = scale_all(optimizer, stepped)
+            self._joint = math.hypot(self._joint, joint)
+            for one in (one for one in stepped if id(one.p) in self._before):
                 step = replace(self._copy(optimizer, one, scale), drawn_by=one.name)
                 one = one._replace(name=self._names.get(id(one.p), one.name))
                 self._seen.append((optimizer, one, replace(step, name=one.name)))
                 self._compare(one, self._before, "before")
+        except OptimError as error:  # which is said after the step, and does not keep it from being taken
+            self._problem = str(error)
 
     def _copy(self, optimizer: torch.optim.Optimizer, one: Treated, scale: float) -> Step:
         """What the step is given for one tensor."""
