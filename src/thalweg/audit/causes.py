@@ -60,7 +60,7 @@ def is_runnable(step: Step) -> bool:
     """Whether the page can be run on this state, which may be another's."""
     try:
         return step.page is not None
-    except (OptimError, ValueError, KeyError, IndexError):
+    except (OptimError, ValueError, TypeError, KeyError, IndexError):
         return False
 
 

@@ -143,8 +143,8 @@ class Step:
             slack = distance * (self.writes - 1) / 2 + spacing(p + delta, "float64")  # in which this sum is rounded too
             if self.rounding == "compensated":  # 256ths of the distance, where 128 are told as 127
                 slack = distance = distance * 2.0**-8
-            if self.arithmetic != self.dtype:  # the sum is rounded before it is stored
-                slack = slack + spacing(p + delta, self.arithmetic) / 2
+            if self.writes == 1:  # the sum is rounded before it is stored, as is what of the tensor is a part of delta
+                slack = slack + spacing(p + delta, self.arithmetic)
             slack = slack + allowance(delta, spread, max(self.precision, self.of_products))
             jumps = int((spread > np.maximum(np.abs(delta), slack) / 2).sum())
             outside = ~is_between(wide(self.after), p + delta, slack, self.dtype, self.rounding)
