@@ -6,19 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("hypothesis")
 import strategies
+import torch
 from agree import draw, draw_gradients, interpreted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import thalweg.torch
 from thalweg.audit.report import AS_PAGE
 from thalweg.errors import NonFiniteError
 from thalweg.rules import RULES, Rule
-
-torch = pytest.importorskip("torch")
-
-import thalweg.torch  # noqa: E402
-from thalweg.torch.exchange import to_tensor  # noqa: E402
+from thalweg.torch.exchange import to_tensor
 
 #: What a verdict may say of a step that is the page's: all of it, or that its dtype cannot hold it.
 SILENT = (AS_PAGE, "lost in rounding", "its gradient is not finite")
