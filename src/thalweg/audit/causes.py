@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from thalweg.audit.page import SKIPPED, UNITS, Comparison, Step, norm, wide
+from thalweg.audit.page import SKIPPED, SMALL, UNITS, Comparison, Step, norm, wide
 from thalweg.audit.report import AS_PAGE
+from thalweg.dtypes import NARROW
 from thalweg.errors import OptimError
 from thalweg.rules import RULES, Rule
 from thalweg.rules.entries import Moment
@@ -45,15 +46,18 @@ def find_verdict(step: Step, sample: Sequence[Step], groups: Groups) -> tuple[st
     if not step.move.any():
         still = ": its gradient is 0, and the page moves on by its state" if not step.gradient.any() else ""
         return f"not moved{still}", found
-    tried = [("", step, 0.0), *candidates(step, sample, groups)]
-    told = next((words for words, changed, shrink in tried if fits(changed, 1.0, shrink)), "")
-    for words, changed, shrink in () if told else filter(lambda each: is_runnable(each[1]), tried):
-        if factor := find_factor(changed, shrink, groups):
-            told = f"{words}, {factor}" if words else factor
-            break
-        if not words and (told := find_shrinkage(step)):
-            break
-    return told or find_nearest(step), found
+    return find_cause(step, candidates(step, sample, groups), groups) or find_nearest(step), found
+
+
+def find_cause(step: Step, changed_steps: Iterable[Candidate], groups: Groups) -> str:
+    """The first candidate that is what happened; else the first along which the step went further, or less far."""
+    told = find_factor(step, 0.0, groups) or find_shrinkage(step)
+    for words, changed, shrink in changed_steps:  # one at a time: their pages are as large as the tensor
+        if fits(changed, 1.0, shrink):
+            return words
+        if not told and is_runnable(changed) and (factor := find_factor(changed, shrink, groups)):
+            told = f"{words}, {factor}"
+    return told
 
 
 def is_runnable(step: Step) -> bool:
@@ -66,8 +70,13 @@ def is_runnable(step: Step) -> bool:
 
 def fits(step: Step, factor: float = 1.0, shrink: float = 0.0) -> bool:
     """Whether this is what happened, as far as dtypes can tell."""
-    found = step.compare(factor, shrink) if is_runnable(step) else None
-    return found is not None and found.fits and found.allowed < 1
+    if not is_runnable(step):
+        return False
+    delta = factor * wide(step.page.delta) - shrink * wide(step.before)
+    if not norm(step.move - delta) < norm(delta):  # no more may be off than is allowed
+        return False
+    found = step.compare(factor, shrink)
+    return found.fits and found.allowed < 1
 
 
 def candidates(step: Step, sample: Sequence[Step], groups: Groups) -> Iterator[Candidate]:
@@ -138,6 +147,8 @@ def other_pages(step: Step) -> Iterator[Candidate]:
         "AdamW": [{"decoupled": False}],
     }
     for name, rule in RULES.items():
+        if rule.has_factors and (step.t > 1 or step.before.size > SMALL):  # which nobody knows, or takes long to make
+            continue
         for options in (*own.get(name, ()), {}, shared):
             made = make(rule, {"weight_decay": known.get("weight_decay", 0.0), **options}, shape)
             if made is not None and made != step.rule:
@@ -187,8 +198,9 @@ def find_shrinkage(step: Step) -> str:
 
 def find_hidden_decay(step: Step) -> str:
     """A decay that is not the page's where products in 16 bits would hide it from a look at single elements."""
-    decay = getattr(step.rule, "weight_decay", 0.0)
-    if not step.of_products or not step.rule.is_decay_apart or getattr(step.rule, "cautious_decay", False):
+    decay, is_apart = getattr(step.rule, "weight_decay", 0.0), step.rule.is_decay_apart
+    is_clear = step.before.size > UNITS**2 and step.dtype not in NARROW  # enough elements for a mean of them
+    if not step.of_products or not is_apart or not is_clear or getattr(step.rule, "cautious_decay", False):
         return ""
     _, _, shrink, error = find_shares(step)
     if abs(shrink - step.rate * decay) <= UNITS * error + ALIKE * abs(shrink):
