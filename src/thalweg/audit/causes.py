@@ -18,6 +18,8 @@ from thalweg.rules.options import alternatives, choices_of, hints_of
 
 #: A step whose number is so large that no bias is left to correct.
 LATE = 10**9
+#: Said of a step that nothing explains.
+NONE = "along none of our pages"
 #: How close two factors are that are told as one: figures are shown with as many digits.
 ALIKE = 1e-3
 Groups: TypeAlias = Sequence[Mapping[str, Any]]
@@ -25,8 +27,21 @@ Groups: TypeAlias = Sequence[Mapping[str, Any]]
 Candidate: TypeAlias = tuple[str, Step, float]
 
 
-def find_verdict(step: Step, sample: Sequence[Step], groups: Groups) -> tuple[str, Comparison]:
-    """What became of a step in words, and how far it is from its page. groups: the options of all, with "lr"."""
+def find_verdicts(sample: Sequence[Step], groups: Groups) -> list[tuple[str, Comparison]]:
+    """What became of each step. What no page explains in one tensor is not looked for in larger ones of its rule."""
+    found, unexplained = dict[int, tuple[str, Comparison]](), dict[type[Rule], str]()
+    for step in sorted(sample, key=lambda each: each.before.size):
+        found[id(step)] = find_verdict(step, sample, groups, unexplained.get(type(step.rule), ""))
+        if found[id(step)][0].startswith(NONE):
+            unexplained.setdefault(type(step.rule), step.name)
+    return [found[id(step)] for step in sample]
+
+
+def find_verdict(step: Step, sample: Sequence[Step], groups: Groups, like: str) -> tuple[str, Comparison]:
+    """What became of a step in words, and how far it is from its page.
+
+    groups: the options of all, with "lr". like: a smaller tensor whose step no page explains.
+    """
     found, size = step.compare(), step.before.size
     infinite = ~np.isfinite(step.after)
     if step.grad_scale == SKIPPED:
@@ -46,6 +61,8 @@ def find_verdict(step: Step, sample: Sequence[Step], groups: Groups) -> tuple[st
     if not step.move.any():
         still = ": its gradient is 0, and the page moves on by its state" if not step.gradient.any() else ""
         return f"not moved{still}", found
+    if like and size > SMALL:
+        return f"{NONE}, as {like!r}", found
     return find_cause(step, candidates(step, sample, groups), groups) or find_nearest(step), found
 
 
@@ -215,4 +232,4 @@ def find_nearest(step: Step) -> str:
         delta = wide(changed.page.delta) if is_runnable(changed) else np.zeros(1)
         size = norm(delta) * norm(step.move)
         best, told = max((best, told), (float((delta * step.move).sum()) / size if size else -1.0, words))
-    return f"along none of our pages; the nearest: {told} (cosine {best:.4f})"
+    return f"{NONE}; the nearest: {told} (cosine {best:.4f})"

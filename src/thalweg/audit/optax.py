@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from thalweg.audit.causes import find_verdict
+from thalweg.audit.causes import find_verdicts
 from thalweg.audit.page import SKIPPED, Arr, Step
 from thalweg.audit.report import AuditError, Report, line_of
 from thalweg.boundary import seen
@@ -105,7 +105,7 @@ def audit(
             "the solver has no transformation of thalweg.optax, and optax's do not tell their options: say the page, "
             "such as rule=thalweg.rules.AdamW(weight_decay=1e-4), and lr="
         )
-    lines = [line_of(step, *find_verdict(step, steps, [])) for step in steps]
+    lines = [line_of(step, *found) for step, found in zip(steps, find_verdicts(steps, []), strict=True)]
     faults = [f"{step.name}: {fault}" for step in steps for fault in step.faults_of_state()]
     return Report(f"audit of one update: {len(steps)} tensors", lines, faults)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from thalweg.audit.causes import find_verdict
+from thalweg.audit.causes import find_verdicts
 from thalweg.audit.model import faults_of_groups, remarks_on, replicas_apart, told_by_ranks
 from thalweg.audit.page import SKIPPED, Arr, Step, norm
 from thalweg.audit.report import AuditError, Report, line_of
@@ -174,7 +174,7 @@ class Audit:
             raise AuditError(problem)
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         steps = [self._complete(*each) for each in self._seen]
-        verdicts = [find_verdict(step, steps, groups) for step in steps]
+        verdicts = find_verdicts(steps, groups)
         lines = [line_of(step, *found) for step, found in zip(steps, verdicts, strict=True)]
         of_state = [f"{step.name}: {fault}" for step in steps for fault in step.faults_of_state()]
         faults = [*faults_of_groups(self.optimizers, self.model, steps), *of_state, *replicas_apart(steps)]
