@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "numpy": (975, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
     "plan": (610, ("src/thalweg/plan/",)),
-    "check and audit": (4700, ("src/thalweg/check/", "src/thalweg/audit/")),
+    "check and audit": (4705, ("src/thalweg/check/", "src/thalweg/audit/")),
     "show and integrations": (1170, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2855, ("src/thalweg/",)),
     "tests": (27690, ("tests/",)),

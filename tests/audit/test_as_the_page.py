@@ -24,7 +24,7 @@ def make_model(dtype: Any = None, *, bias: bool = True) -> Any:
 
 
 def backward(model: Any, t: int = 0) -> None:
-    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(t)).to(next(model.parameters()).dtype)
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(t)).to(next(model.parameters()).dtype)
     model.zero_grad()
     model(x).square().mean().backward()
 
@@ -215,9 +215,10 @@ def test_under_inference_mode_and_around_a_skipped_step() -> None:
         backward(model, t)
         optimizer.step()
     model[0].weight.grad.mul_(1e6)
+    skipped = optimizer.skipped
     with torch.inference_mode(), thalweg.torch.audit(optimizer, model) as audit:
         optimizer.step()
-    assert optimizer.skipped == 2
+    assert optimizer.skipped == skipped + 1
     audit.check()
 
 

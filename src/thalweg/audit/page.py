@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules import Rule, Update
-from thalweg.rules.entries import Count, Factor
+from thalweg.rules.entries import Count, Factor, Moment
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.settings import ParameterOptions
 from thalweg.spaces import numpy as xp
@@ -96,7 +96,7 @@ class Step:
         counts, rng = self.rule.keys(self.before.shape, Count), np.random.default_rng(seed or 0)
 
         def given(x: Arr, key: str = "") -> Arr:
-            off = 1 + self.precision * rng.choice([-1, 1], np.shape(x)) if seed and key not in counts else 1.0
+            off = 1 + self.offset * rng.choice([-1, 1], np.shape(x)) if seed and key not in counts else 1.0
             return np.asarray(np.asarray(x, "float64") * off, wide)
 
         p, g = given(self.before), given(self.gradient) * self.grad_scale
@@ -111,6 +111,12 @@ class Step:
         """How far a number of a step may be off, as a part of it."""
         units = UNITS_OF_PRODUCTS if self.rule.needs_whole or self.is_coarse else UNITS
         return units * DTYPES[self.arithmetic].rounding / 2
+
+    @property
+    def offset(self) -> float:
+        """By how much of themselves numbers are off where a page is run on such: rounded to 16 bits if products are."""
+        products = getattr(self.rule, "ns_dtype", None)
+        return max(self.precision, DTYPES[products].rounding / 2 if products in NARROW else 0.0)
 
     @property
     def of_products(self) -> float:
@@ -166,7 +172,9 @@ class Step:
             if dtype not in DTYPES or isinstance(entries[key], Factor) or not np.isfinite(new).all():
                 continue
             spread = np.max([np.abs(wide(update.state[key]) - new) for update in self.rough], 0)
-            slack, before = allowance(new, spread, self.precision) + spacing(new, dtype), wide(self.state.get(key, 0.0))
+            products = 0.0 if isinstance(entries[key], Moment) else 2 * self.of_products  # of squares twice as much
+            slack = allowance(new, spread, max(self.precision, products)) + spacing(new, dtype)
+            before = wide(self.state.get(key, 0.0))
             stays, moves = int(((after == before) & (new != before)).sum()), int((new != before).sum())
             if is_between(wide(after), new, slack, dtype).all():
                 if 2 * stays > moves and dtype != "float64":
