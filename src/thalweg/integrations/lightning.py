@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from thalweg.errors import OptionError
+from thalweg.integrations.audited import ChosenStep
 from thalweg.torch import Optimizer, recipes
 from thalweg.torch.recipes import RECIPES
 
@@ -60,6 +61,23 @@ class Averages(Callback):
         self.on_validation_start(trainer, module)
         checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
         checkpoint["optimizer_states"] = [*map(trainer.strategy.optimizer_state, trainer.optimizers)]
+
+
+class Audit(Callback):
+    """Audits one step and logs the report. check: raise if it is not the step of its page.
+
+    step: its number, from 1. options: memory and rule, as ``thalweg.torch.audit`` has them.
+    """
+
+    def __init__(self, step: int = 1, *, check: bool = False, **options: Any) -> None:
+        self.chosen = ChosenStep(step, check=check, **options)
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, index: int) -> None:
+        self.chosen.begin(trainer.optimizers, module, trainer.global_step + 1, sees_closures=True)
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
+        if trainer.global_step >= self.chosen.step:  # and not while gradients are accumulated
+            self.chosen.end()
 
 
 def name_groups(optimizer: Optimizer) -> Optimizer:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import derive, override
 
 from thalweg.errors import OptionError
+from thalweg.integrations.audited import ChosenStep
 from thalweg.rules import RULES
 from thalweg.torch import optimizer
 
@@ -21,11 +22,26 @@ PREFIX = "thalweg."
 
 
 class ThalwegOptimizers(OptimizersContainer):
-    """torchtitan's optimizers, with those of thalweg among them."""
+    """torchtitan's optimizers, with those of thalweg among them.
+
+    ``ThalwegOptimizers.audit_step = 1`` audits that step of a run, counted from 1, and logs the report.
+    """
+
+    audit_step: ClassVar[int | None] = None
+    _chosen: ChosenStep | None = None
 
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):
         """Names of optimizers may be those of thalweg."""
+
+    def step(self, *args: Any, **named: Any) -> None:
+        if self.audit_step is None:
+            super().step(*args, **named)
+            return
+        self._chosen = self._chosen or ChosenStep(self.audit_step)
+        self._chosen.begin(self.optimizers, None, self._chosen.taken + 1)
+        super().step(*args, **named)
+        self._chosen.end()
 
     @staticmethod
     def _resolve_optimizer_factory(name: str) -> Callable[..., Any]:

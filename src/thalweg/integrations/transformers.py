@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from thalweg import torch as front_end
 from thalweg.errors import OptionError, warn
+from thalweg.integrations.audited import ChosenStep
 from thalweg.rules import RULES, Rule
 from thalweg.settings import defaults
 from thalweg.torch import recipes
@@ -70,6 +71,24 @@ class Averages(TrainerCallback):
             optimizer.eval()
 
     on_epoch_end = on_step_end
+
+
+class Audit(TrainerCallback):
+    """Audits one step of a ``Trainer`` and logs the report. check: raise if it is not the step of its page.
+
+    step: its number, from 1. options: memory and rule, as ``thalweg.torch.audit`` has them.
+    """
+
+    def __init__(self, step: int = 1, *, check: bool = False, **options: Any) -> None:
+        self.chosen = ChosenStep(step, check=check, **options)
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, *, optimizer: Any, model: Any = None, **_: Any
+    ) -> None:
+        self.chosen.begin(optimizer, model, state.global_step + 1)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.chosen.end()
 
 
 def by_rule(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from thalweg.optax import functions
 from thalweg.optax.averages import averaged
 from thalweg.optax.exchange import export_state, import_state
@@ -40,3 +43,10 @@ __all__ = [
     "with_stats",
 ]
 __all__ += functions.__all__
+
+
+def __getattr__(name: str) -> Any:
+    """``audit``, which is loaded when it is used: it stands above this front end."""
+    if name == "audit":
+        return importlib.import_module("thalweg.audit.optax").audit
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from thalweg.explain import Explanation
 from thalweg.rules import Annealed
 from thalweg.torch import optimizers
@@ -27,3 +30,10 @@ __all__ = [
     "step_in_backward",
 ]
 __all__ += optimizers.__all__
+
+
+def __getattr__(name: str) -> Any:
+    """``audit``, which is loaded when it is used: it stands above this front end."""
+    if name == "audit":
+        return importlib.import_module("thalweg.audit.torch").audit
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,102 @@
+"""What an audit has found: a line for each tensor, then faults and remarks in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from thalweg.audit.page import Comparison, Step
+from thalweg.dtypes import DTYPES
+from thalweg.errors import OptimError
+
+#: The verdict on a step that is the page's.
+AS_PAGE = "as the page"
+
+
+class AuditError(OptimError):
+    """A step that was not the step of its page, or an audit that could not see one; the message says how."""
+
+
+class Line(NamedTuple):
+    """One tensor, or several that are alike: off and allowed are parts of the page's move."""
+
+    names: tuple[str, ...]
+    shape: str
+    page: str
+    lr: str
+    decay: str
+    #: Bytes for an element, and dtypes.
+    state: str
+    verdict: str
+    off: float
+    allowed: float
+
+    @property
+    def is_page(self) -> bool:
+        return self.verdict.startswith(AS_PAGE)
+
+    @property
+    def name(self) -> str:
+        return self.names[0] + (f" and {len(self.names) - 1} more" if self.names[1:] else "")
+
+    def cells(self) -> tuple[str, ...]:
+        return self.name, *self[1:6], f"{self.off:.1e}", f"{self.allowed:.1e}", self.verdict
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an audit tells when printed; :meth:`check` raises it."""
+
+    title: str
+    lines: Sequence[Line]
+    #: Faults beside the verdicts of lines: of the model, of state, of replicas.
+    faults: Sequence[str] = ()
+    #: What a reader should know and may be meant.
+    remarks: Sequence[str] = ()
+
+    @property
+    def findings(self) -> list[str]:
+        """All that is not as the page, in words."""
+        return [
+            *(f"{line.name} ({line.page}): {line.verdict}" for line in self.lines if not line.is_page),
+            *self.faults,
+        ]
+
+    def check(self) -> None:
+        """Raise an AuditError if anything is not as the page."""
+        if self.findings:
+            raise AuditError("\n".join([self.title, *self.findings]))
+
+    def __str__(self) -> str:
+        alike: dict[tuple[str, ...], Line] = {}
+        for line in self.lines:  # of those that are alike the one that is furthest off
+            known = alike.setdefault(line[1:7], line)
+            if known is not line:
+                worst = max(known, line, key=lambda one: one.off)
+                alike[line[1:7]] = worst._replace(names=known.names + line.names)
+        head = ("name", "shape", "page", "lr", "decay", "state", "off", "allowed", "verdict")
+        cells = [head, *(line.cells() for line in alike.values())]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        rows = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+        told = [f"fault: {fault}" for fault in self.faults] + [f"remark: {remark}" for remark in self.remarks]
+        return "\n".join([self.title, *(rows if self.lines else []), *told])
+
+
+def line_of(step: Step, verdict: str, found: Comparison) -> Line:
+    """The line of a tensor."""
+    shape, kept = tuple(step.before.shape), step.state_dtypes
+    treatment, page = step.rule.treatment(shape), type(step.rule).__name__
+    sizes = {key: DTYPES[kept[key]].bytes if kept[key] in DTYPES else 1 for key in step.state_after}
+    state = sum(entry.size * sizes[key] for key, entry in step.state_after.items()) / step.before.size
+    return Line(
+        (step.name,),
+        f"{'x'.join(map(str, shape)) or '()'} {step.dtype}",
+        page if treatment == "elementwise" else f"{page}: {treatment}",
+        "by the page" if step.lr is None else f"{step.rate:.4g}",
+        f"{getattr(step.rule, 'weight_decay', 0.0):g}",
+        f"{state:.3g} B {', '.join(sorted(set(kept.values())))}",
+        verdict,
+        found.off,
+        found.allowed,
+    )
