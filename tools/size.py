@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "top-level modules": (2885, ("src/thalweg/",)),
     "tests": (27375, ("tests/",)),
     "tools": (1000, ("tools/",)),
-    "words of the docs": (50850, ("docs/", "README.md")),
+    "words of the docs": (50885, ("docs/", "README.md")),
 }
 
 

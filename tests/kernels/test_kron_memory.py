@@ -15,7 +15,7 @@ from thalweg.numpy import Kron
 
 pytestmark = pytest.mark.slow
 
-#: Twenty-two numbers of float32 for each element of a stack, as docs/kron.md says, and Python's own.
+#: Twenty-two numbers of float32 for each element of a stack, and Python's own.
 BOUND = 22.1 * 4 * STACK
 #: Models of many small tensors: whose dense factors count, and of vectors.
 MANY: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
