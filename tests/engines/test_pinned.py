@@ -436,6 +436,8 @@ PINNED = [
     *pin("sum", GPU, "Muon", MATRICES, **EXACT, momentum_mode="sum", scaling="match_rms_adamw", steps=2),
     *pin("split", GPU, "Muon", {"a": (34, 20)}, **EXACT, split=(20, 8, 6), nesterov=False, steps=2),
     *pin("split, transposed", GPU, "Muon", {"w": (20, 34)}, **EXACT, split=(30, 4), split_axis=1, transposed=True),
+    *pin("a number", GPU, "Muon", {"w": ()}, strict=False, **EXACT, vectors="row", transposed=True),
+    *pin("a number", GPU, "Muon", {"w": ()}, strict=False, **EXACT, vectors="row", scaling="match_rms_adamw"),
     *pin("rows", GPU, "Muon", MATRICES, **EXACT, normalize="rows", bias_correction=True, maximize=True, steps=2),
     *pin("stacks", GPU, "Muon", {"conv": (5, 4, 3, 2), "a": (3, 7, 5)}, **EXACT, stacked_axes=1, vectors="row"),
     *pin("gradients that come later", GPU, "Muon", MATRICES, **EXACT, spoil=later),

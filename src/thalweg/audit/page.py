@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thalweg.dtypes import DTYPES, NARROW
-from thalweg.rules import Rule, Update
+from thalweg.rules import Muon, Rule, Update
 from thalweg.rules.entries import Count, Factor, Moment
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.settings import ParameterOptions
@@ -114,15 +114,20 @@ class Step:
 
     @property
     def offset(self) -> float:
-        """By how much of themselves numbers are off where a page is run on such: rounded to 16 bits if products are."""
+        """By how much of themselves numbers are off where a page is run on such: as by one step of 16-bit products."""
         products = getattr(self.rule, "ns_dtype", None)
-        return max(self.precision, DTYPES[products].rounding / 2 if products in NARROW else 0.0)
+        return max(self.precision, UNITS_OF_ITERATIONS * DTYPES[products].rounding if products in NARROW else 0.0)
 
     @property
     def of_products(self) -> float:
         """How far a move may be off by products in 16 bits, as a part of its largest element."""
         products, steps = getattr(self.rule, "ns_dtype", None), getattr(self.rule, "ns_steps", 0)
-        return steps * UNITS_OF_ITERATIONS * DTYPES[products].rounding if products in NARROW else 0.0
+        if products not in NARROW:
+            return 0.0
+        coefficients: Any = getattr(self.rule, "ns_coefficients", "")
+        if not isinstance(coefficients, str) and coefficients != Muon().ns_coefficients:
+            return 1.0  # which may enlarge any error
+        return steps * UNITS_OF_ITERATIONS * DTYPES[products].rounding
 
     @cached_property
     def page(self) -> Update:

@@ -83,6 +83,8 @@ def check_whole(setting: ParameterOptions, rule: WholeRule, shape: Shape, state:
         raise Refused(f"factors of {narrow[0]} are for library products alone, not for those beside fused kernels")
     if not math.prod(shape):
         raise Refused("it has no elements")
+    if not shape and not rule.has_factors:  # kernels take a number for a vector, whose length sets the step's scale
+        raise Refused(f"it is a single number, which {name} sees as a matrix of one element")
     if handling.state_rounding == "stochastic":
         raise Refused(f"there is no fused kernel of {name} for state_rounding='stochastic'")
 
