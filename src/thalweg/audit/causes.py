@@ -164,7 +164,7 @@ def other_pages(step: Step) -> Iterator[Candidate]:
         "AdamW": [{"decoupled": False}],
     }
     for name, rule in RULES.items():
-        if rule.has_factors and (step.t > 1 or step.before.size > SMALL):  # which nobody knows, or takes long to make
+        if rule.has_factors and (step.t > 1 or step.before.size > SMALL):  # its state is unknown, or slow to make
             continue
         for options in (*own.get(name, ()), {}, shared):
             made = make(rule, {"weight_decay": known.get("weight_decay", 0.0), **options}, shape)
