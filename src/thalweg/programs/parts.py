@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from thalweg.arrays import Shape, Term, is_number
+from thalweg.arrays import Scalar, Shape, Term, is_number
 from thalweg.programs.graph import Graph, needed_by
 from thalweg.programs.host import function_of, options_of
 from thalweg.programs.trace import GRADIENT, PARAMETER, Tracing, symbolic
@@ -22,8 +22,11 @@ from thalweg.rules.places import files_of
 from thalweg.rules.rule import Rule, Update, stand_in
 from thalweg.rules.whole import Direction, WholeRule
 
-#: The key under which the first part keeps what is shown.
-SHOWN = "shown"
+
+
+def shown_keys(rule: WholeRule) -> list[str]:
+    """The keys under which the first part keeps what has to be seen as a whole."""
+    return [f"shown_{i}" for i in range(rule.whole_tensors())]
 
 
 class Adapted:
@@ -60,18 +63,19 @@ def first_part(rule: WholeRule) -> Rule:
     return like(rule, first_kind(inner))
 
 
-def last_part(rule: WholeRule) -> Rule:
-    return like(rule, last_kind(type(rule)))
+def last_part(rule: WholeRule, due: Any = False) -> Rule:
+    """due: what is due in the step."""
+    return like(rule, last_kind(type(rule)), due_and_one=due + 1.0)
 
 
-def like(rule: WholeRule, kind: type[Rule]) -> Rule:
-    return kind(**{f.name: getattr(rule, f.name) for f in fields(kind)})
+def like(rule: WholeRule, kind: type[Rule], **more: Any) -> Rule:
+    return kind(**{f.name: getattr(rule, f.name) for f in fields(kind) if f.name not in more}, **more)
 
 
 @functools.cache
 def first_kind(cls: type[WholeRule]) -> type[Rule]:
     def entries(self: Any, shape: Shape) -> dict[str, Entry]:
-        return {SHOWN: Moment()}
+        return {key: Moment() for key in shown_keys(self)}
 
     def update(self: Any, xp: Any, g: Any, s: Any, p: Any, *, t: Any, **_: Any) -> Update:
         shape = xp.shape(p)
@@ -80,9 +84,8 @@ def first_kind(cls: type[WholeRule]) -> type[Rule]:
         counts = {name: 0.0 for name, entry in entries.items() if isinstance(entry, Count)}  # which the host keeps
         # what is shown is rounded when it is stored
         space: Any = Adapted(xp, rounded=lambda x, dtype: x)
-        shown = cls.prepare(self, space, g, {key: p, **counts}, p, t)
-        (x,) = shown.tensors
-        return Update(shown.state[key] - p, {SHOWN: x}, True, {})
+        prepared = cls.prepare(self, space, g, {key: p, **counts}, p, t)
+        return Update(prepared.state[key] - p, dict(zip(shown_keys(self), prepared.tensors, strict=True)), True, {})
 
     return make_kind(cls, "Shown", entries, update)
 
@@ -100,26 +103,27 @@ def last_kind(cls: type[WholeRule]) -> type[Rule]:
         direction, space = Direction(g, dict.fromkeys(cls.FIGURES, 1.0), {}), Adapted(xp, sums=sums)
         # what is around the rule has its own state, and reads no gradient
         state = {CARRIED: (None, t)} if issubclass(cls, Around) else {}
-        answer = cls.apply(self, space, direction, s, p, state, due=True, lr=lr * lr_scale)
+        answer = cls.apply(self, space, direction, s, p, state, due=self.due_and_one - 1.0, lr=lr * lr_scale)
         return Update(answer.delta, answer.state, True, {})
 
-    return make_kind(cls, "Taken", entries, update)
+    # one more than what is due: a number that is 0 would be part of the code
+    return make_kind(cls, "Taken", entries, update, __annotations__={"due_and_one": Scalar}, due_and_one=1.0)
 
 
-def make_kind(cls: type[WholeRule], part: str, entries: Any, update: Any) -> type[Rule]:
+def make_kind(cls: type[WholeRule], part: str, entries: Any, update: Any, **more: Any) -> type[Rule]:
     members = {"entries": entries, "update": update, "needs_whole": False, "PART_OF": cls, "__module__": cls.__module__}
-    kind: type[Rule] = dataclass(frozen=True, kw_only=True)(type(f"{cls.__name__}{part}", (cls,), members))
+    kind: type[Rule] = dataclass(frozen=True, kw_only=True)(type(f"{cls.__name__}{part}", (cls,), members | more))
     return kind
 
 
 # ---- what the host decides
 
 
-def decide_by(rule: WholeRule, entry_key: str, counts: Mapping[str, float], t: int) -> tuple[bool, dict[str, float]]:
+def decide_by(rule: WholeRule, entry_key: str, counts: Mapping[str, float], t: int) -> tuple[Any, dict[str, float]]:
     """What is due at step t, and the counts after it. entry_key: the key of what the rule keeps beside counts."""
     options, decide = decision_of(rule, entry_key, tuple(counts))
     due, *after = decide({**options, **counts, "t": t})
-    return due != 0, dict(zip(counts, after, strict=True))
+    return due if due > 1 else due != 0, dict(zip(counts, after, strict=True))
 
 
 @functools.lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ else (flags, names, None, the number of axes) decides what the graph looks like.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,6 +100,9 @@ class Tracing:
         if isinstance(condition, bool):
             return x if condition else y
         return self.graph.apply("where", condition, x, y)
+
+    def cond(self, condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        return self.where(condition, yes(), no())
 
     def sums(self, *terms: Term) -> tuple[Any, ...]:
         return tuple(self.reduce("sum_squares" if isinstance(term, Squares) else "sum", *term) for term in terms)

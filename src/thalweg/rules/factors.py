@@ -13,6 +13,8 @@ from thalweg.arrays import A, Shape, Space, Squares, Value
 
 #: What takes the place of 0 where a largest magnitude or a norm is divided by: no float32 that matters is smaller.
 TINY = 1e-30
+#: Along axes of at most so many elements products are sums: libraries of products take up to a hundred times as long.
+FEW = 8
 
 
 def is_diagonal(xp: Space[A], q: A) -> bool:
@@ -49,19 +51,27 @@ def along(xp: Space[A], q: A, x: A, axis: int) -> A:
     batch, before, n, after = around(xp, x, axis)
     if is_diagonal(xp, q):
         y = xp.reshape(x, (batch, before, n, after)) * xp.reshape(q, (batch, 1, n, 1))
+    elif n <= FEW:
+        (y,) = xp.sums((xp.reshape(q, (batch, 1, n, n, 1)) * xp.reshape(x, (batch, before, 1, n, after)), (3,)))
     elif after == 1:
         y = xp.matmul(xp.reshape(x, (batch, before, n)), transposed(xp, q))
-    elif before == 1:
-        y = xp.matmul(q, xp.reshape(x, (batch, n, after)))
     else:
-        y = xp.matmul(xp.reshape(q, (batch, 1, n, n)), xp.reshape(x, (batch, before, n, after)))
+        y = fold(xp, xp.matmul(q, unfold(xp, x, axis)), before)
     return xp.reshape(y, xp.shape(x))
 
 
 def unfold(xp: Space[A], x: A, axis: int) -> A:
     """x as matrices (b, n, everything else)."""
     batch, before, n, after = around(xp, x, axis)
+    if before == 1:
+        return xp.reshape(x, (batch, n, after))
     return xp.reshape(xp.swapaxes(xp.reshape(x, (batch, before, n, after)), 1, 2), (batch, n, before * after))
+
+
+def fold(xp: Space[A], x: A, before: int) -> A:
+    """Matrices (b, n, everything else) as (b, before, n, after)."""
+    batch, n, others = xp.shape(x)
+    return xp.swapaxes(xp.reshape(x, (batch, n, before, others // before)), 1, 2)
 
 
 def apply(xp: Space[A], factors: Sequence[A], x: A) -> A:
@@ -87,9 +97,8 @@ def apply_inverse_transpose(xp: Space[A], factors: Sequence[A], x: A) -> A:
         if is_diagonal(xp, q):
             x = along(xp, 1 / q, x, axis)
             continue
-        batch, before, n, after = around(xp, x, axis)
-        solved = xp.reshape(xp.solve(transposed(xp, q), unfold(xp, x, axis)), (batch, n, before, after))
-        x = xp.reshape(xp.swapaxes(solved, 1, 2), xp.shape(x))
+        _, before, _, _ = around(xp, x, axis)
+        x = xp.reshape(fold(xp, xp.solve(transposed(xp, q), unfold(xp, x, axis)), before), xp.shape(x))
     return x
 
 
@@ -99,6 +108,10 @@ def gram(xp: Space[A], x: A, axis: int, *, diagonal: bool) -> A:
     if diagonal:
         (squares,) = xp.sums(Squares(xp.reshape(x, (batch, before, n, after)), (1, 3)))
         return xp.reshape(squares, (batch, n))
+    if n <= FEW:
+        rows, columns = (batch, before, n, 1, after), (batch, before, 1, n, after)
+        (products,) = xp.sums((xp.reshape(x, rows) * xp.reshape(x, columns), (1, 4)))
+        return xp.reshape(products, (batch, n, n))
     if after == 1:
         y = xp.reshape(x, (batch, before, n))
         return xp.matmul(transposed(xp, y), y)

@@ -339,7 +339,7 @@ class Kron(WholeRule):
         return {"update_rms": xp.sqrt(figures["square"]), "refreshed": due}
 
     def goes_in_parts(self) -> bool:
-        shows_average = self.momentum_mode == "ema" and not is_zero(self.momentum) and self.whiten == "momentum"
+        shows_average = self.momentum_mode == "ema" and not is_zero(self.momentum)
         return shows_average and not self.normalize_grads and self.weight_decay_mode != "gradient"
 
     # ---- what it costs to be whole

@@ -7,12 +7,14 @@ of these averages. Gradients are turned into the bases, and there Adam's second 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from thalweg.arrays import A, Scalar, Shape, Space, Squares, Value
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
 from thalweg.dtypes import DTYPES
+from thalweg.kernels.chunks import pieces
 from thalweg.rules.blocks import average, is_zero, one_minus_power
 from thalweg.rules.entries import Count, Entry, Factor, Moment
 from thalweg.rules.factors import along, gram, merge_axes, transposed, unfold
@@ -130,56 +132,111 @@ class SOAP(WholeRule):
         shape = xp.shape(tensors[0])
         grid, batch = self.grid(shape), math.prod(shape[: self.stacked_axes])
         m, g, v = (xp.reshape(x, (batch, *grid.sizes)) for x in (*tensors, s["exp_avg_sq"]))
-        axes = self.turned_axes(grid.sizes)
-        products, bases = (
-            [grid.cut_factor(xp, s[f"{key}_{axis}"], axis, batch) for axis in axes] for key in ("GG", "Q")
-        )
+        axes, gradients = self.turned_axes(grid.sizes), grid.cut(xp, g)
+        within = xp.in_precision(self.precond_precision)
+        products, bases = ([self.cut_sides(xp, s, key, axis, shape) for axis in axes] for key in ("GG", "Q"))
         stepped = [
-            self.step_blocks(xp, *blocks, [x[i] for x in products], [q[i] for q in bases], axes, due)
-            for i, blocks in enumerate(zip(grid.cut(xp, m), grid.cut(xp, g), grid.cut(xp, v), strict=True))
+            self.step_blocks(within, *blocks, [x[i] for x in products], [q[i] for q in bases], axes)
+            for i, blocks in enumerate(zip(grid.cut(xp, m), gradients, grid.cut(xp, v), strict=True))
         ]
         h, v = (grid.join(xp, [block[k] for block in stepped]) for k in (0, 1))
-        state = {"exp_avg_sq": v}
+        new = {"exp_avg_sq": xp.reshape(v, xp.shape(s["exp_avg_sq"]))}
         for i, axis in enumerate(axes):
-            state[f"GG_{axis}"] = grid.join_factor(xp, [block[2][i] for block in stepped], axis)
-            state[f"Q_{axis}"] = grid.join_factor(xp, [block[3][i] for block in stepped], axis)
+            new[f"Q_{axis}"] = s[f"Q_{axis}"]
+            new[f"GG_{axis}"] = self.join_sides(xp, s, "GG", axis, shape, [block[2][i] for block in stepped])
+
+        def refreshed() -> list[Any]:
+            entries = dict(new)
+            for _, changed in self.refresh(xp, [new], [shape]):
+                entries |= changed
+            return list(entries.values())
+
+        def first() -> list[Any]:
+            made = {axis: [first_basis(xp.in_precision("float32"), x, axis) for x in gradients] for axis in axes}
+            first_bases = {f"Q_{axis}": self.join_sides(xp, s, "Q", axis, shape, made[axis]) for axis in axes}
+            return list({**new, "exp_avg_sq": s["exp_avg_sq"], **first_bases}.values())
+
+        values = xp.cond(due > 0, lambda: xp.cond(due <= 1, refreshed, first), lambda: list(new.values()))
         own_axes = tuple(range(1, 1 + len(grid.sizes)))
         figures = dict(zip(self.FIGURES, xp.sums(Squares(h, own_axes), Squares(g, own_axes)), strict=True))
-        reshaped = {key: xp.reshape(entry, xp.shape(s[key])) for key, entry in state.items()}
-        return Direction(xp.reshape(h, shape), figures, reshaped)
+        return Direction(xp.reshape(h, shape), figures, dict(zip(new, values, strict=True)))
 
     def step_blocks(
-        self, xp: Space[A], m: A, g: A, v: A, products: list[A], bases: list[A], axes: list[int], due: Any
-    ) -> tuple[A, A, list[A], list[A]]:
-        """Of a stack of blocks the direction, the second moment, products and bases."""
-        exact, xp = xp.in_precision("float32"), xp.in_precision(self.precond_precision)
+        self, xp: Space[A], m: A, g: A, v: A, products: list[A], bases: list[A], axes: list[int]
+    ) -> tuple[A, A, list[A]]:
+        """Of a stack of blocks the direction, the second moment and the products."""
         turned = turn(xp, bases, axes, g)
-        new_v = average(v, turned * turned, 1 - self.betas[1])
-        h = turn_back(xp, bases, axes, turn(xp, bases, axes, m) / (xp.sqrt(new_v) + self.eps))
+        v = average(v, turned * turned, 1 - self.betas[1])
+        h = turn_back(xp, bases, axes, turn(xp, bases, axes, m) / (xp.sqrt(v) + self.eps))
         beta = self.betas[1] if self.shampoo_beta is None else self.shampoo_beta
-        products = [
-            average(old, gram(xp, g, axis, diagonal=False), 1 - beta) for axis, old in zip(axes, products, strict=True)
-        ]
-        new_v, bases = xp.cond(
-            due > 0,
-            lambda: xp.cond(
-                due <= 1,
-                lambda: refresh_bases(exact, bases, products, axes, new_v, 1 + self.precondition_frequency),
-                lambda: (v, [first_basis(exact, g, axis) for axis in axes]),
-            ),
-            lambda: (new_v, bases),
-        )
-        return h, new_v, products, bases
+        pairs = zip(axes, products, strict=True)
+        return h, v, [average(old, gram(xp, g, axis, diagonal=False), 1 - beta) for axis, old in pairs]
+
+    def cut_sides(self, xp: Space[A], s: State[A], key: str, axis: int, shape: Shape) -> list[A]:
+        """The products ("GG") or bases ("Q") of an axis, for each stack of blocks."""
+        return self.grid(shape).cut_factor(xp, s[f"{key}_{axis}"], axis, math.prod(shape[: self.stacked_axes]))
+
+    def join_sides(self, xp: Space[A], s: State[A], key: str, axis: int, shape: Shape, sides: Sequence[A]) -> Value:
+        return xp.reshape(self.grid(shape).join_factor(xp, sides, axis), xp.shape(s[f"{key}_{axis}"]))
+
+    def refresh(self, xp, states, shapes, most=math.inf) -> Iterator[tuple[int, State[Any]]]:
+        """Bases after one step of power iteration, in the order of falling eigenvalues, and second moments in theirs.
+
+        Bases of one size are refreshed together, whatever tensors they are of.
+        """
+        alike: dict[Hashable, list[Side]] = defaultdict(list)
+        ordered: dict[tuple[int, int], list[Any]] = {}
+        for tensor, (s, shape) in enumerate(zip(states, shapes, strict=True)):
+            sizes = [xp.shape(block) for block in self.grid(shape).cut(xp, self.seen(xp, s["exp_avg_sq"], shape))]
+            for axis in self.turned_axes(self.grid(shape).sizes):
+                sides = (self.cut_sides(xp, s, key, axis, shape) for key in ("Q", "GG"))
+                ordered[tensor, axis] = [None] * len(sizes)
+                for block, (q, x) in enumerate(zip(*sides, strict=True)):
+                    # products without full rank, whatever the gradients are: at least so many are in them
+                    gradients = (1 + self.precondition_frequency) * math.prod(sizes[block][1:])
+                    side = Side(tensor, axis, block, q, x, xp.shape(q)[1] ** 2 > gradients)
+                    alike[xp.shape(q)[1:], side.is_short].append(side)
+        for sides in alike.values():
+            for piece in pieces([math.prod(xp.shape(side.basis)) for side in sides], most):
+                members = [sides[i] for i in piece]
+                counts = tuple(xp.shape(side.basis)[0] for side in members)
+                refreshed = refresh_bases(xp.in_precision("float32"), members)
+                for side, *new in zip(members, *(cut_stack(xp, x, counts) for x in refreshed), strict=True):
+                    parts = ordered[side.tensor, side.axis]
+                    parts[side.block] = new
+                    if None not in parts:
+                        s, shape = states[side.tensor], shapes[side.tensor]
+                        bases = self.join_sides(xp, s, "Q", side.axis, shape, [basis for basis, _ in parts])
+                        ordered[side.tensor, side.axis] = [values for _, values in parts]
+                        yield side.tensor, {f"Q_{side.axis}": bases}
+        for tensor, (s, shape) in enumerate(zip(states, shapes, strict=True)):
+            grid, axes = self.grid(shape), self.turned_axes(self.grid(shape).sizes)
+            blocks = list(grid.cut(xp, self.seen(xp, s["exp_avg_sq"], shape)))
+            for axis in axes:
+                for i, values in enumerate(ordered[tensor, axis]):
+                    blocks[i] = xp.arrange(blocks[i], values, 1 + axis)
+            if axes:
+                yield tensor, {"exp_avg_sq": xp.reshape(grid.join(xp, blocks), xp.shape(s["exp_avg_sq"]))}
+
+    def seen(self, xp: Space[A], x: A, shape: Shape) -> A:
+        """An array of a parameter of this shape as a batch of tensors with the axes that have bases."""
+        return xp.reshape(x, (math.prod(shape[: self.stacked_axes]), *self.grid(shape).sizes))
 
     def apply(self, xp, direction, s, p, state, *, due, lr) -> Update:
         h = direction.tensor
         if not is_zero(self.weight_decay):
             decay = self.weight_decay  # of what the step has left
             h = xp.cond(due <= 1, lambda: direction.tensor * (1 - lr * decay) + decay * p, lambda: direction.tensor)
-        updates, gradients = (direction.figures[key] for key in self.FIGURES)
-        squares = [xp.sums((figure, None))[0] for figure in (updates, gradients)]
-        stats = {"update_norm": xp.sqrt(updates), "grad_norm": xp.sqrt(gradients), "refreshed": due > 0}
+        squares = [xp.sums((direction.figures[key], None))[0] for key in self.FIGURES]
+        stats = self.show_figures(xp, direction.figures, due)
         return Update(h * -lr, state, xp.isfinite(squares[0] + squares[1]), stats)
+
+    def show_figures(self, xp, figures, due) -> dict[str, Scalar]:
+        norms = {"update_norm": xp.sqrt(figures["direction"]), "grad_norm": xp.sqrt(figures["gradient"])}
+        return {**norms, "refreshed": due > 0}
+
+    def goes_in_parts(self) -> bool:
+        return True
 
     def decay_share(self, xp, update, *, t, lr, lr_scale) -> Scalar:
         share = super().decay_share(xp, update, t=t, lr=lr, lr_scale=lr_scale)
@@ -214,24 +271,36 @@ def turn_back(xp: Space[A], bases: list[A], axes: list[int], x: A) -> A:
     return x
 
 
-def refresh_bases(
-    xp: Space[A], bases: list[A], products: list[A], axes: list[int], v: A, gradients: int
-) -> tuple[A, list[A]]:
-    """The second moment and the bases after one step of power iteration, in the order of falling eigenvalues.
+class Side(NamedTuple):
+    """The bases of an axis of a stack of blocks, with the products that they follow."""
 
-    gradients: at least so many are in the products.
-    """
-    refreshed, sizes = [], xp.shape(v)[1:]
-    for q, x, axis in zip(bases, products, axes, strict=True):
-        power = xp.matmul(x, q)
-        values, least = eigenvalues(xp, q, power)
-        v = xp.arrange(v, values, 1 + axis)
-        power, before = xp.arrange(power, values, 2), xp.arrange(q, values, 2)
-        basis = xp.orthonormal(power)
-        if sizes[axis] ** 2 > gradients * math.prod(sizes):  # products without full rank, whatever the gradients are
-            basis = keep_unseen(xp, basis, power, before, least)
-        refreshed.append(with_sign(xp, basis))
-    return v, refreshed
+    tensor: int
+    axis: int
+    block: int
+    basis: Any
+    products: Any
+    #: Whether the products have not full rank, whatever the gradients are.
+    is_short: bool
+
+
+def refresh_bases(xp: Any, sides: Sequence[Side]) -> tuple[Any, Any]:
+    """Bases of one size after one step of power iteration, and the eigenvalues by whose falling order they are."""
+    q, products = (join_stacks(xp, matrices) for matrices in ([s.basis for s in sides], [s.products for s in sides]))
+    power = xp.matmul(products, q)
+    values, least = eigenvalues(xp, q, power)
+    power = xp.arrange(power, values, 2)
+    basis = xp.orthonormal(power)
+    if sides[0].is_short:
+        basis = keep_unseen(xp, basis, power, xp.arrange(q, values, 2), least)
+    return with_sign(xp, basis), values
+
+
+def join_stacks(xp: Any, stacks: Sequence[Any]) -> Any:
+    return stacks[0] if len(stacks) == 1 else xp.join(stacks, 0)
+
+
+def cut_stack(xp: Any, x: Any, counts: Shape) -> Sequence[Any]:
+    return [x] if len(counts) == 1 else xp.cut(x, 0, counts)
 
 
 def keep_unseen(xp: Space[A], basis: A, power: A, before: A, least: A) -> Value:

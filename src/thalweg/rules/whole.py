@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -89,6 +89,16 @@ class WholeRule(Rule):
         Engines that keep it give it to ``transform`` as ``kept`` where nothing is due; nothing: there is no such thing.
         """
         return {}
+
+    def refresh(
+        self, xp: Space[A], states: Sequence[State[A]], shapes: Sequence[Shape], most: float = math.inf
+    ) -> Iterator[tuple[int, State[A]]]:
+        """What ``transform`` does after the direction where 1 is due, for many tensors: which, and new entries of it.
+
+        An engine that has them all calls ``transform`` with ``due=False``, and then this. states, shapes: of each
+        tensor. most: elements of what is worked on together.
+        """
+        yield from ()
 
     def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         prepared = self.prepare(xp, g, s, p, t)

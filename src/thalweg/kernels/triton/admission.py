@@ -128,7 +128,7 @@ def is_parted(setting: ParameterOptions, shape: Shape) -> bool:
         return False
     if coded_groups(rule, handling, shape) is not None:
         return False
-    return rule.IN_PARTS and rule.is_stackable(shape)
+    return rule.IN_PARTS and rule.whole_tensors() == 1 and rule.is_stackable(shape)
 
 
 def would_lose_kernels(setting: ParameterOptions, shape: Shape, dtype: str, *, capturable: bool = False) -> bool:

@@ -12,7 +12,7 @@ from thalweg.kernels.triton.derived_tiles import kernels_for as tile_kernels_for
 from thalweg.kernels.triton.loading import kernels_for, traced
 from thalweg.kernels.triton.memory import Stored
 from thalweg.programs.extents import kinds_of
-from thalweg.programs.parts import SHOWN, first_part, last_part, own_key
+from thalweg.programs.parts import first_part, last_part, own_key, shown_keys
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule, WholeRule
 from thalweg.rules.around import keys_around
@@ -49,7 +49,7 @@ def source_of_parts(rule: WholeRule, shape: Shape, dtypes: Mapping[str, str]) ->
     key, shown = own_key(rule, shape), rule.whole_dtype("float32")
     beside = {PARAMETER, RECORD, *keys_around(rule, shape)}
     parts: list[tuple[Rule, dict[str, str]]] = [
-        (first_part(rule), {PARAMETER: dtypes[key], GRADIENT: dtypes[GRADIENT], SHOWN: shown}),
+        (first_part(rule), {PARAMETER: dtypes[key], GRADIENT: dtypes[GRADIENT], **dict.fromkeys(shown_keys(rule), shown)}),
         (last_part(rule), {**{name: dtypes[name] for name in dtypes if name in beside}, GRADIENT: shown}),
     ]
     sources = [

@@ -109,7 +109,7 @@ class RepeatedStacks:
         for t in self.noise_counts:
             t.fill_(self.t)
         for stack in self.stacks:
-            stack.due = self.due
+            stack.take_due(self.due)
             stack.follow_factors()
         self.rates = rates
 

@@ -28,7 +28,7 @@ from thalweg.torch.engines.repeats import RepeatedStacks
 from thalweg.torch.engines.replay import ArgumentTable, Launches, Recorded, Replay
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
-from thalweg.torch.engines.triton_whole import OwnedLaunch, ScratchBuffer, WholeLaunch, count_stacks, step_slot
+from thalweg.torch.engines.triton_whole import OwnedLaunch, ScratchBuffer, WholeLaunch, count_stacks, refresh_after, step_slot
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 from thalweg.torch.sharding.owners import MessageCall, Owners, in_turn
 
@@ -202,6 +202,8 @@ class TritonRun:
             for launch in self.launches:
                 with on_device(launch.device):
                     launch.write()
+        with on_device(self.launches[0].device):
+            refresh_after([stack for i in self.whole for stack in cast(WholeLaunch, self.launches[i]).stacks])
         if self.repeats is not None:
             self.repeats.count_step()
         else:

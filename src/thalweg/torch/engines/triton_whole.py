@@ -20,7 +20,7 @@ from torch import Tensor
 from thalweg.codecs import scale_key
 from thalweg.dtypes import DTYPES
 from thalweg.kernels.chunks import FACTORS_CHUNK, WHOLE_CHUNK, pieces
-from thalweg.programs.parts import SHOWN, decide_by, first_part, last_part, own_key
+from thalweg.programs.parts import decide_by, first_part, last_part, own_key, shown_keys
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Direction, WholeRule
 from thalweg.rules.around import keys_around
@@ -59,10 +59,10 @@ class ScratchBuffer:
         self.memory: dict[torch.device, Tensor] = {}
 
     def reserve(self, count: int, bucket: Bucket) -> Tensor:
-        """Memory for so many elements, in the dtype in which the rule of a bucket transforms them."""
+        """Memory for what is shown of so many elements, in the dtype in which the rule of a bucket transforms them."""
         rule, device = cast(WholeRule, bucket.setting.stored_rule), bucket.params[0].device
         dtype = getattr(torch, rule.whole_dtype("float32"))
-        wanted = count * dtype.itemsize
+        wanted = count * rule.whole_tensors() * dtype.itemsize
         if device not in self.memory or self.memory[device].numel() < wanted:
             self.memory[device] = torch.empty(wanted, dtype=torch.uint8, device=device)
         return self.memory[device][:wanted].view(dtype)
@@ -91,7 +91,7 @@ class Stack:
         setting, rule = bucket.setting, cast(WholeRule, bucket.setting.stored_rule)
         count, shape, device = len(bucket.params), tuple(bucket.params[0].shape), bucket.params[0].device
         self.key, self.around = own_key(rule, bucket.shape), keys_around(rule, bucket.shape)
-        self.scratch, self.shown = scratch, scratch.view(count, *shape)
+        self.scratch, self.shown = scratch, scratch.view(rule.whole_tensors(), count, *shape).unbind()
         self.states, self.ids = bucket.states, [tensor_id(name) for name in bucket.names]
         #: Entries with a shape of their own, which are whole tensors too, and those that the host decides by.
         self.whole_keys, self.counts = rule.keys(bucket.shape, PerSlice), rule.keys(bucket.shape, Count)
@@ -99,6 +99,8 @@ class Stack:
         #: Unlike an id, never that of a stack that is gone.
         self.number = next(NUMBERED)
         self.due: Any = True
+        #: Whether what 1 is due for comes after the step, for all tensors at once.
+        self.refreshes_after = type(rule).refresh is not WholeRule.refresh
         #: The options that the middle part has read: other numbers are another step.
         self.read: set[str] = set()
         self.after: Mapping[str, float] = {}
@@ -129,16 +131,25 @@ class Stack:
         handling = Handling(maximize=setting.handling.maximize)
         self.first_setting = replace(setting, rule=first_part(rule), handling=handling)
         handling = Handling(rounding=setting.handling.rounding, seed=setting.handling.seed)
-        self.last_setting = replace(setting, rule=last_part(rule), handling=handling)
+        self.last_setting = replace(setting, rule=last_part(rule, self.due), handling=handling)
+
+    def take_due(self, due: Any) -> None:
+        """Note what is due in this step, and give it to the last part."""
+        if due != self.due:
+            self.due = due
+            self.last_setting = replace(self.last_setting, rule=last_part(self.rule, due))
+            self.last.passes.follow(self.last_setting.stored_rule)
 
     def step_counts(self) -> Sequence[Tensor]:
         """Where kernels read and count the steps of each."""
         return [s["step"] for s in self.states] if self.steps is None else self.steps.unbind()
 
     def for_first(self, bucket: Bucket) -> Bucket:
+        keys = shown_keys(self.rule)
         states = [
-            {SHOWN: x, "step": step, **pick_entries(s, {scale_key(self.key): scale_key(PARAMETER)})}
-            for x, step, s in zip(self.shown.unbind(), self.step_counts(), bucket.states, strict=True)
+            {**dict(zip(keys, x, strict=True)), "step": step}
+            | pick_entries(s, {scale_key(self.key): scale_key(PARAMETER)})
+            for *x, step, s in zip(*self.shown, self.step_counts(), bucket.states, strict=True)
         ]
         momenta = [s[self.key] for s in bucket.states]
         return replace(bucket, params=momenta, states=states, setting=self.first_setting, lr=1.0, lr_scale=1.0)
@@ -147,7 +158,7 @@ class Stack:
         beside = {key: key for key in (RECORD, *self.around)}
         pairs = zip(self.step_counts(), bucket.states, strict=True)
         states = [{"step": step, **pick_entries(s, beside)} for step, s in pairs]
-        return replace(bucket, grads=self.shown.unbind(), states=states, setting=self.last_setting, grad_scale=None)
+        return replace(bucket, grads=self.shown[0].unbind(), states=states, setting=self.last_setting, grad_scale=None)
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
         if bucket.setting is not self.setting:
@@ -174,7 +185,8 @@ class Stack:
     def decide(self, t: Any) -> None:
         """By counts that the host keeps: what is due, and what the counts are after the step."""
         known: Any = {key: self.host_counts[key].read() for key in self.counts}
-        self.due, self.after = decide_by(self.rule, self.key, known, t)
+        due, self.after = decide_by(self.rule, self.key, known, t)
+        self.take_due(due)
 
     def count_step(self) -> None:
         """The step is taken: count it where the host does."""
@@ -201,7 +213,7 @@ class Stack:
         return {key: torch.stack([s[key] for s in self.states]).float() for key in self.whole_keys}
 
     def derive(self, state: Mapping[str, Tensor]) -> None:
-        derived = self.whole.keep(self.space, dict(state), tuple(self.shown.shape))
+        derived = self.whole.keep(self.space, dict(state), tuple(self.shown[0].shape))
         if not self.derived:
             self.derived = {key: torch.empty_like(x) for key, x in derived.items()}
         for key, x in derived.items():
@@ -210,7 +222,7 @@ class Stack:
     def write(self) -> None:
         self.show()
         if self.derived and not self.due:
-            direction = cast(Any, self.whole).transform(self.space, (self.shown,), {}, due=False, kept=self.derived)
+            direction = cast(Any, self.whole).transform(self.space, self.shown, {}, due=False, kept=self.derived)
         else:
             direction = self.transform()
         for key, figure in self.whole.show_figures(xp, direction.figures, self.due).items():
@@ -220,10 +232,13 @@ class Stack:
     def transform(self) -> Direction:
         """The direction, with new factors if they are due."""
         state = self.stacked()
-        direction = self.whole.transform(self.space, (self.shown,), state, due=self.due, noise=self.draw)
-        if not self.due:
+        due = False if self.refreshes_after and self.due == 1 else self.due
+        direction = self.whole.transform(self.space, self.shown, state, due=due, noise=self.draw)
+        if not due and not self.rule.learns_always:
             return direction
         for key, stack in direction.state.items():
+            if stack.data_ptr() == state[key].data_ptr():
+                continue  # it is as it was
             entries = [s[key] for s in self.states]
             new = stack if self.allowed is None else torch.where(self.allowed, stack, state[key])
             state[key] = new.to(entries[0].dtype).float()
@@ -247,12 +262,12 @@ class Stack:
         """The noise of these tensors."""
         from thalweg.kernels.triton.noise import draw_normal
 
-        noise = torch.empty(self.shown.shape, device=self.shown.device)
+        noise = torch.empty_like(self.shown[0], dtype=torch.float32)
         return draw_normal(noise, seed=self.setting.handling.seed, tensors=self.ids, t=cast(Tensor, self.t))
 
     def note_figure(self, key: str, figure: Any) -> None:
         if key not in self.figures:
-            self.figures[key] = torch.empty(getattr(figure, "shape", ()), device=self.shown.device)
+            self.figures[key] = torch.empty(getattr(figure, "shape", ()), device=self.scratch.device)
         self.figures[key].copy_(figure) if isinstance(figure, Tensor) else self.figures[key].fill_(figure)
 
 
@@ -268,6 +283,22 @@ def watch(rule: WholeRule, read: set[str]) -> WholeRule:
     watched = copy(rule)
     object.__setattr__(watched, "__class__", type(type(rule).__name__, (type(rule),), {"__getattribute__": look_up}))
     return watched
+
+
+def refresh_after(stacks: Sequence[Stack], most: int = 2 * FACTORS_CHUNK) -> None:
+    """Change what rules change after a step, for all tensors of equal rules at once."""
+    by_rule: dict[WholeRule, list[Stack]] = defaultdict(list)
+    for stack in stacks:
+        if stack.refreshes_after and stack.due == 1:
+            by_rule[stack.rule].append(stack)
+    for rule, alike in by_rule.items():
+        rows = [(stack, s) for stack in alike for s in stack.states]
+        states = [{key: s[key].float() for key in stack.whole_keys} for stack, s in rows]
+        shapes = [tuple(stack.shown[0].shape[1:]) for stack, _ in rows]
+        for i, entries in rule.refresh(alike[0].space, states, shapes, most):
+            stack, s = rows[i]
+            for key, x in entries.items():
+                s[key].copy_(x if stack.allowed is None else torch.where(stack.allowed, x, s[key]))
 
 
 class WholeLaunch:
@@ -289,7 +320,10 @@ class WholeLaunch:
         ]
         sizes = [len(members) * bucket.params[members[0]].numel() for members in self.members]
         memory, pairs = self.buffer.reserve(max(sizes), bucket), zip(self.members, sizes, strict=True)
-        self.stacks = [Stack(bucket.chosen(members), memory[:size], self.by_elements) for members, size in pairs]
+        shown = cast(WholeRule, bucket.setting.rule).whole_tensors()
+        self.stacks = [
+            Stack(bucket.chosen(members), memory[: shown * size], self.by_elements) for members, size in pairs
+        ]
 
     def is_stale(self) -> bool:
         """Whether the buffer has been replaced by a larger one since: these stacks are in the old one."""
@@ -335,7 +369,7 @@ class WholeLaunch:
         """The statistics of a parameter's last step, read from the device when requested."""
         pairs = zip(self.stacks, self.members, strict=True)
         stack, place = next((stack, members.index(index)) for stack, members in pairs if index in members)
-        count, figures = len(stack.shown), stack.figures.items()
+        count, figures = len(stack.states), stack.figures.items()
         shown = {key: figure.reshape(count, -1, 1, 1)[place] if figure.ndim else figure for key, figure in figures}
         return {**self.rate, **shown}
 
@@ -399,7 +433,7 @@ class OwnedLaunch(WholeLaunch):
         bucket, shown = self.bucket.chosen(members), list[Any](members)
         for stack, positions in stacks:
             stack.show()
-            for at, x in zip(positions, stack.shown.unbind(), strict=True):
+            for at, x in zip(positions, stack.shown[0].unbind(), strict=True):
                 shown[at] = x
         rule = cast(WholeRule, bucket.setting.stored_rule)
         return request_of(rule, bucket, [TensorList(shown)], {}, bucket.t or 0, due=True)
