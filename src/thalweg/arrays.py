@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -133,6 +134,9 @@ class Space(Protocol[A]):
         ...
 
     def amax(self, x: A, axes: Axes) -> Scalar: ...
+    def largest_magnitude(self, x: A, axes: Axes) -> Scalar:
+        """``amax(abs(x), axes)``."""
+        ...
 
     # a branch on a value: takes one side where the value is known, selects where it is traced
     def cond(self, condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R: ...
@@ -196,6 +200,10 @@ class Space(Protocol[A]):
         """x / by, with one number for each slice: (b, 1, ...); ``rounded`` once to a dtype, unless that is None."""
         ...
 
+    def combined(self, *terms: tuple[Scalar, A]) -> Value:
+        """The sum of arrays of one shape, each multiplied by a number, or by one for each slice: (b, 1, ...)."""
+        ...
+
     def upper(self, x: A) -> A: ...
     def solve(self, matrix: A, right: A) -> A:
         """X with ``matrix @ X = right`` for a lower triangular matrix; NaN where singular."""
@@ -214,7 +222,7 @@ class Space(Protocol[A]):
         ...
 
     def largest_column(self, x: A) -> A:
-        """The column of largest norm (the first of equals) as (..., m, 1)."""
+        """The column of largest norm (the first of equals) as (..., m, 1), whatever the magnitudes are."""
         ...
 
 
@@ -293,6 +301,13 @@ def derived(space: Any, select: Callable[..., Any]) -> tuple[list[Callable[..., 
             return x / by
         return space.rounded(widened(x) / widened(by), dtype)
 
+    def combined(*terms: tuple[Any, Any]) -> Any:
+        products = [x if is_number(number) and number == 1 else number * x for number, x in terms]
+        return functools.reduce(operator.add, products)
+
+    def largest_magnitude(x: Any, axes: Axes) -> Any:
+        return space.amax(space.abs(x), axes)
+
     def widened(x: Any) -> Any:
         return x if space.dtype(x) == "float64" else space.astype(x, "float32")
 
@@ -311,8 +326,8 @@ def derived(space: Any, select: Callable[..., Any]) -> tuple[list[Callable[..., 
     def means(*terms: Term) -> tuple[Scalar, ...]:
         return tuple(total / count(x.shape, axes) for total, (x, axes) in zip(space.sums(*terms), terms, strict=True))
 
-    always: list[Callable[..., Any]] = [where, reshape, folded, reshape_like, matmul_rounded, divided]
-    return always, [word, zeros_reduced, matrix_norm, add_identity, means]
+    always: list[Callable[..., Any]] = [where, reshape, folded, reshape_like, matmul_rounded, divided, combined]
+    return always, [word, zeros_reduced, matrix_norm, add_identity, means, largest_magnitude]
 
 
 def in_precisions(

@@ -23,7 +23,6 @@ from thalweg.rules.rule import Rule, Update, stand_in
 from thalweg.rules.whole import Direction, WholeRule
 
 
-
 def shown_keys(rule: WholeRule) -> list[str]:
     """The keys under which the first part keeps what has to be seen as a whole."""
     return [f"shown_{i}" for i in range(rule.whole_tensors())]

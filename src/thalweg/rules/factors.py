@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from thalweg.arrays import A, Shape, Space, Squares, Value
+from thalweg.arrays import A, Scalar, Shape, Space, Squares, Value
+from thalweg.rules.blocks import average
 
 #: What takes the place of 0 where a largest magnitude or a norm is divided by: no float32 that matters is smaller.
 TINY = 1e-30
@@ -119,18 +120,25 @@ def gram(xp: Space[A], x: A, axis: int, *, diagonal: bool) -> A:
     return xp.matmul(y, transposed(xp, y))
 
 
+def average_gram(xp: Space[A], old: A, x: A, axis: int, weight: Scalar) -> Value:
+    """An average of the inner products of slices, which gives those of x this weight."""
+    if around(xp, x, axis)[2] <= FEW:
+        return average(old, gram(xp, x, axis, diagonal=False), weight)
+    y = unfold(xp, x, axis)
+    return xp.matmul_add(y, transposed(xp, y), old, weight, 1 - weight)
+
+
 def norm_bound(xp: Space[A], x: A) -> Value:
     """A close lower bound of the spectral norm, (b, 1, 1): one power step from the largest column.
 
-    For a diagonal, (b, 1), it is the norm itself.
+    x is symmetric, or the negative of its transpose. For a diagonal, (b, 1), it is the norm itself.
     """
     if is_diagonal(xp, x):
-        return xp.amax(xp.abs(x), (-1,))
-    unit = xp.maximum(xp.amax(xp.abs(x), (-2, -1)), TINY)
-    x = x / unit  # squares neither overflow nor vanish
-    y = xp.matmul(transposed(xp, x), xp.largest_column(x))
+        return xp.largest_magnitude(x, (-1,))
+    unit = xp.maximum(xp.largest_magnitude(x, (-2, -1)), TINY)
+    y = xp.matmul(x, xp.largest_column(x) / unit) / unit  # squares neither overflow nor vanish
     z = xp.matmul(x, y / xp.maximum(xp.matrix_norm(y), TINY))
-    return xp.matrix_norm(z) * unit
+    return xp.matrix_norm(z / unit) * unit
 
 
 def rotate_to_symmetric(xp: Space[A], q: A) -> Value:
@@ -141,12 +149,12 @@ def rotate_to_symmetric(xp: Space[A], q: A) -> Value:
     """
     r = transposed(xp, q) - q
     size = norm_bound(xp, r)
-    r = r / xp.maximum(size, TINY)
+    r = xp.divided(r, xp.maximum(size, TINY), None)
     rq = xp.matmul(r, q)
     rrq = xp.matmul(r, rq)
     squares, along_r = xp.sums(Squares(r, (-2, -1)), (r * rq, (-2, -1)))
     a = angle(xp, size / 2 * squares, -along_r)  # r is skew: of q only what is skew too counts in the first
-    return q + a * (rq + (a / 2) * rrq)
+    return xp.combined((1, q), (a, rq), (a * a / 2, rrq))
 
 
 def angle(xp: Space[A], slope: Value, curvature: Value) -> Value:

@@ -60,10 +60,11 @@ def refresh_all(xp: Space[A], rule: Kron, gradients: Sequence[FactorGradient], *
     stepped = [one_step(xp, rule, *step) for step in steps]
 
     # all factors of a tensor get the same largest entry; their product stays as it was
-    sizes = [numbers(xp, xp.amax(xp.abs(q), inner_axes(xp, q))) for q, _ in stepped]
+    sizes = [numbers(xp, xp.largest_magnitude(q, inner_axes(xp, q))) for q, _ in stepped]
     means = alike.combine([xp.log(size) for size in sizes], lambda logs: xp.exp(sum(logs) / len(logs)))
-    rows = zip(stepped, alike.spread(means), sizes, strict=True)
-    stepped = [(q * per_slice(xp, mean / size, q), norm) for (q, norm), mean, size in rows]
+    scales = [mean / size for mean, size in zip(alike.spread(means), sizes, strict=True)]
+    rows = zip(stepped, scales, strict=True)
+    stepped = [(xp.combined((per_slice(xp, scale, q), q)), norm) for (q, norm), scale in rows]
 
     totals = [numbers(xp, xp.sums((q, inner_axes(xp, q)))[0]) + numbers(xp, norm) for q, norm in stepped]
     taught = alike.join([numbers(xp, largest > 0) for _, largest in learned])
@@ -144,7 +145,7 @@ def learn(rule: Kron, gradient: FactorGradient) -> tuple[list[FactorStep[Any]], 
     if rule.damping_mode == "noise":
         assert noise is not None
         probe = xp.reshape(noise(), xp.shape(y))
-        y = y + strength * probe
+        y = xp.combined((1, y), (strength, probe))
         if rule.geometry != "eq":  # whose solves are of this noise
             probe = None
     grams = equilibrium(xp, rule, factors, y, probe, strength)
@@ -208,10 +209,10 @@ def one_step(xp: Space[A], rule: Kron, q: A, norm: A, left: A, right: Scalar) ->
     if rule.geometry == "eq":
         return q - rate * xp.matmul(xp.upper(left - right), q), norm
     if rule.geometry == "procrustes":
-        return rotate_to_symmetric(xp, q - rate * (xp.matmul(left, q) - right * q)), norm
+        return rotate_to_symmetric(xp, xp.combined((1 + rate * right, q), (-rate, xp.matmul(left, q)))), norm
     half = rate / 2  # (1 - e) q (1 - e) with e = half (left - right), made symmetric again
-    q = q - half * (xp.matmul(left, q) - right * q)
-    q = q - half * (xp.matmul(q, left) - right * q)
+    q = xp.combined((1 + half * right, q), (-half, xp.matmul(left, q)))
+    q = xp.combined((1 + half * right, q), (-half, xp.matmul(q, left)))
     return (q + transposed(xp, q)) / 2, norm
 
 

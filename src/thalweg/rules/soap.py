@@ -17,7 +17,7 @@ from thalweg.dtypes import DTYPES
 from thalweg.kernels.chunks import pieces
 from thalweg.rules.blocks import average, is_zero, one_minus_power
 from thalweg.rules.entries import Count, Entry, Factor, Moment
-from thalweg.rules.factors import along, gram, merge_axes, transposed, unfold
+from thalweg.rules.factors import along, average_gram, merge_axes, transposed, unfold
 from thalweg.rules.grid import Grid
 from thalweg.rules.options import BETAS, PRECISION, Mask, option
 from thalweg.rules.rule import Update
@@ -169,8 +169,7 @@ class SOAP(WholeRule):
         v = average(v, turned * turned, 1 - self.betas[1])
         h = turn_back(xp, bases, axes, turn(xp, bases, axes, m) / (xp.sqrt(v) + self.eps))
         beta = self.betas[1] if self.shampoo_beta is None else self.shampoo_beta
-        pairs = zip(axes, products, strict=True)
-        return h, v, [average(old, gram(xp, g, axis, diagonal=False), 1 - beta) for axis, old in pairs]
+        return h, v, [average_gram(xp, old, g, axis, 1 - beta) for axis, old in zip(axes, products, strict=True)]
 
     def cut_sides(self, xp: Space[A], s: State[A], key: str, axis: int, shape: Shape) -> list[A]:
         """The products ("GG") or bases ("Q") of an axis, for each stack of blocks."""

@@ -163,6 +163,7 @@ matmul_rounded = _lift(single.matmul_rounded)
 add_identity = _lift(single.add_identity)
 matrix_norm = _lift(single.matrix_norm)
 divided = _lift(single.divided)
+combined = single.combined
 eigenvectors = _lift(single.eigenvectors)
 orthonormal = _lift(single.orthonormal)
 arrange = _lift(single.arrange)
@@ -223,6 +224,10 @@ def amax(x: TensorList, axes: Axes) -> Scalar:
     if axes is None:
         return PerTensor(torch.stack([single.amax(tensor, None) for tensor in x.tensors]))
     return _apply(lambda tensor: single.amax(tensor, axes), x)
+
+
+def largest_magnitude(x: TensorList, axes: Axes) -> Scalar:
+    return amax(abs(x), axes)
 
 
 def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:

@@ -119,8 +119,8 @@ abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = elementwise
 )
 
 _always, _unless_better = derived(sys.modules[__name__], jnp.where)
-where, reshape, folded, reshape_like, matmul_rounded, divided = _always
-_, _, matrix_norm, add_identity, means = _unless_better
+where, reshape, folded, reshape_like, matmul_rounded, divided, combined = _always
+_, _, matrix_norm, add_identity, means, largest_magnitude = _unless_better
 
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:
@@ -250,7 +250,8 @@ def arrange(x: Arr, by: Arr, axis: int) -> Arr:
 
 
 def largest_column(x: Arr) -> Arr:
-    index = jnp.argmax(jnp.sum(x * x, axis=-2, keepdims=True), axis=-1, keepdims=True)
+    scaled = x / jnp.maximum(largest_magnitude(x, (-2, -1)), jnp.finfo(x.dtype).tiny)
+    index = jnp.argmax(jnp.sum(scaled * scaled, axis=-2, keepdims=True), axis=-1, keepdims=True)
     return jnp.take_along_axis(x, index, axis=-1)
 
 

@@ -84,8 +84,8 @@ def positions(like: Arr) -> tuple[Arr, Arr]:
 abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = elementwise(functools.partial(getattr, np))
 
 _always, _unless_better = derived(sys.modules[__name__], np.where)
-where, reshape, folded, reshape_like, matmul_rounded, divided = _always
-word, zeros_reduced, matrix_norm, add_identity, _ = _unless_better
+where, reshape, folded, reshape_like, matmul_rounded, divided, combined = _always
+word, zeros_reduced, matrix_norm, add_identity, _, largest_magnitude = _unless_better
 
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:
@@ -195,5 +195,6 @@ def arrange(x: Arr, by: Arr, axis: int) -> Arr:
 
 
 def largest_column(x: Arr) -> Arr:
-    index = (x * x).sum(axis=-2, keepdims=True, dtype=np.float64).argmax(axis=-1, keepdims=True)
+    scaled = x / np.maximum(largest_magnitude(x, (-2, -1)), np.finfo(x.dtype).tiny)
+    index = (scaled * scaled).sum(axis=-2, keepdims=True, dtype=np.float64).argmax(axis=-1, keepdims=True)
     return np.take_along_axis(x, index, axis=-1)

@@ -182,3 +182,6 @@ class Sharded:
     def amax(self, x: Any, axes: Axes) -> Scalar:
         """The largest number of all ranks."""
         return self.complete([self.largest(x, axes)])[0]
+
+    def largest_magnitude(self, x: Any, axes: Axes) -> Scalar:
+        return self.amax(foreach.abs(x), axes)

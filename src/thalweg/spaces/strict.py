@@ -182,6 +182,8 @@ class Strict(Run):
     def amax(self, x: Any, axes: Axes) -> Shaped:
         return self.reduced(x, axes)
 
+    largest_magnitude = amax
+
     def cond(self, condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
         if isinstance(condition, bool):
             return yes() if condition else no()
@@ -268,6 +270,11 @@ class Strict(Run):
     def divided(self, x: Any, by: Any, dtype: str | None) -> Any:
         self.check_dtype(dtype)
         return self.apply("div", x, by)
+
+    def combined(self, *terms: tuple[Any, Any]) -> Any:
+        return functools.reduce(
+            functools.partial(self.apply, "add"), [self.apply("mul", number, x) for number, x in terms]
+        )
 
     def solve(self, matrix: Any, right: Any) -> Shaped:
         self.matmul(self.square(matrix), right)

@@ -79,8 +79,8 @@ def minimum(x: Scalar, y: Scalar) -> Scalar:
 
 
 _always, _unless_better = derived(sys.modules[__name__], torch.where)
-where, reshape, folded, reshape_like, matmul_rounded, divided = _always
-word, zeros_reduced, _, _, means = _unless_better
+where, reshape, folded, reshape_like, matmul_rounded, divided, combined = _always
+word, zeros_reduced, _, _, means, _ = _unless_better
 
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:
@@ -110,6 +110,12 @@ def amax(x: Arr, axes: Axes) -> Scalar:
         reduced = () if axes is None else reduced_shape(shape(x), axes)
         return full(reduced, -math.inf, x)
     return x.amax() if axes is None else x.amax(dim=axes, keepdim=True)
+
+
+def largest_magnitude(x: Arr, axes: Axes) -> Scalar:
+    if x.is_cuda and x.numel() and axes is not None:
+        return torch.linalg.vector_norm(x, math.inf, dim=axes, keepdim=True)
+    return amax(torch.abs(x), axes)
 
 
 def cond(condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
@@ -162,7 +168,7 @@ def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float, precision: s
     if is_slow(x):
         return matmul_add(x.float(), y.float(), z.float(), product, plus).to(x.dtype)
     with products.in_precision(precision, x):
-        if x.ndim == 3:
+        if x.ndim == 3 and is_number(product) and is_number(plus):
             return torch.baddbmm(z, x, y, beta=plus, alpha=product)
         return product * (x @ y) + plus * z
 
@@ -248,8 +254,24 @@ def divide_by_cholesky(x: Arr) -> tuple[Arr, Arr]:
     x = x / torch.where(lengths > 0, lengths, 1.0)
     factor, failed = torch.linalg.cholesky_ex(matmul(x.mT, x, "float32"))
     diagonal = torch.where((failed == 0).unsqueeze(-1), factor.diagonal(dim1=-2, dim2=-1), 0.0)
-    inverse = torch.linalg.solve_triangular(factor.mT, identity(x.shape[-1], x).expand_as(factor), upper=True)
-    return matmul(x, inverse, "float32"), diagonal
+    return matmul(x, inverted(factor.mT), "float32"), diagonal
+
+
+def inverted(x: Arr, side: int = 64) -> Arr:
+    """The inverse of upper triangular matrices: by products, for which libraries have faster code than for solving."""
+    n = x.shape[-1]
+    if n <= side:
+        solution: Arr = torch.linalg.solve_triangular(x, identity(n, x).expand_as(x), upper=True)
+        return solution
+    half, inverse = n // 2, torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    first, last = x[:, :half, :half], x[:, half:, half:]
+    if 2 * half == n:
+        first, last = inverted(torch.cat([first, last]), side).chunk(2)
+    else:
+        first, last = inverted(first, side), inverted(last, side)
+    inverse[:, :half, :half], inverse[:, half:, half:] = first, last
+    inverse[:, :half, half:] = -matmul(first, matmul(x[:, :half, half:], last, "float32"), "float32")
+    return inverse
 
 
 def by_qr(x: Arr) -> Arr:
@@ -267,7 +289,11 @@ def arrange(x: Arr, by: Arr, axis: int) -> Arr:
 
 
 def largest_column(x: Arr) -> Arr:
-    squares = torch.linalg.vector_norm(x, dim=-2, keepdim=True) if x.is_cuda else (x * x).sum(dim=-2, keepdim=True)
+    if x.is_cuda:
+        squares = torch.linalg.vector_norm(x, dim=-2, keepdim=True, dtype=torch.float64)
+    else:
+        scaled = x / largest_magnitude(x, (-2, -1)).clamp(min=torch.finfo(x.dtype).tiny)
+        squares = (scaled * scaled).sum(dim=-2, keepdim=True)
     index = squares.argmax(dim=-1, keepdim=True)
     return x.gather(-1, index.expand(*x.shape[:-1], 1))
 

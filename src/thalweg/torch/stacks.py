@@ -155,7 +155,7 @@ def most_of_stack(rule: WholeRule, device: torch.device) -> int:
 def space_of_kernels() -> Any:
     """torch's functions, but for those that have thalweg kernels."""
     from thalweg.kernels.products.stacks import multiply
-    from thalweg.kernels.triton.matrices import divided
+    from thalweg.kernels.triton import matrices
 
     def matmul_add(x: Tensor, y: Tensor, z: Tensor, product: float, plus: float, *, symmetric: bool = False) -> Tensor:
         return multiply(x, y, z, alpha=product, beta=plus, symmetric=symmetric, b_symmetric=symmetric)
@@ -163,11 +163,22 @@ def space_of_kernels() -> Any:
     def matmul_rounded(x: Tensor, y: Tensor, dtype: str) -> Tensor:
         return multiply(x, y, dtype=getattr(torch, dtype))
 
-    def in_precision(precision: str) -> Any:
-        return SimpleNamespace(**{**vars(single.in_precision(precision)), "divided": divided})
+    def combined(*terms: tuple[Any, Tensor]) -> Tensor:
+        is_served = len(terms) <= 3 and all(x.dtype == torch.float32 for _, x in terms)
+        return (matrices if is_served else single).combined(*terms)
 
+    def in_precision(precision: str) -> Any:
+        space = single.in_precision(precision)
+
+        def matmul(x: Tensor, y: Tensor) -> Tensor:
+            is_vector = y.shape[-1] == 1 and x.ndim == 3 and x.dtype == torch.float32
+            return matrices.times_vector(x, y) if is_vector else space.matmul(x, y)
+
+        return SimpleNamespace(**{**vars(space), **elementwise, "matmul": matmul})
+
+    elementwise = dict(divided=matrices.divided, combined=combined)
     ours = dict(
-        divided=divided,
+        **elementwise,
         matmul_rounded=matmul_rounded,
         matmul_symmetric=functools.partial(multiply, symmetric=True),
         matmul_add=matmul_add,

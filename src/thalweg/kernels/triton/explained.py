@@ -46,11 +46,15 @@ def stored_in(dtypes: Mapping[str, str]) -> tuple[Stored, ...]:
 
 def source_of_parts(rule: WholeRule, shape: Shape, dtypes: Mapping[str, str]) -> str:
     """The Triton of the first and the last part of a rule that needs whole tensors."""
-    key, shown = own_key(rule, shape), rule.whole_dtype("float32")
+    key, dtype = own_key(rule, shape), rule.whole_dtype("float32")
+    shown = dict.fromkeys(shown_keys(rule), dtype)
     beside = {PARAMETER, RECORD, *keys_around(rule, shape)}
     parts: list[tuple[Rule, dict[str, str]]] = [
-        (first_part(rule), {PARAMETER: dtypes[key], GRADIENT: dtypes[GRADIENT], **dict.fromkeys(shown_keys(rule), shown)}),
-        (last_part(rule), {**{name: dtypes[name] for name in dtypes if name in beside}, GRADIENT: shown}),
+        (
+            first_part(rule),
+            {PARAMETER: dtypes[key], GRADIENT: dtypes[GRADIENT], **dict.fromkeys(shown_keys(rule), shown)},
+        ),
+        (last_part(rule), {**{name: dtypes[name] for name in dtypes if name in beside}, GRADIENT: dtype}),
     ]
     sources = [
         kernels_for(stand_in(part), example_of(part, shape), stored_in(stored), False, False, True).emitted.source

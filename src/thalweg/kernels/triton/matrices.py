@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Elements that one program divides.
-BLOCK = 4096
+#: Elements that one program goes through, and rows that it multiplies.
+BLOCK, ROWS = 4096, 8
 
 
 @triton.jit
@@ -27,4 +29,52 @@ def divided(x: Tensor, by: Tensor, dtype: str | None) -> Tensor:
     size = out[0].numel() if len(out) else 0
     if size:
         divide_kernel[triton.cdiv(size, BLOCK), len(x)](x, by.contiguous(), out, size, BLOCK=BLOCK)
+    return out
+
+
+@triton.jit
+def combine_kernel(out, a, x, b, y, c, z, size, TERMS: tl.constexpr, BLOCK: tl.constexpr):
+    matrix, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside, at = at < size, matrix * size + at
+    total = tl.load(a + matrix) * tl.load(x + at, inside)
+    if TERMS > 1:
+        total += tl.load(b + matrix) * tl.load(y + at, inside)
+    if TERMS > 2:
+        total += tl.load(c + matrix) * tl.load(z + at, inside)
+    tl.store(out + at, total, inside)
+
+
+def combined(*terms: tuple[Any, Tensor]) -> Tensor:
+    """The sum of up to three stacks in float32, each multiplied by a number, or by one for each of its matrices."""
+    stacks, first = [x.contiguous() for _, x in terms], terms[0][1]
+    numbers = [
+        (number if isinstance(number, Tensor) else first.new_full((1,), number)).reshape(-1).expand(len(first))
+        for number, _ in terms
+    ]
+    out, size = torch.empty_like(stacks[0]), first[0].numel() if len(first) else 0
+    pairs = [pointer for pair in zip(map(Tensor.contiguous, numbers), stacks, strict=True) for pointer in pair]
+    if size:
+        grid = triton.cdiv(size, BLOCK), len(first)
+        combine_kernel[grid](out, *pairs, *[out] * (6 - len(pairs)), size, TERMS=len(terms), BLOCK=BLOCK)
+    return out
+
+
+@triton.jit
+def vector_kernel(x, vector, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    matrix, row = tl.program_id(1).to(tl.int64), tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    total, first = tl.zeros((ROWS, COLUMNS), tl.float32), matrix * rows * columns
+    for begin in range(0, columns, COLUMNS):
+        column = begin + tl.arange(0, COLUMNS)[None, :]
+        inside = (row < rows) & (column < columns)
+        value = tl.load(x + first + row.to(tl.int64) * columns + column, inside, 0.0)
+        total += value * tl.load(vector + matrix * columns + column, column < columns, 0.0)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tl.store(out + matrix * rows + row, tl.sum(total, 1), row < rows)
+
+
+def times_vector(x: Tensor, vector: Tensor) -> Tensor:
+    """x @ vector for a stack (k, m, n) and (k, n, 1) in float32, which torch's kernels read several times."""
+    x, (count, rows, columns) = x.contiguous(), x.shape
+    out = torch.empty(count, rows, 1, device=x.device)
+    vector_kernel[triton.cdiv(rows, ROWS), count](x, vector.contiguous(), out, rows, columns, ROWS=ROWS, COLUMNS=256)
     return out

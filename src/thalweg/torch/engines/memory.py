@@ -54,6 +54,23 @@ def stage_shards(bucket: Bucket) -> tuple[Bucket, list[tuple[Tensor, Tensor]]]:
     return replace(bucket, params=params, states=states), pairs
 
 
+def join_memory(tensors: Sequence[Tensor]) -> Tensor | None:
+    """An array whose rows are these tensors, which are moved to its memory; None if they share theirs with others."""
+    first = tensors[0]
+    if len(tensors) == 1:
+        return first.unsqueeze(0)
+    if all(x.is_contiguous() and x.untyped_storage().nbytes() == x.nbytes > 0 for x in tensors):
+        joint = torch.stack(list(tensors))
+        for x, row in zip(tensors, joint.unbind(), strict=True):
+            x.set_(row)  # type: ignore[call-overload]
+        return joint
+    storage, addresses = first.untyped_storage().data_ptr(), [x.data_ptr() for x in tensors]
+    is_joint = addresses == [first.data_ptr() + i * first.nbytes for i in range(len(tensors))]
+    if is_joint and all(x.is_contiguous() and x.untyped_storage().data_ptr() == storage for x in tensors):
+        return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
+    return None
+
+
 def held_in(place: Tensor | None, value: Tensor | None) -> Tensor | None:
     """A copy of a value: in this place if there is one, else in memory that is the place from now on."""
     if value is None:

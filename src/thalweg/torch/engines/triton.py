@@ -28,7 +28,14 @@ from thalweg.torch.engines.repeats import RepeatedStacks
 from thalweg.torch.engines.replay import ArgumentTable, Launches, Recorded, Replay
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
-from thalweg.torch.engines.triton_whole import OwnedLaunch, ScratchBuffer, WholeLaunch, count_stacks, refresh_after, step_slot
+from thalweg.torch.engines.triton_whole import (
+    OwnedLaunch,
+    ScratchBuffer,
+    WholeLaunch,
+    count_stacks,
+    refresh_after,
+    step_slot,
+)
 from thalweg.torch.sharding.collectives import Computation, Question, summed
 from thalweg.torch.sharding.owners import MessageCall, Owners, in_turn
 

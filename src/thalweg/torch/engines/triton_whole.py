@@ -31,7 +31,7 @@ from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD, arithmetic
 from thalweg.torch.engines.counts import HostCounts
-from thalweg.torch.engines.memory import stage_shards
+from thalweg.torch.engines.memory import join_memory, stage_shards
 from thalweg.torch.engines.protocol import Bucket, Foreseen, count_largest
 from thalweg.torch.engines.results import request_of
 from thalweg.torch.sharding.collectives import Computation
@@ -95,6 +95,8 @@ class Stack:
         self.states, self.ids = bucket.states, [tensor_id(name) for name in bucket.names]
         #: Entries with a shape of their own, which are whole tensors too, and those that the host decides by.
         self.whole_keys, self.counts = rule.keys(bucket.shape, PerSlice), rule.keys(bucket.shape, Count)
+        #: Of each of the former, the entries of all as one array, if their memory could be joined.
+        self.joint = {key: join_memory([s[key] for s in bucket.states]) for key in self.whole_keys}
         self.space = space_of_kernels()
         #: Unlike an id, never that of a stack that is gone.
         self.number = next(NUMBERED)
@@ -210,7 +212,10 @@ class Stack:
         return [s[key]._version for s in self.states for key in self.whole_keys]
 
     def stacked(self) -> dict[str, Tensor]:
-        return {key: torch.stack([s[key] for s in self.states]).float() for key in self.whole_keys}
+        return {
+            key: (torch.stack([s[key] for s in self.states]) if x is None else x).float()
+            for key, x in self.joint.items()
+        }
 
     def derive(self, state: Mapping[str, Tensor]) -> None:
         derived = self.whole.keep(self.space, dict(state), tuple(self.shown[0].shape))
@@ -239,10 +244,13 @@ class Stack:
         for key, stack in direction.state.items():
             if stack.data_ptr() == state[key].data_ptr():
                 continue  # it is as it was
-            entries = [s[key] for s in self.states]
             new = stack if self.allowed is None else torch.where(self.allowed, stack, state[key])
-            state[key] = new.to(entries[0].dtype).float()
-            torch._foreach_copy_(entries, list(state[key].unbind()))
+            if (joint := self.joint[key]) is not None:
+                state[key] = joint.copy_(new.view_as(joint)).float()
+            else:
+                entries = [s[key] for s in self.states]
+                state[key] = new.to(entries[0].dtype).float()
+                torch._foreach_copy_(entries, list(state[key].unbind()))
         if self.derived:
             self.derive(state)
             self.versions = self.read_versions()
