@@ -29,6 +29,8 @@ from thalweg.torch.engines.replay import ArgumentTable, Launches, Recorded, Repl
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
 from thalweg.torch.engines.triton_whole import (
+    LANES,
+    MOST_IN_LANE,
     OwnedLaunch,
     ScratchBuffer,
     WholeLaunch,
@@ -53,7 +55,8 @@ class Triton:
         self.owners = owners
         #: Runs that a CUDA graph of the user's goes on using.
         self.captured: list[TritonRun] = []
-        self.buffer = ScratchBuffer()
+        #: Of each lane.
+        self.buffers = [ScratchBuffer() for _ in range(LANES)]
 
     def lay_out(self, buckets: Sequence[Bucket]) -> TritonRun:
         return TritonRun(self, buckets)
@@ -77,7 +80,8 @@ class TritonRun:
         for at, i in enumerate(owned):
             members = {number: slot[at] for number, (_, slot) in enumerate(slots) if at in slot}
             launches[i] = OwnedLaunch(buckets[i], members, engine.owners, plain_launch)
-        self.launches = [launches.get(i) or self.launch(bucket) for i, bucket in enumerate(buckets)]
+        lanes = itertools.cycle(range(1, LANES))
+        self.launches = [launches.get(i) or self.launch(bucket, lanes) for i, bucket in enumerate(buckets)]
         #: In which whole tensors travel: the team, the number, and launches with something in it.
         self.slots = [(team, n, [launches[owned[at]] for at in slot]) for n, (team, slot) in enumerate(slots)]
         for launch, bucket in zip(self.launches, buckets, strict=True):
@@ -132,9 +136,11 @@ class TritonRun:
     def recorded(self) -> int:
         return 0 if self.replay is None else sum(isinstance(known, Recorded) for known in self.replay.known.values())
 
-    def launch(self, bucket: Bucket) -> AnyLaunch:
+    def launch(self, bucket: Bucket, lanes: Iterator[int]) -> AnyLaunch:
+        """lanes: the next ones for small stacks."""
         if isinstance(bucket.setting.rule, WholeRule):
-            return WholeLaunch(bucket, self.engine.buffer, plain_launch)
+            lane = next(lanes) if sum(bucket.extents) <= MOST_IN_LANE else 0
+            return WholeLaunch(bucket, self.engine.buffers[lane], plain_launch, lane)
         stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
         return Launch(stepped, pairs)
 
@@ -243,7 +249,9 @@ class TritonRun:
             if launch not in sharded:
                 for _ in launch.measure():
                     pass
-            launch.write()
+            if not isinstance(launch, WholeLaunch):
+                launch.write()
+        write_in_lanes([launch for launch in self.launches if isinstance(launch, WholeLaunch)])
 
     def step_owned(self) -> Iterator[MessageCall]:
         """Step whole tensors slot by slot; yields calls that send messages, or wait for them."""
@@ -262,6 +270,26 @@ class TritonRun:
             self.engine.owners.forget()
         for launch in self.launches:
             launch.release()
+
+
+def write_in_lanes(launches: Sequence[WholeLaunch]) -> None:
+    """Write buckets of whole tensors; those of several lanes side by side, where a step is recorded."""
+    from thalweg.kernels.triton.uploads import deferred
+
+    by_lane: dict[int, list[WholeLaunch]] = defaultdict(list)
+    for launch in launches:
+        by_lane[launch.lane].append(launch)
+    streams: list[Any] = [None] * len(by_lane)
+    if deferred.get() is not None and len(by_lane) > 1:
+        streams = [torch.cuda.Stream(launches[0].device) for _ in by_lane]  # type: ignore[no-untyped-call]
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+    for stream, alike in zip(streams, by_lane.values(), strict=True):
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            for launch in alike:
+                launch.write()
+    for stream in filter(None, streams):
+        torch.cuda.current_stream().wait_stream(stream)
 
 
 def complete(sums: Sequence[tuple[Part, Any]]) -> Launches:

@@ -46,6 +46,9 @@ UNKNOWN: array[int] = array("Q")
 ALIGNED = 64
 #: What a library's products need for themselves.
 BYTES_OF_LIBRARY = 2**25
+#: How many stacks are transformed side by side, and elements of a bucket that has a lane beside others: few, so that
+#: its kernels leave most of a GPU idle.
+LANES, MOST_IN_LANE = 4, 2**21
 #: Lays out the kernels of a rule that is stepped element by element, for a bucket.
 LayOut: TypeAlias = Callable[[Bucket], Any]
 
@@ -80,6 +83,8 @@ def count_stacks(params: Sequence[Foreseen]) -> int:
         if type(rule).keep is not WholeRule.keep:
             derived_bytes += 4 * copies
     largest = max(count_largest(needed[True], FACTORS_CHUNK), count_largest(needed[False], WHOLE_CHUNK))
+    small = [(p, bytes_) for several in needed.values() for p, bytes_ in several if p.extent <= MOST_IN_LANE]
+    largest += count_largest(small, (LANES - 1) * MOST_IN_LANE)
     return largest + derived_bytes + BYTES_OF_LIBRARY if params else 0
 
 
@@ -312,8 +317,9 @@ def refresh_after(stacks: Sequence[Stack], most: int = 2 * FACTORS_CHUNK) -> Non
 class WholeLaunch:
     """One bucket of a rule that needs whole tensors."""
 
-    def __init__(self, bucket: Bucket, buffer: ScratchBuffer, by_elements: LayOut) -> None:
-        self.buffer, self.by_elements = buffer, by_elements
+    def __init__(self, bucket: Bucket, buffer: ScratchBuffer, by_elements: LayOut, lane: int = 0) -> None:
+        """lane: buckets of one lane share a buffer, and follow one another."""
+        self.buffer, self.by_elements, self.lane = buffer, by_elements, lane
         self.stacks: list[Stack] = []
         self.grads: Sequence[Tensor] = ()
         #: The bucket between steps.
