@@ -31,8 +31,6 @@ SHARES = {
 LEFT_TO_OTHERS = {
     ("numpy native", "Muon"),
     ("torch native", "Muon"),
-    ("torch triton", "SOAP"),
-    ("torch cuda", "SOAP"),
     ("optax native", "Muon"),
     ("optax native", "Kron"),
     ("optax native", "SOAP"),

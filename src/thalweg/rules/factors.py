@@ -145,16 +145,16 @@ def rotate_to_symmetric(xp: Space[A], q: A) -> Value:
     """One step of the rotation that makes q symmetric (the orthogonal Procrustes problem).
 
     Q^T Q stays, to second order; without it q would wander among its rotations. The step
-    a along the skew direction r maximises the trace of (1 + a r + a**2/2 r r) q, up to 1/8.
+    a along the skew direction -r maximises the trace of (1 - a r + a**2/2 r r) q, up to 1/8.
     """
-    r = transposed(xp, q) - q
+    r = q - transposed(xp, q)  # in which q comes first: so it lies in memory as q does
     size = norm_bound(xp, r)
     r = xp.divided(r, xp.maximum(size, TINY), None)
     rq = xp.matmul(r, q)
     rrq = xp.matmul(r, rq)
     squares, along_r = xp.sums(Squares(r, (-2, -1)), (r * rq, (-2, -1)))
     a = angle(xp, size / 2 * squares, -along_r)  # r is skew: of q only what is skew too counts in the first
-    return xp.combined((1, q), (a, rq), (a * a / 2, rrq))
+    return xp.combined((1, q), (-a, rq), (a * a / 2, rrq))
 
 
 def angle(xp: Space[A], slope: Value, curvature: Value) -> Value:

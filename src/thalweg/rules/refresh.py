@@ -160,7 +160,7 @@ def strength_of(rule: Kron, magnitude: Scalar) -> Scalar:
 
 def scale_to(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, largest: Scalar) -> list[A]:
     """Before the first refresh: give Q the scale (mean of y**4)**(-1/8) that whitens y."""
-    small = y / unit_of(xp, largest)
+    small = xp.divided(y, unit_of(xp, largest), None)
     (fourth,) = xp.means(Squares(small * small, tuple(range(1, len(xp.shape(y))))))
     fourth, largest, norm = (xp.reshape(number, (xp.shape(y)[0],)) for number in (fourth, largest, norms[0]))
     scale = first_scale(xp, rule, len(factors), fourth, largest, norm)

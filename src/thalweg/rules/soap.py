@@ -188,9 +188,9 @@ class SOAP(WholeRule):
         for tensor, (s, shape) in enumerate(zip(states, shapes, strict=True)):
             sizes = [xp.shape(block) for block in self.grid(shape).cut(xp, self.seen(xp, s["exp_avg_sq"], shape))]
             for axis in self.turned_axes(self.grid(shape).sizes):
-                sides = (self.cut_sides(xp, s, key, axis, shape) for key in ("Q", "GG"))
+                pairs = zip(*(self.cut_sides(xp, s, key, axis, shape) for key in ("Q", "GG")), strict=True)
                 ordered[tensor, axis] = [None] * len(sizes)
-                for block, (q, x) in enumerate(zip(*sides, strict=True)):
+                for block, (q, x) in enumerate(pairs):
                     # products without full rank, whatever the gradients are: at least so many are in them
                     gradients = (1 + self.precondition_frequency) * math.prod(sizes[block][1:])
                     side = Side(tensor, axis, block, q, x, xp.shape(q)[1] ** 2 > gradients)

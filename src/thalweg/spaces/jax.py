@@ -250,7 +250,7 @@ def arrange(x: Arr, by: Arr, axis: int) -> Arr:
 
 
 def largest_column(x: Arr) -> Arr:
-    scaled = x / jnp.maximum(largest_magnitude(x, (-2, -1)), jnp.finfo(x.dtype).tiny)
+    scaled = x / jnp.maximum(largest_magnitude(x, (-2, -1)), float(jnp.finfo(x.dtype).tiny))  # type: ignore[no-untyped-call]
     index = jnp.argmax(jnp.sum(scaled * scaled, axis=-2, keepdims=True), axis=-1, keepdims=True)
     return jnp.take_along_axis(x, index, axis=-1)
 

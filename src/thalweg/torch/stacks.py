@@ -165,7 +165,8 @@ def space_of_kernels() -> Any:
 
     def combined(*terms: tuple[Any, Tensor]) -> Tensor:
         is_served = len(terms) <= 3 and all(x.dtype == torch.float32 for _, x in terms)
-        return (matrices if is_served else single).combined(*terms)
+        total: Tensor = (matrices if is_served else single).combined(*terms)
+        return total
 
     def in_precision(precision: str) -> Any:
         space = single.in_precision(precision)

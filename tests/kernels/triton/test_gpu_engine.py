@@ -5,6 +5,8 @@ Its numbers are held in tests/engines, what users rely on in test_gpu_checks.py.
 
 from __future__ import annotations
 
+import copy
+import io
 import warnings
 from typing import Any
 
@@ -314,3 +316,75 @@ def test_the_code_that_is_made_is_shown() -> None:
     shown = str(thalweg.torch.Muon(parameters("float32", MATRICES)).explain(code=True))
     assert "read p, g and write p, shown" in shown
     assert "between them: matrix products by library calls" in shown
+
+
+# ---- state of equal shapes is one array
+
+
+def soap(shapes: dict[str, tuple[int, ...]], steps: int = 2) -> tuple[Any, Any]:
+    named = parameters("float32", shapes)
+    optimizer = thalweg.torch.SOAP(named, precondition_frequency=2)
+    train(optimizer, named, gradients(steps, "float32", shapes))
+    return optimizer, named
+
+
+def go_on(optimizer: Any, named: Any, shapes: Any) -> list[torch.Tensor]:
+    train(optimizer, named, gradients(5, "float32", shapes)[2:])
+    return [p.detach().clone() for _, p in named]
+
+
+def renewed(optimizer: Any, shapes: Any, state: Any) -> tuple[Any, Any]:
+    """Another optimizer with the parameters of one, and this state."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    named = [(n, torch.nn.Parameter(p.detach().clone())) for n, p in zip(shapes, held, strict=True)]
+    other = thalweg.torch.SOAP(named, precondition_frequency=2)
+    other.load_state_dict(state)
+    return other, named
+
+
+def test_state_of_equal_shapes_is_one_array_and_goes_where_its_parameter_goes() -> None:
+    shapes = {"a": (20, 12), "b": (20, 12), "c": (20, 12)}
+    optimizer, named = soap(shapes)
+    bases = [optimizer.state[p]["Q_0"] for _, p in named]
+    assert [x.data_ptr() - bases[0].data_ptr() for x in bases] == [0, bases[0].nbytes, 2 * bases[0].nbytes]
+
+    saved = io.BytesIO()
+    torch.save(optimizer.state_dict(), saved)
+    size = sum(x.nbytes for state in optimizer.state.values() for x in state.values())
+    assert size < saved.tell() < size + 20_000
+    saved.seek(0)
+    copied = copy.deepcopy(optimizer.state_dict())
+    loaded = torch.load(saved, weights_only=True)
+    others = [renewed(optimizer, shapes, state) for state in (copied, loaded)]
+
+    # an entry that a user has replaced, by what it was, or written to
+    optimizer.state[named[1][1]]["Q_0"] = bases[1].clone()
+    optimizer.state[named[2][1]]["GG_0"].mul_(1.0)
+    expected = go_on(optimizer, named, shapes)
+    for other, params in others:
+        for a, b in zip(go_on(other, params, shapes), expected, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_what_a_user_writes_into_one_entry_reaches_that_parameter_alone() -> None:
+    shapes = {"a": (20, 12), "b": (20, 12)}
+    (plain, theirs), (edited, named) = soap(shapes), soap(shapes)
+    edited.state[named[0][1]]["exp_avg_sq"].mul_(4.0)
+    (a, b), (c, d) = go_on(plain, theirs, shapes), go_on(edited, named, shapes)
+    assert not torch.equal(a, c)
+    assert torch.equal(b, d)
+
+
+def test_parameters_without_a_gradient_leave_the_others_as_they_are() -> None:
+    shapes = {"a": (20, 12), "b": (20, 12), "c": (20, 12)}
+    (plain, theirs), (some, named) = soap(shapes), soap(shapes)
+    steps = gradients(5, "float32", shapes)[2:]
+    train(plain, theirs, steps)
+    before = named[1][1].detach().clone()
+    for step in steps:
+        for name, p in named:
+            p.grad = None if name == "b" else step[name].clone()
+        some.step()
+    assert torch.equal(named[1][1], before)
+    for i in (0, 2):
+        torch.testing.assert_close(named[i][1], theirs[i][1], rtol=1e-5, atol=1e-6)

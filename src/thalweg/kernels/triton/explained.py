@@ -50,10 +50,7 @@ def source_of_parts(rule: WholeRule, shape: Shape, dtypes: Mapping[str, str]) ->
     shown = dict.fromkeys(shown_keys(rule), dtype)
     beside = {PARAMETER, RECORD, *keys_around(rule, shape)}
     parts: list[tuple[Rule, dict[str, str]]] = [
-        (
-            first_part(rule),
-            {PARAMETER: dtypes[key], GRADIENT: dtypes[GRADIENT], **dict.fromkeys(shown_keys(rule), shown)},
-        ),
+        (first_part(rule), {PARAMETER: dtypes[key], GRADIENT: dtypes[GRADIENT], **shown}),
         (last_part(rule), {**{name: dtypes[name] for name in dtypes if name in beside}, GRADIENT: dtype}),
     ]
     sources = [

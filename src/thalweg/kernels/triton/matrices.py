@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Elements that one program goes through, and rows that it multiplies.
-BLOCK, ROWS = 4096, 8
+#: Elements that one program goes through; rows that it multiplies, and columns at a time.
+BLOCK, ROWS, COLUMNS = 4096, 8, 256
 
 
 @triton.jit
@@ -60,11 +60,11 @@ def combined(*terms: tuple[Any, Tensor]) -> Tensor:
 
 
 @triton.jit
-def vector_kernel(x, vector, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def vector_kernel(x, vector, out, rows, columns, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     matrix, row = tl.program_id(1).to(tl.int64), tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     total, first = tl.zeros((ROWS, COLUMNS), tl.float32), matrix * rows * columns
-    for begin in range(0, columns, COLUMNS):
-        column = begin + tl.arange(0, COLUMNS)[None, :]
+    for i in range(STEPS):
+        column = i * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         inside = (row < rows) & (column < columns)
         value = tl.load(x + first + row.to(tl.int64) * columns + column, inside, 0.0)
         total += value * tl.load(vector + matrix * columns + column, column < columns, 0.0)
@@ -76,5 +76,6 @@ def times_vector(x: Tensor, vector: Tensor) -> Tensor:
     """x @ vector for a stack (k, m, n) and (k, n, 1) in float32, which torch's kernels read several times."""
     x, (count, rows, columns) = x.contiguous(), x.shape
     out = torch.empty(count, rows, 1, device=x.device)
-    vector_kernel[triton.cdiv(rows, ROWS), count](x, vector.contiguous(), out, rows, columns, ROWS=ROWS, COLUMNS=256)
+    sizes = dict(STEPS=triton.cdiv(columns, COLUMNS), ROWS=ROWS, COLUMNS=COLUMNS)
+    vector_kernel[triton.cdiv(rows, ROWS), count](x, vector.contiguous(), out, rows, columns, **sizes)
     return out
