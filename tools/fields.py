@@ -142,7 +142,7 @@ FILES: dict[str, Callable[[], str]] = {
 TABLE = re.compile(r"(?<=\n## Options\n)(.*?)^\| option \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
 #: The pages, each with what it documents.
 PAGES: dict[str, tuple[type[Any], ...]] = {
-    "options.md": (Handling,),
+    "options.md": (Handling, Rule),
     "compose.md": AROUND,
     **{f"{name.lower()}.md": (rule,) for name, rule in RULES.items()},
 }
@@ -157,7 +157,7 @@ def rows(kind: type[Any]) -> Iterator[str]:
     known, numbers = options_of(kind), number_options(kind) if issubclass(kind, Rule) else ()
     shared = {f.name for f in fields(Rule)}
     for name, default in sorted(((f.name, f.default) for f in fields(kind)), key=lambda each: each[0] in shared):
-        if name not in shared or not issubclass(kind, Around):
+        if name not in shared or kind is Rule:
             meaning = " ".join([*sentences(kind, name, known[name]), *(["(s)"] if name in numbers else [])])
             yield f"| `{name}` | `{default!r}` | {meaning} |".replace("||", "‖")
 
