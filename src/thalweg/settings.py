@@ -193,10 +193,13 @@ class RuleOptions:
     #: What the user gave, by name; the variant's name and the overrides not among them. All else is at its default.
     given: Mapping[str, Any]
     variant: str | None = None
-    overrides: OverrideList = ()
+    #: As a user writes them; once this is made, an ``OverrideList``.
+    overrides: Any = ()
     #: The learning rate that the user gave; groups have their own by then.
     lr: Any = field(default=None, compare=False)
     base: ParameterOptions = field(init=False)
+    #: What options are when they are not given.
+    usual: Mapping[str, Any] = field(init=False, repr=False, compare=False)
     #: For which answers to "is lr None?" options are known to have an effect.
     checked_for: set[bool] = field(init=False, default_factory=set, repr=False, compare=False)
     #: What was found for parameters, by their shapes and the entries of ``overrides`` that match them.
@@ -212,16 +215,24 @@ class RuleOptions:
             check_choice("variant", self.variant, *rule.VARIANTS)
         if self.variant is not None and given.keys() >= set(option_names(rule)):
             # a command line that was made of the signature: what is at its default there was not asked for
-            given = {name: value for name, value in given.items() if differ(value, self.default(name))}
+            given = {name: value for name, value in given.items() if differ(value, defaults(rule)[name])}
             object.__setattr__(self, "given", given)
-        options = {**rule.VARIANTS.get(self.variant or "", {}), **given}
-        object.__setattr__(self, "base", combined(ParameterOptions(rule(), Handling()), options))
+        usual = rule.VARIANTS.get(self.variant or "", {})
+        object.__setattr__(self, "usual", {**defaults(rule), **usual})
+        object.__setattr__(self, "base", combined(ParameterOptions(rule(), Handling()), {**usual, **given}))
         object.__setattr__(self, "overrides", tuple(self.checked_overrides()))
 
-    def within(self, whole: Mapping[str, Any], overrides: OverrideList) -> RuleOptions:
-        """The options in a mixture. whole: options of the whole step. overrides: of all rules; its own come later."""
-        options = RuleOptions(self.rule, {**self.given, **whole}, self.variant, (*overrides, *self.overrides), self.lr)
-        options.validate_lr(self.lr(1) if callable(self.lr) else self.lr)
+    def within(self, whole: Handling, overrides: OverrideList, others: Sequence[Entry], where: str) -> RuleOptions:
+        """The options in a mixture, with what is given for the whole step.
+
+        overrides: of all rules; its own come later. others: entries that are there already. where: for messages.
+        """
+        if any(known.rule is not self.rule and known.rule.__name__ == self.rule.__name__ for _, known in others):
+            raise OptionError(f"two rules are named {self.rule.__name__}: checkpoints need names that differ")
+        given = {**self.given, **{name: getattr(whole, name) for name in WHOLE_STEP}}
+        with say_where(where):
+            options = RuleOptions(self.rule, given, self.variant, (*overrides, *self.overrides), self.lr)
+            options.validate_lr(self.lr)
         return options
 
     def __repr__(self) -> str:
@@ -255,11 +266,11 @@ class RuleOptions:
         self.base.rule.validate_lr(lr)
         if (lr is None) in self.checked_for:  # all that the effect of options can depend on
             return
-        asked = {name: value for name, value in self.given.items() if name not in unasked}
-        given = {"lr": lr, **{name: value for name, value in asked.items() if differ(value, self.without(name))}}
-        self.check_effect(given, {}, lr)
+        asked = {name: v for name, v in self.given.items() if name not in unasked and differ(v, self.usual[name])}
+        self.check_effect({"lr": lr, **asked}, {}, lr)
+        held, usual = self.options, defaults(self.rule)
         for pattern, options in self.overrides:
-            news = {name: v for name, v in options.items() if name != "lr_scale" and self.is_news(name, v)}
+            news = {n: v for n, v in options.items() if n in held and differ(v, held[n]) and differ(v, usual[n])}
             with say_where(f"overrides, entry {pattern!r}"):
                 self.check_effect(news, options, lr)
         self.checked_for.add(lr is None)
@@ -275,17 +286,6 @@ class RuleOptions:
             singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in names)
             used = any(name not in find_idle(with_options(rule, {n: v}, AROUND), lr) for n, v in singles)
             require(used, f"{name}={value!r} has no effect here: it needs {idle[name]}")
-
-    def is_news(self, name: str, value: Any) -> bool:
-        """Whether an entry of ``overrides`` that says so asks for something to be done."""
-        return differ(value, self.options[name]) and differ(value, self.default(name))
-
-    def without(self, name: str) -> Any:
-        """What an option is when it is not given."""
-        return self.rule.VARIANTS.get(self.variant or "", {}).get(name, self.default(name))
-
-    def default(self, name: str) -> Any:
-        return defaults(self.rule)[name]
 
     def choose(
         self, name: str, parameter: Any, base: ParameterOptions | None = None, *, shape: tuple[int, ...] | None = None
@@ -328,11 +328,8 @@ class RuleOptions:
 
     def changed(self) -> dict[str, Any]:
         """The options that differ from the defaults, or from those of the variant."""
-        return {
-            name: value
-            for name, value in self.options.items()
-            if differ(value, self.default(name)) or differ(value, self.without(name))
-        }
+        usual = defaults(self.rule)
+        return {n: v for n, v in self.options.items() if differ(v, usual[n]) or differ(v, self.usual[n])}
 
 
 @functools.cache
@@ -411,31 +408,17 @@ def check_own(rule: type[Rule] | None, options: Mapping[str, Any]) -> type[Rule]
     return rule
 
 
-def checked_entries(
-    entries: Any, whole: Mapping[str, Any], overrides: OverrideList
-) -> list[tuple[Pattern | None, RuleOptions]]:
+def check_mixture(entries: Any, whole: Handling, overrides: OverrideList) -> list[Entry]:
     """The entries of a mixture, each with the options of the whole step and the overrides of all rules."""
+    whole.validate()
     wanted = (
         "a mixture is a list of (pattern, options), such as "
         "[('*.weight', Kron.options(lr=3e-4)), ('*', AdamW.options(lr=3e-4))]"
     )
-    by_name: dict[str, type[Rule]] = {}
-    checked: list[tuple[Pattern | None, RuleOptions]] = []
+    checked = list[Entry]()
     for pattern, options in check_entries(entries, RuleOptions, wanted):
-        check_one_rule(by_name, options.rule)
-        checked.append((pattern, merged(options, whole, overrides, f"entry {pattern!r}")))
+        checked.append((pattern, options.within(whole, overrides, checked, f"entry {pattern!r}")))
     return checked
-
-
-def merged(options: RuleOptions, whole: Mapping[str, Any], overrides: OverrideList, where: str) -> RuleOptions:
-    with say_where(where):
-        return options.within(whole, overrides)
-
-
-def check_one_rule(known: dict[str, type[Rule]], rule: type[Rule]) -> None:
-    """Refuse two rules of one name: checkpoints tell rules by their names."""
-    if known.setdefault(rule.__name__, rule) is not rule:
-        raise OptionError(f"two rules are named {rule.__name__}: checkpoints need names that differ")
 
 
 def in_words(rules: Iterable[str]) -> str:

@@ -14,8 +14,9 @@ from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning, w
 from thalweg.given import Pattern, check_overrides, check_patterns, matches, unused_patterns
 from thalweg.rules import AdamW, Kron, Muon, Rule
 from thalweg.settings import around_options, hint_of_rate, option_names, rates_with_adamw
-from thalweg.torch.mixture import Chosen, Mixture
+from thalweg.torch.mixture import Mixture
 from thalweg.torch.optimizers import optimizer
+from thalweg.torch.params.groups import Chosen
 from thalweg.torch.routing import HIDDEN, OTHER, UNSPLIT, VECTORS, Role, roles_of
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
