@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from thalweg.errors import OptionError, ParameterError
+from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning, warn
 from thalweg.rules import Annealed, Rule
 from thalweg.rules.checks import is_known, require
 from thalweg.rules.exempt import EXEMPT
@@ -45,17 +45,13 @@ def check_known(owner: type[Rule] | str, given: Mapping[str, Any], known: Sequen
     for name in given:
         if name not in known:
             hint = hint_for(owner, name, known, cutoff=0.6) or f"it has {', '.join(sorted(known))}"
-            raise OptionError(f"{owner_name(owner)} has no option {name!r}: {hint}")
+            raise OptionError(f"{getattr(owner, '__name__', owner)} has no option {name!r}: {hint}")
 
 
 def check_not_misspelt(owner: type[Rule], name: str, known: Sequence[str]) -> None:
     """Refuse a name that resembles an option, which its writer will have meant."""
     if hint := hint_for(owner, name, known, cutoff=0.85):
-        raise OptionError(f"{owner_name(owner)} has no option {name!r}: {hint}")
-
-
-def owner_name(owner: type[Rule] | str) -> str:
-    return owner if isinstance(owner, str) else owner.__name__
+        raise OptionError(f"{owner.__name__} has no option {name!r}: {hint}")
 
 
 def hint_for(owner: type[Rule] | str, name: str, known: Sequence[str], *, cutoff: float) -> str:
@@ -198,11 +194,17 @@ def check_patterns(patterns: Any, argument: str) -> tuple[Pattern, ...]:
     return tuple(patterns)
 
 
-def unused_patterns(patterns: Iterable[Pattern], named: Iterable[tuple[str, Any]]) -> list[Pattern]:
+def unused_patterns(patterns: Iterable[Pattern], named: Iterable[tuple[Any, Any]]) -> list[Pattern]:
     """The patterns that match no parameter, most likely typing mistakes. "standard" may match none."""
-    pairs = list(named)
+    pairs = [(str(name), parameter) for name, parameter in named]
     asked = (pattern for pattern in patterns if not isinstance(pattern, Standard))
     return [pattern for pattern in asked if not any(matches(pattern, *pair) for pair in pairs)]
+
+
+def warn_of_unused(what: str, patterns: Sequence[Pattern]) -> None:
+    """Warn of patterns that match no parameter, if there are any. what: what they were given for."""
+    if patterns:
+        warn(f"{what} that match no parameter: {', '.join(map(repr, patterns))}", UnusedOverrideWarning)
 
 
 def matches(pattern: Pattern, name: str, parameter: Any) -> bool:

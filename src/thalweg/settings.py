@@ -30,6 +30,7 @@ from thalweg.given import (
     differ,
     matches,
     plain,
+    unused_patterns,
 )
 from thalweg.rules import AROUND, Rule
 from thalweg.rules.around import Around, own_fields, switch_of, with_options
@@ -319,6 +320,10 @@ class RuleOptions:
         # what an override names holds for every shape
         by_name = {name: value for name, value in overriding.items() if name in vars(shaped.rule) and name != "exempt"}
         return shaped if shaped is setting or not by_name else replace(shaped, rule=replace(shaped.rule, **by_name))
+
+    def unused_overrides(self, named: Iterable[tuple[Any, Any]]) -> list[Pattern]:
+        """The patterns of ``overrides`` that match none of these parameters, given with their names."""
+        return unused_patterns((pattern for pattern, _ in self.overrides), named)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.arrays import Shape
-from thalweg.errors import HintWarning, OptionError, ParameterError, UnusedOverrideWarning, warn
+from thalweg.errors import HintWarning, OptionError, ParameterError, warn
 from thalweg.explain import list_hints
 from thalweg.given import (
     OverrideList,
@@ -28,6 +28,7 @@ from thalweg.given import (
     first_match,
     plain,
     unused_patterns,
+    warn_of_unused,
 )
 from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
@@ -336,9 +337,7 @@ class Groups:
         if not self.are_reported:
             self.are_reported = True
             for what, unused in zip(("overrides", "entries of the mixture"), self.find_unused(groups), strict=True):
-                if unused:
-                    message = f"{what} that match no parameter: {', '.join(map(repr, unused))}"
-                    warn(message, UnusedOverrideWarning)
+                warn_of_unused(what, unused)
             stepped = ((name, groups[index]) for name, p, index in homes_in(groups) if p.requires_grad)
             for hint in list_hints((name, self.hints_about(name, group)) for name, group in stepped):
                 warn(hint, HintWarning)
