@@ -49,7 +49,6 @@ from thalweg.torch.params.groups import (
     show_rate,
 )
 from thalweg.torch.params.states import (
-    as_found,
     check_state,
     convert_count,
     convert_entries,
@@ -57,6 +56,7 @@ from thalweg.torch.params.states import (
     follow_parameter,
     form_of,
     is_count_tensor,
+    is_kept_otherwise,
     make_state,
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
@@ -524,9 +524,9 @@ class Optimizer(torch.optim.Optimizer):
         if state and (changed := fit_around(name, p, setting, state)) and not self._conversion_told:
             self._conversion_told = True
             warn(changed, ResumeWarning)
-        as_kept = as_found(setting, p, {key: e for key, e in state.items() if key != "step"}) if state else setting
-        check_state(name, p, as_kept, state or {})
-        if state and as_kept is not setting:
+        if state:
+            check_state(name, p, setting, state)
+        if state and is_kept_otherwise(p, setting, state):
             entries = convert_entries(setting, p, name, state)
             if not self._conversion_told:
                 self._conversion_told = True

@@ -270,7 +270,7 @@ class Groups:
 
     def make_settings(self, group: Group) -> RuleOptions:
         entry = self.entry_of(group)
-        given = from_plain({name: group[name] for name in option_names(entry.rule) if name in group})
+        given = {name: from_plain(group[name]) for name in option_names(entry.rule) if name in group}
         return RuleOptions(entry.rule, given, None, entry.overrides)
 
     def current_settings(self, groups: Sequence[dict[str, Any]]) -> list[RuleOptions]:
@@ -560,11 +560,7 @@ def is_shown(name: str, value: Any) -> bool:
     return value is not None or name not in SHOWN_IF_SET
 
 
-def from_plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: from_plain_value(value) for name, value in options.items()}
-
-
-def from_plain_value(value: Any) -> Any:
+def from_plain(value: Any) -> Any:
     match value:
         case ("annealed", *numbers):
             return Annealed(*numbers)
@@ -577,7 +573,7 @@ def from_plain_value(value: Any) -> Any:
 
 def has_spikes_skipped(group: Group) -> bool:
     """Whether steps may be skipped for the norm of their gradient."""
-    spikes = from_plain_value(group.get("spikes", False))
+    spikes = from_plain(group.get("spikes", False))
     return spikes is True or (isinstance(spikes, Spikes) and spikes.action == "skip")
 
 
