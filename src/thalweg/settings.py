@@ -441,31 +441,24 @@ ADAMW_RATE = 3e-4
 RATES = {"Kron": 3e-4, "Muon": 0.02}
 
 
-def adamw_share(rule: type[Rule], options: Mapping[str, Any]) -> float:
-    """AdamW's learning rate beside a rule for hidden matrices, as a share of that rule's own.
+def rates_with_adamw(
+    rule: type[Rule], options: Mapping[str, Any], lr: Any, adamw_lr: Any = None
+) -> tuple[Any, Any, str]:
+    """The rates of a rule for hidden matrices and of AdamW beside it, and what to tell of the first, if it looks wrong.
 
-    It is 1 where steps of both have the same size, as under scaling="match_rms_adamw", and else that of the default
-    rates. options: those of the rule.
+    options: of the rule. lr, adamw_lr: the user's, which may be schedules; None: the default, and AdamW's share of lr,
+    which is 1 where steps of both have one size, as under scaling="match_rms_adamw", and else that of the defaults.
     """
-    variant = rule.VARIANTS.get(options.get("variant") or "", {})
-    if {**variant, **options}.get("scaling") == "match_rms_adamw":
-        return 1.0
-    return ADAMW_RATE / RATES[rule.__name__]
-
-
-def rates_with_adamw(rule: type[Rule], options: Mapping[str, Any], lr: float | None) -> tuple[float, float]:
-    """The learning rates of a rule for hidden matrices and of AdamW beside it. lr: the user's; None: the default."""
-    share = adamw_share(rule, options)
-    lr = lr if lr is not None else ADAMW_RATE if share == 1 else RATES[rule.__name__]
-    return lr, lr * share
-
-
-def hint_of_rate(rule: type[Rule], options: Mapping[str, Any], lr: Any, adamw_lr: Any) -> str:
-    """What to say of a rate of a rule for hidden matrices that is too small for it, if AdamW has its share of that."""
-    usual, share = RATES[rule.__name__], adamw_share(rule, options)
-    if share == 1 or not is_number(lr) or not 0 < lr < usual / 10 or adamw_lr != lr * share:
-        return ""
-    return (
+    usual, variant = RATES[rule.__name__], rule.VARIANTS.get(options.get("variant") or "", {})
+    is_matched = {**variant, **options}.get("scaling") == "match_rms_adamw"
+    share = 1.0 if is_matched else ADAMW_RATE / usual
+    lr = lr if lr is not None else ADAMW_RATE if is_matched else usual
+    if adamw_lr is None:
+        adamw_lr = lr if is_matched else (lambda count: lr(count) * share) if callable(lr) else lr * share
+    if is_matched or not is_number(lr) or not 0 < lr < usual / 10 or adamw_lr != lr * share:
+        return lr, adamw_lr, ""
+    hint = (
         f"the rate {lr:g} is that of {rule.__name__}, usually {usual:g}, and AdamW has {adamw_lr:g}, a share of it: "
         "say AdamW's rate apart, or scaling='match_rms_adamw' if one rate is to serve both"
     )
+    return lr, adamw_lr, hint

@@ -13,7 +13,7 @@ from torch import nn
 from thalweg.errors import OptionError, ParameterError
 from thalweg.given import Pattern, check_overrides, check_patterns, matches, unused_patterns, warn_of_unused
 from thalweg.rules import AdamW, Kron, Muon, Rule
-from thalweg.settings import around_options, hint_of_rate, option_names, rates_with_adamw
+from thalweg.settings import around_options, option_names, rates_with_adamw
 from thalweg.torch.mixture import Mixture
 from thalweg.torch.optimizers import optimizer
 from thalweg.torch.params.groups import Chosen
@@ -92,9 +92,7 @@ def by_matrices(
         unused = unused_patterns(check_patterns(patterns, argument), model.named_parameters())
         warn_of_unused(f"patterns in {argument}", unused)
     roles = roles_of(model, first, other)
-    lr, beside = rates_with_adamw(rule, options, options.get("lr", lr))
-    adamw_lr = beside if adamw_lr is None else adamw_lr
-    rate_hint = hint_of_rate(rule, options, lr, adamw.get("lr", adamw_lr))
+    lr, adamw_lr, rate_hint = rates_with_adamw(rule, options, options.get("lr", lr), adamw.get("lr", adamw_lr))
     shared = around if weight_decay is None else {**around, "weight_decay": weight_decay}
     given = check_overrides(options.get("overrides", ()))
     overrides = [*overrides_of(roles, rule), *given]
