@@ -6,19 +6,16 @@ import difflib
 import fnmatch
 import inspect
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning, warn
 from thalweg.rules import Annealed, Rule
 from thalweg.rules.checks import is_known, require
 from thalweg.rules.exempt import EXEMPT
 from thalweg.rules.options import elsewhere_of
-
-P = TypeVar("P")
 
 #: How many names of parameters an error tells.
 MOST_TOLD = 20
@@ -213,14 +210,6 @@ def matches(pattern: Pattern, name: str, parameter: Any) -> bool:
     if isinstance(pattern, re.Pattern):
         return pattern.search(name) is not None
     return bool(pattern(name, parameter))
-
-
-def divided(entries: Sequence[PatternEntry], named: Sequence[tuple[Any, P]]) -> dict[int, list[tuple[Any, P]]]:
-    """Parameters by the place of the first entry that matches them; raise if there are some without."""
-    by_entry: dict[int, list[tuple[Any, P]]] = defaultdict(list)
-    for place, pair in zip(places_of(entries, named), named, strict=True):
-        by_entry[place].append(pair)
-    return dict(sorted(by_entry.items()))
 
 
 def places_of(entries: Sequence[PatternEntry], named: Sequence[tuple[Any, Any]]) -> list[int]:

@@ -24,8 +24,8 @@ from thalweg.given import (
     Overrides,
     Pattern,
     check_not_misspelt,
-    divided,
     first_match,
+    places_of,
     plain,
     unused_patterns,
     warn_of_unused,
@@ -193,7 +193,9 @@ class Groups:
             if pairs and not are_named:
                 check_names_unneeded("entries", [pattern for pattern, _ in self.entries])
             check_chosen(self.entries, pairs)
-            for place, members in divided(self.entries, pairs).items():
+            places = places_of(self.entries, pairs)
+            for place in sorted(set(places)):
+                members = [pair for pair, home in zip(pairs, places, strict=True) if home == place]
                 yield {**group, "params": members if are_named else [p for _, p in members], "entry": place}
 
     def place_of(self, rule: Any, wanted: Any) -> int:
