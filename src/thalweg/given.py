@@ -45,12 +45,6 @@ def check_known(owner: type[Rule] | str, given: Mapping[str, Any], known: Sequen
             raise OptionError(f"{getattr(owner, '__name__', owner)} has no option {name!r}: {hint}")
 
 
-def check_not_misspelt(owner: type[Rule], name: str, known: Sequence[str]) -> None:
-    """Refuse a name that resembles an option, which its writer will have meant."""
-    if hint := hint_for(owner, name, known, cutoff=0.85):
-        raise OptionError(f"{owner.__name__} has no option {name!r}: {hint}")
-
-
 def hint_for(owner: type[Rule] | str, name: str, known: Sequence[str], *, cutoff: float) -> str:
     """What to write instead of a name that is no option: as other libraries call it, or a likely misspelling."""
     elsewhere = {} if isinstance(owner, str) else {**ELSEWHERE, **owner.ELSEWHERE, **elsewhere_of(owner)}
@@ -163,16 +157,14 @@ def as_written(overrides: OverrideList) -> list[Any]:
 
 
 def check_pattern(pattern: Any) -> None:
-    chooses = isinstance(pattern, (str, re.Pattern)) or callable(pattern)
-    require(chooses, f"a pattern must be a glob, a compiled regular expression or a function, got {pattern!r}")
-    if not isinstance(pattern, (str, re.Pattern)):
-        check_predicate(pattern)
-
-
-def check_predicate(function: Callable[..., Any]) -> None:
-    """Refuse a function that cannot be called with a name and a parameter."""
+    """Refuse what chooses no parameters, such as a function that cannot be called with a name and a parameter."""
+    if isinstance(pattern, (str, re.Pattern)):
+        return
+    require(
+        callable(pattern), f"a pattern must be a glob, a compiled regular expression or a function, got {pattern!r}"
+    )
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(pattern)
     except (TypeError, ValueError):  # one that does not tell
         return
     try:

@@ -141,8 +141,9 @@ class Handling:
         return "stochastic" in (self.rounding, self.state_rounding)
 
 
-#: Handling that decides how state is stored.
-STORAGE = tuple(f.name for f in fields(Handling) if f.name.endswith("_dtype"))
+#: All of these, and those that decide how state is stored.
+HANDLED = tuple(f.name for f in fields(Handling))
+STORAGE = tuple(name for name in HANDLED if name.endswith("_dtype"))
 #: Handling that concerns the whole step and cannot differ between parameters.
 WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed", "spikes")
 
@@ -278,14 +279,13 @@ class RuleOptions:
 
     def check_effect(self, given: Mapping[str, Any], entry: Mapping[str, Any], lr: Any) -> None:
         """Refuse what has no effect after an entry, nor when any one option of another is added to it."""
-        names = {*rule_options(self.rule)}
-        rule = with_options(self.base.rule, {name: v for name, v in entry.items() if name in names}, AROUND)
+        rule = with_options(self.base.rule, for_rule(entry), AROUND)
         idle = find_idle(rule, lr)
         for name, value in given.items():
             if value is None or value is False or name not in idle:  # what is off anyway may be said to be off
                 continue
-            singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in names)
-            used = any(name not in find_idle(with_options(rule, {n: v}, AROUND), lr) for n, v in singles)
+            singles = ({n: v} for _, options in self.overrides for n, v in for_rule(options).items())
+            used = any(name not in find_idle(with_options(rule, single, AROUND), lr) for single in singles)
             require(used, f"{name}={value!r} has no effect here: it needs {idle[name]}")
 
     def choose(
@@ -340,12 +340,12 @@ class RuleOptions:
 @functools.cache
 def defaults(rule: type[Rule]) -> Mapping[str, Any]:
     """Every option of a rule and around it, with its default."""
-    return MappingProxyType({**rule_options(rule), **{f.name: f.default for f in fields(Handling)}})
+    return MappingProxyType({f.name: f.default for kind in (rule, *AROUND, Handling) for f in fields(kind)})
 
 
-def rule_options(rule: type[Rule]) -> dict[str, Any]:
-    """Every option of a rule and of what may be around it, with its default."""
-    return {f.name: f.default for kind in (rule, *AROUND) for f in fields(kind)}
+def for_rule(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some options that are a rule's, or of what may be around it."""
+    return {name: v for name, v in options.items() if name not in HANDLED and name != "lr_scale"}
 
 
 @functools.cache
@@ -372,10 +372,8 @@ def option_names(rule: type[Rule]) -> tuple[str, ...]:
 
 def combined(setting: ParameterOptions, options: Mapping[str, Any]) -> ParameterOptions:
     """A setting with some options replaced, checked."""
-    handling_names = {f.name for f in fields(Handling)}
-    changed = {name: v for name, v in options.items() if name not in handling_names and name != "lr_scale"}
-    rule = with_options(setting.rule, changed, AROUND)
-    handling = replace(setting.handling, **{name: v for name, v in options.items() if name in handling_names})
+    rule = with_options(setting.rule, for_rule(options), AROUND)
+    handling = replace(setting.handling, **{name: v for name, v in options.items() if name in HANDLED})
     lr_scale = options.get("lr_scale", setting.lr_scale)
     check_number("lr_scale", lr_scale, low=0.0)
     check_schedules(rule)

@@ -23,8 +23,8 @@ from thalweg.given import (
     OverrideList,
     Overrides,
     Pattern,
-    check_not_misspelt,
     first_match,
+    hint_for,
     places_of,
     plain,
     unused_patterns,
@@ -312,8 +312,10 @@ class Groups:
         unused = unused_patterns([pattern for pattern, _ in self.overrides_of_all], chain(*members))
         for (_, entry), pairs in zip(self.entries, members, strict=True):
             unused += unused_patterns([pattern for pattern, _ in entry.overrides[len(self.overrides_of_all) :]], pairs)
-        several = zip(self.entries, members, strict=True) if len(self.entries) > 1 else ()
-        return unused, [pattern for (pattern, _), pairs in several if pattern is not None and not pairs]
+        if len(self.entries) == 1:
+            return unused, []
+        idle = zip(self.entries, members, strict=True)
+        return unused, [pattern for (pattern, _), pairs in idle if pattern is not None and not pairs]
 
     def hints_about(self, name: str, group: Group) -> Sequence[str]:
         """What was not understood about a parameter of a group, or assumed."""
@@ -588,8 +590,8 @@ def check_group(rule: type[Rule], group: Group) -> None:
         "give these parameters to a mixture, such as thalweg.torch.kron_adamw(model)",
     )
     for name in group:
-        if name not in options and name not in BESIDE and name not in FOREIGN:
-            check_not_misspelt(rule, name, options)
+        hint = "" if name in (*options, *BESIDE, *FOREIGN) else hint_for(rule, name, options, cutoff=0.85)
+        require(not hint, f"{rule.__name__} has no option {name!r}: {hint}")
     check_no_functions({name: group[name] for name in (*options, "lr") if name in group})
 
 
