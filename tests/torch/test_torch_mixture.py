@@ -194,7 +194,12 @@ def test_an_optimizer_of_one_rule_is_a_mixture_of_one_entry() -> None:
     assert [row.rule for row in optimizer.explain().rows] == ["AdamW", "LAMB"]
     with pytest.raises(OptionError, match="rule='LARS' is not a rule of this optimizer, which has AdamW, LAMB"):
         optimizer.add_param_group({"params": [("third", nn.Parameter(torch.ones(2)))], "rule": "LARS"})
-    assert len(optimizer.param_groups) == 2
+    before = [dict(group) for group in optimizer.param_groups]
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert [
+        {key: group[key] for key in known} for group, known in zip(optimizer.param_groups, before, strict=True)
+    ] == before
+    assert "averaged" not in optimizer.param_groups[1]
 
 
 def test_a_group_that_is_refused_changes_nothing() -> None:

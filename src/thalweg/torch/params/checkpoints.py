@@ -23,7 +23,6 @@ from thalweg.torch.params.groups import (
     Group,
     Groups,
     check_rate,
-    defaults_of,
     homes_in,
     load_group,
     names_of,
@@ -49,7 +48,7 @@ def read_state(
         entries = [groups.entry_of(group) for group in mine]
         check_same_rules(ordered, [entry.rule for entry in entries])
         loaded = [
-            load_group(entry.rule, theirs, ours, {**defaults_of(entry), **defaults})
+            load_group(entry.rule, theirs, ours, groups.defaults_for(ours, defaults))
             for entry, theirs, ours in zip(entries, ordered, mine, strict=True)
         ]
         settings = read_settings(groups, loaded, mine)

@@ -172,6 +172,11 @@ class Groups:
             return defaults_of(first)
         return to_plain({name: first.options[name] for name in WHOLE_STEP})
 
+    def defaults_for(self, group: Group, defaults: Group) -> dict[str, Any]:
+        """What a group holds, unless it says otherwise. defaults: of the optimizer, which are of one rule alone."""
+        of_all = (*WHOLE_STEP, "capturable", "layout") if "entry" in group else defaults.keys()
+        return {**defaults_of(self.entry_of(group)), **{key: v for key, v in defaults.items() if key in of_all}}
+
     def divide(self, group: Any, position: int) -> Iterator[dict[str, Any]]:
         """A group for each entry that gets some of the parameters. position: how many parameters there are already."""
         if not isinstance(group, dict):
@@ -228,9 +233,7 @@ class Groups:
         for name in JOINT:
             if given.get(name, defaults.get(name)) != defaults.get(name):
                 raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
-        of_all = defaults.keys() if "entry" not in group else (*WHOLE_STEP, "capturable", "layout")
-        shared = {name: value for name, value in defaults.items() if name in of_all}
-        whole = {**defaults_of(entry), **shared, **group, **given}
+        whole = {**self.defaults_for(group, defaults), **group, **given}
         rule = self.make_settings(whole).base.rule
         if "lr" in group:
             check_rate(rule, group["lr"])
