@@ -146,6 +146,8 @@ HANDLED = tuple(f.name for f in fields(Handling))
 STORAGE = tuple(name for name in HANDLED if name.endswith("_dtype"))
 #: Handling that concerns the whole step and cannot differ between parameters.
 WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed", "spikes")
+#: Those of them that are decided by all gradients of a step together.
+JOINT = ("max_grad_norm", "on_nonfinite", "spikes")
 
 
 @dataclass(frozen=True)
@@ -210,16 +212,15 @@ class RuleOptions:
     def __post_init__(self) -> None:
         rule = self.rule
         given = {name: plain(value) for name, value in self.given.items()}
-        object.__setattr__(self, "given", given)
         check_known(rule, given, option_names(rule))
         if self.variant is not None:
             require(bool(rule.VARIANTS), f"{rule.__name__} has no variants: leave out variant={self.variant!r}")
             check_choice("variant", self.variant, *rule.VARIANTS)
-        if self.variant is not None and given.keys() >= set(option_names(rule)):
-            # a command line that was made of the signature: what is at its default there was not asked for
-            given = {name: value for name, value in given.items() if differ(value, defaults(rule)[name])}
-            object.__setattr__(self, "given", given)
+            if given.keys() >= set(option_names(rule)):
+                # a command line that was made of the signature: what is at its default there was not asked for
+                given = {name: value for name, value in given.items() if differ(value, defaults(rule)[name])}
         usual = rule.VARIANTS.get(self.variant or "", {})
+        object.__setattr__(self, "given", given)
         object.__setattr__(self, "usual", {**defaults(rule), **usual})
         object.__setattr__(self, "base", combined(ParameterOptions(rule(), Handling()), {**usual, **given}))
         object.__setattr__(self, "overrides", tuple(self.checked_overrides()))

@@ -20,7 +20,7 @@ from thalweg.optax.transformation import CONTENTS, Transformation, join
 from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
 from thalweg.rules.checks import check_choice
 from thalweg.rules.spikes import SpikeCheck, Spikes
-from thalweg.settings import Handling
+from thalweg.settings import JOINT, Handling
 from thalweg.spaces import jax as whole
 from thalweg.storage import SPIKES, arithmetic
 
@@ -63,7 +63,7 @@ def check_own(pattern: Pattern, transformation: Any) -> None:
     owner = owner_of(transformation)
     if isinstance(owner, Transformation):
         handling = owner.settings.base.handling
-        for name in ("max_grad_norm", "on_nonfinite", "spikes"):
+        for name in JOINT:
             if getattr(handling, name) != getattr(Handling, name):
                 raise OptionError(f"entry {pattern!r}: {name} concerns the whole step: give it to mixture()")
 

@@ -33,7 +33,7 @@ from thalweg.given import (
 from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
 from thalweg.rules.spikes import Spikes
-from thalweg.settings import WHOLE_STEP, Entry, RuleOptions, around_options, option_names
+from thalweg.settings import JOINT, WHOLE_STEP, Entry, RuleOptions, around_options, option_names
 from thalweg.torch.params.checks import check_exchanged, check_parameter, reason_against_flat
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
 
@@ -45,8 +45,6 @@ Group: TypeAlias = Mapping[str, Any]
 
 #: The layout of state and groups, and of those saved in eval mode. Newer ones are refused by older versions.
 LAYOUT, EVALUATED_LAYOUT = 1, 2
-#: Options that are decided for all groups together.
-JOINT = ("max_grad_norm", "on_nonfinite", "spikes")
 #: What a group holds beside options, in lists.
 MEMBERS = ("params", "param_names")
 #: What a group has beside the options of its rule. lr_is_scale: its lr multiplies the step size that the rule makes.
@@ -133,7 +131,7 @@ class Groups:
 
     def find_places(self, groups: Sequence[Group]) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter; those that are new are checked."""
-        against_flat = [self.reason_against_flat(groups, index) for index in range(len(groups))]
+        against_flat = [reason_against_flat(self.check_settings(groups, i), group) for i, group in enumerate(groups)]
         for index, (group, reason) in enumerate(zip(groups, against_flat, strict=True)):
             tensors = [p for p in group["params"] if isinstance(p, torch.Tensor)]
             check_exchanged(index, self.shapes.get(id(group), []), tensors, reason)
@@ -156,11 +154,6 @@ class Groups:
         """Remember what groups hold; one that is empty for now, as DeepSpeed has it between steps, held it before."""
         now = {id(group): [tuple(p.shape) for p in group["params"]] for group in groups}
         self.shapes = {key: shapes or self.shapes.get(key, []) for key, shapes in now.items()}
-
-    def reason_against_flat(self, groups: Sequence[Group], index: int) -> str:
-        """Why the parameters of a group cannot be stepped as one vector; "" if they can."""
-        settings = self.check_settings(groups, index)
-        return reason_against_flat(settings.base.rule, groups[index], settings.overrides)
 
     # ---- new groups
 
@@ -248,7 +241,8 @@ class Groups:
         for name in groups[index].keys() - {*names, *MEMBERS}:  # torch fills in defaults, which are not of every rule
             del groups[index][name]
         check_names(groups, self.overrides)
-        settings, against_flat = self.check_settings(groups, index), self.reason_against_flat(groups, index)
+        settings = self.check_settings(groups, index)
+        against_flat = reason_against_flat(settings, groups[index])
         for name, p in ((name, p) for name, p, home in homes_in(groups) if home == index):
             check_parameter(name, p, against_flat)
             if p.requires_grad:
