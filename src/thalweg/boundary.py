@@ -210,13 +210,6 @@ def written_entries(xp: Space[A], update: Update, new: A) -> list[A]:
     return [new, *(entry for entry in update.state.values() if xp.dtype(entry) == "float16")]
 
 
-def slice_of(result: Advance, index: int) -> Advance:
-    """One of several parameters of equal shape that were stacked and stepped as one."""
-    state = {key: entry if entry.ndim == 0 else entry[index] for key, entry in result.state.items()}
-    stats = {key: value[index] if getattr(value, "ndim", 0) else value for key, value in result.stats.items()}
-    return Advance(result.p[index], state, result.finite, stats)
-
-
 def every(xp: Space[A], by_slice: Truth) -> Truth:
     """Whether something holds in every slice."""
     if isinstance(by_slice, bool):

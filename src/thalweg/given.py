@@ -6,19 +6,16 @@ import difflib
 import fnmatch
 import inspect
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
-from thalweg.errors import OptionError, ParameterError
+from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning, warn
 from thalweg.rules import Annealed, Rule
 from thalweg.rules.checks import is_known, require
 from thalweg.rules.exempt import EXEMPT
 from thalweg.rules.options import elsewhere_of
-
-P = TypeVar("P")
 
 #: How many names of parameters an error tells.
 MOST_TOLD = 20
@@ -45,17 +42,7 @@ def check_known(owner: type[Rule] | str, given: Mapping[str, Any], known: Sequen
     for name in given:
         if name not in known:
             hint = hint_for(owner, name, known, cutoff=0.6) or f"it has {', '.join(sorted(known))}"
-            raise OptionError(f"{owner_name(owner)} has no option {name!r}: {hint}")
-
-
-def check_not_misspelt(owner: type[Rule], name: str, known: Sequence[str]) -> None:
-    """Refuse a name that resembles an option, which its writer will have meant."""
-    if hint := hint_for(owner, name, known, cutoff=0.85):
-        raise OptionError(f"{owner_name(owner)} has no option {name!r}: {hint}")
-
-
-def owner_name(owner: type[Rule] | str) -> str:
-    return owner if isinstance(owner, str) else owner.__name__
+            raise OptionError(f"{getattr(owner, '__name__', owner)} has no option {name!r}: {hint}")
 
 
 def hint_for(owner: type[Rule] | str, name: str, known: Sequence[str], *, cutoff: float) -> str:
@@ -170,16 +157,14 @@ def as_written(overrides: OverrideList) -> list[Any]:
 
 
 def check_pattern(pattern: Any) -> None:
-    chooses = isinstance(pattern, (str, re.Pattern)) or callable(pattern)
-    require(chooses, f"a pattern must be a glob, a compiled regular expression or a function, got {pattern!r}")
-    if not isinstance(pattern, (str, re.Pattern)):
-        check_predicate(pattern)
-
-
-def check_predicate(function: Callable[..., Any]) -> None:
-    """Refuse a function that cannot be called with a name and a parameter."""
+    """Refuse what chooses no parameters, such as a function that cannot be called with a name and a parameter."""
+    if isinstance(pattern, (str, re.Pattern)):
+        return
+    require(
+        callable(pattern), f"a pattern must be a glob, a compiled regular expression or a function, got {pattern!r}"
+    )
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(pattern)
     except (TypeError, ValueError):  # one that does not tell
         return
     try:
@@ -198,11 +183,17 @@ def check_patterns(patterns: Any, argument: str) -> tuple[Pattern, ...]:
     return tuple(patterns)
 
 
-def unused_patterns(patterns: Iterable[Pattern], named: Iterable[tuple[str, Any]]) -> list[Pattern]:
+def unused_patterns(patterns: Iterable[Pattern], named: Iterable[tuple[Any, Any]]) -> list[Pattern]:
     """The patterns that match no parameter, most likely typing mistakes. "standard" may match none."""
-    pairs = list(named)
+    pairs = [(str(name), parameter) for name, parameter in named]
     asked = (pattern for pattern in patterns if not isinstance(pattern, Standard))
     return [pattern for pattern in asked if not any(matches(pattern, *pair) for pair in pairs)]
+
+
+def warn_of_unused(what: str, patterns: Sequence[Pattern]) -> None:
+    """Warn of patterns that match no parameter, if there are any. what: what they were given for."""
+    if patterns:
+        warn(f"{what} that match no parameter: {', '.join(map(repr, patterns))}", UnusedOverrideWarning)
 
 
 def matches(pattern: Pattern, name: str, parameter: Any) -> bool:
@@ -211,14 +202,6 @@ def matches(pattern: Pattern, name: str, parameter: Any) -> bool:
     if isinstance(pattern, re.Pattern):
         return pattern.search(name) is not None
     return bool(pattern(name, parameter))
-
-
-def divided(entries: Sequence[PatternEntry], named: Sequence[tuple[Any, P]]) -> dict[int, list[tuple[Any, P]]]:
-    """Parameters by the place of the first entry that matches them; raise if there are some without."""
-    by_entry: dict[int, list[tuple[Any, P]]] = defaultdict(list)
-    for place, pair in zip(places_of(entries, named), named, strict=True):
-        by_entry[place].append(pair)
-    return dict(sorted(by_entry.items()))
 
 
 def places_of(entries: Sequence[PatternEntry], named: Sequence[tuple[Any, Any]]) -> list[int]:

@@ -30,6 +30,7 @@ from thalweg.given import (
     differ,
     matches,
     plain,
+    unused_patterns,
 )
 from thalweg.rules import AROUND, Rule
 from thalweg.rules.around import Around, own_fields, switch_of, with_options
@@ -140,10 +141,13 @@ class Handling:
         return "stochastic" in (self.rounding, self.state_rounding)
 
 
-#: Handling that decides how state is stored.
-STORAGE = tuple(f.name for f in fields(Handling) if f.name.endswith("_dtype"))
+#: All of these, and those that decide how state is stored.
+HANDLED = tuple(f.name for f in fields(Handling))
+STORAGE = tuple(name for name in HANDLED if name.endswith("_dtype"))
 #: Handling that concerns the whole step and cannot differ between parameters.
 WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed", "spikes")
+#: Those of them that are decided by all gradients of a step together.
+JOINT = ("max_grad_norm", "on_nonfinite", "spikes")
 
 
 @dataclass(frozen=True)
@@ -193,10 +197,13 @@ class RuleOptions:
     #: What the user gave, by name; the variant's name and the overrides not among them. All else is at its default.
     given: Mapping[str, Any]
     variant: str | None = None
-    overrides: OverrideList = ()
+    #: As a user writes them; once this is made, an ``OverrideList``.
+    overrides: Any = ()
     #: The learning rate that the user gave; groups have their own by then.
     lr: Any = field(default=None, compare=False)
     base: ParameterOptions = field(init=False)
+    #: What options are when they are not given.
+    usual: Mapping[str, Any] = field(init=False, repr=False, compare=False)
     #: For which answers to "is lr None?" options are known to have an effect.
     checked_for: set[bool] = field(init=False, default_factory=set, repr=False, compare=False)
     #: What was found for parameters, by their shapes and the entries of ``overrides`` that match them.
@@ -205,23 +212,30 @@ class RuleOptions:
     def __post_init__(self) -> None:
         rule = self.rule
         given = {name: plain(value) for name, value in self.given.items()}
-        object.__setattr__(self, "given", given)
         check_known(rule, given, option_names(rule))
         if self.variant is not None:
             require(bool(rule.VARIANTS), f"{rule.__name__} has no variants: leave out variant={self.variant!r}")
             check_choice("variant", self.variant, *rule.VARIANTS)
-        if self.variant is not None and given.keys() >= set(option_names(rule)):
-            # a command line that was made of the signature: what is at its default there was not asked for
-            given = {name: value for name, value in given.items() if differ(value, self.default(name))}
-            object.__setattr__(self, "given", given)
-        options = {**rule.VARIANTS.get(self.variant or "", {}), **given}
-        object.__setattr__(self, "base", combined(ParameterOptions(rule(), Handling()), options))
+            if given.keys() >= set(option_names(rule)):
+                # a command line that was made of the signature: what is at its default there was not asked for
+                given = {name: value for name, value in given.items() if differ(value, defaults(rule)[name])}
+        usual = rule.VARIANTS.get(self.variant or "", {})
+        object.__setattr__(self, "given", given)
+        object.__setattr__(self, "usual", {**defaults(rule), **usual})
+        object.__setattr__(self, "base", combined(ParameterOptions(rule(), Handling()), {**usual, **given}))
         object.__setattr__(self, "overrides", tuple(self.checked_overrides()))
 
-    def within(self, whole: Mapping[str, Any], overrides: OverrideList) -> RuleOptions:
-        """The options in a mixture. whole: options of the whole step. overrides: of all rules; its own come later."""
-        options = RuleOptions(self.rule, {**self.given, **whole}, self.variant, (*overrides, *self.overrides), self.lr)
-        options.validate_lr(self.lr(1) if callable(self.lr) else self.lr)
+    def within(self, whole: Handling, overrides: OverrideList, others: Sequence[Entry], where: str) -> RuleOptions:
+        """The options in a mixture, with what is given for the whole step.
+
+        overrides: of all rules; its own come later. others: entries that are there already. where: for messages.
+        """
+        if any(known.rule is not self.rule and known.rule.__name__ == self.rule.__name__ for _, known in others):
+            raise OptionError(f"two rules are named {self.rule.__name__}: checkpoints need names that differ")
+        given = {**self.given, **{name: getattr(whole, name) for name in WHOLE_STEP}}
+        with say_where(where):
+            options = RuleOptions(self.rule, given, self.variant, (*overrides, *self.overrides), self.lr)
+            options.validate_lr(self.lr)
         return options
 
     def __repr__(self) -> str:
@@ -255,37 +269,25 @@ class RuleOptions:
         self.base.rule.validate_lr(lr)
         if (lr is None) in self.checked_for:  # all that the effect of options can depend on
             return
-        asked = {name: value for name, value in self.given.items() if name not in unasked}
-        given = {"lr": lr, **{name: value for name, value in asked.items() if differ(value, self.without(name))}}
-        self.check_effect(given, {}, lr)
+        asked = {name: v for name, v in self.given.items() if name not in unasked and differ(v, self.usual[name])}
+        self.check_effect({"lr": lr, **asked}, {}, lr)
+        held, usual = self.options, defaults(self.rule)
         for pattern, options in self.overrides:
-            news = {name: v for name, v in options.items() if name != "lr_scale" and self.is_news(name, v)}
+            news = {n: v for n, v in options.items() if n in held and differ(v, held[n]) and differ(v, usual[n])}
             with say_where(f"overrides, entry {pattern!r}"):
                 self.check_effect(news, options, lr)
         self.checked_for.add(lr is None)
 
     def check_effect(self, given: Mapping[str, Any], entry: Mapping[str, Any], lr: Any) -> None:
         """Refuse what has no effect after an entry, nor when any one option of another is added to it."""
-        names = {*rule_options(self.rule)}
-        rule = with_options(self.base.rule, {name: v for name, v in entry.items() if name in names}, AROUND)
+        rule = with_options(self.base.rule, for_rule(entry), AROUND)
         idle = find_idle(rule, lr)
         for name, value in given.items():
             if value is None or value is False or name not in idle:  # what is off anyway may be said to be off
                 continue
-            singles = ((n, v) for _, options in self.overrides for n, v in options.items() if n in names)
-            used = any(name not in find_idle(with_options(rule, {n: v}, AROUND), lr) for n, v in singles)
+            singles = ({n: v} for _, options in self.overrides for n, v in for_rule(options).items())
+            used = any(name not in find_idle(with_options(rule, single, AROUND), lr) for single in singles)
             require(used, f"{name}={value!r} has no effect here: it needs {idle[name]}")
-
-    def is_news(self, name: str, value: Any) -> bool:
-        """Whether an entry of ``overrides`` that says so asks for something to be done."""
-        return differ(value, self.options[name]) and differ(value, self.default(name))
-
-    def without(self, name: str) -> Any:
-        """What an option is when it is not given."""
-        return self.rule.VARIANTS.get(self.variant or "", {}).get(name, self.default(name))
-
-    def default(self, name: str) -> Any:
-        return defaults(self.rule)[name]
 
     def choose(
         self, name: str, parameter: Any, base: ParameterOptions | None = None, *, shape: tuple[int, ...] | None = None
@@ -320,6 +322,10 @@ class RuleOptions:
         by_name = {name: value for name, value in overriding.items() if name in vars(shaped.rule) and name != "exempt"}
         return shaped if shaped is setting or not by_name else replace(shaped, rule=replace(shaped.rule, **by_name))
 
+    def unused_overrides(self, named: Iterable[tuple[Any, Any]]) -> list[Pattern]:
+        """The patterns of ``overrides`` that match none of these parameters, given with their names."""
+        return unused_patterns((pattern for pattern, _ in self.overrides), named)
+
     @property
     def options(self) -> dict[str, Any]:
         """Every option, as it holds where no override applies."""
@@ -328,22 +334,19 @@ class RuleOptions:
 
     def changed(self) -> dict[str, Any]:
         """The options that differ from the defaults, or from those of the variant."""
-        return {
-            name: value
-            for name, value in self.options.items()
-            if differ(value, self.default(name)) or differ(value, self.without(name))
-        }
+        usual = defaults(self.rule)
+        return {n: v for n, v in self.options.items() if differ(v, usual[n]) or differ(v, self.usual[n])}
 
 
 @functools.cache
 def defaults(rule: type[Rule]) -> Mapping[str, Any]:
     """Every option of a rule and around it, with its default."""
-    return MappingProxyType({**rule_options(rule), **{f.name: f.default for f in fields(Handling)}})
+    return MappingProxyType({f.name: f.default for kind in (rule, *AROUND, Handling) for f in fields(kind)})
 
 
-def rule_options(rule: type[Rule]) -> dict[str, Any]:
-    """Every option of a rule and of what may be around it, with its default."""
-    return {f.name: f.default for kind in (rule, *AROUND) for f in fields(kind)}
+def for_rule(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some options that are a rule's, or of what may be around it."""
+    return {name: v for name, v in options.items() if name not in HANDLED and name != "lr_scale"}
 
 
 @functools.cache
@@ -370,10 +373,8 @@ def option_names(rule: type[Rule]) -> tuple[str, ...]:
 
 def combined(setting: ParameterOptions, options: Mapping[str, Any]) -> ParameterOptions:
     """A setting with some options replaced, checked."""
-    handling_names = {f.name for f in fields(Handling)}
-    changed = {name: v for name, v in options.items() if name not in handling_names and name != "lr_scale"}
-    rule = with_options(setting.rule, changed, AROUND)
-    handling = replace(setting.handling, **{name: v for name, v in options.items() if name in handling_names})
+    rule = with_options(setting.rule, for_rule(options), AROUND)
+    handling = replace(setting.handling, **{name: v for name, v in options.items() if name in HANDLED})
     lr_scale = options.get("lr_scale", setting.lr_scale)
     check_number("lr_scale", lr_scale, low=0.0)
     check_schedules(rule)
@@ -411,31 +412,17 @@ def check_own(rule: type[Rule] | None, options: Mapping[str, Any]) -> type[Rule]
     return rule
 
 
-def checked_entries(
-    entries: Any, whole: Mapping[str, Any], overrides: OverrideList
-) -> list[tuple[Pattern | None, RuleOptions]]:
+def check_mixture(entries: Any, whole: Handling, overrides: OverrideList) -> list[Entry]:
     """The entries of a mixture, each with the options of the whole step and the overrides of all rules."""
+    whole.validate()
     wanted = (
         "a mixture is a list of (pattern, options), such as "
         "[('*.weight', Kron.options(lr=3e-4)), ('*', AdamW.options(lr=3e-4))]"
     )
-    by_name: dict[str, type[Rule]] = {}
-    checked: list[tuple[Pattern | None, RuleOptions]] = []
+    checked = list[Entry]()
     for pattern, options in check_entries(entries, RuleOptions, wanted):
-        check_one_rule(by_name, options.rule)
-        checked.append((pattern, merged(options, whole, overrides, f"entry {pattern!r}")))
+        checked.append((pattern, options.within(whole, overrides, checked, f"entry {pattern!r}")))
     return checked
-
-
-def merged(options: RuleOptions, whole: Mapping[str, Any], overrides: OverrideList, where: str) -> RuleOptions:
-    with say_where(where):
-        return options.within(whole, overrides)
-
-
-def check_one_rule(known: dict[str, type[Rule]], rule: type[Rule]) -> None:
-    """Refuse two rules of one name: checkpoints tell rules by their names."""
-    if known.setdefault(rule.__name__, rule) is not rule:
-        raise OptionError(f"two rules are named {rule.__name__}: checkpoints need names that differ")
 
 
 def in_words(rules: Iterable[str]) -> str:
@@ -453,31 +440,24 @@ ADAMW_RATE = 3e-4
 RATES = {"Kron": 3e-4, "Muon": 0.02}
 
 
-def adamw_share(rule: type[Rule], options: Mapping[str, Any]) -> float:
-    """AdamW's learning rate beside a rule for hidden matrices, as a share of that rule's own.
+def rates_with_adamw(
+    rule: type[Rule], options: Mapping[str, Any], lr: Any, adamw_lr: Any = None
+) -> tuple[Any, Any, str]:
+    """The rates of a rule for hidden matrices and of AdamW beside it, and what to tell of the first, if it looks wrong.
 
-    It is 1 where steps of both have the same size, as under scaling="match_rms_adamw", and else that of the default
-    rates. options: those of the rule.
+    options: of the rule. lr, adamw_lr: the user's, which may be schedules; None: the default, and AdamW's share of lr,
+    which is 1 where steps of both have one size, as under scaling="match_rms_adamw", and else that of the defaults.
     """
-    variant = rule.VARIANTS.get(options.get("variant") or "", {})
-    if {**variant, **options}.get("scaling") == "match_rms_adamw":
-        return 1.0
-    return ADAMW_RATE / RATES[rule.__name__]
-
-
-def rates_with_adamw(rule: type[Rule], options: Mapping[str, Any], lr: float | None) -> tuple[float, float]:
-    """The learning rates of a rule for hidden matrices and of AdamW beside it. lr: the user's; None: the default."""
-    share = adamw_share(rule, options)
-    lr = lr if lr is not None else ADAMW_RATE if share == 1 else RATES[rule.__name__]
-    return lr, lr * share
-
-
-def hint_of_rate(rule: type[Rule], options: Mapping[str, Any], lr: Any, adamw_lr: Any) -> str:
-    """What to say of a rate of a rule for hidden matrices that is too small for it, if AdamW has its share of that."""
-    usual, share = RATES[rule.__name__], adamw_share(rule, options)
-    if share == 1 or not is_number(lr) or not 0 < lr < usual / 10 or adamw_lr != lr * share:
-        return ""
-    return (
+    usual, variant = RATES[rule.__name__], rule.VARIANTS.get(options.get("variant") or "", {})
+    is_matched = {**variant, **options}.get("scaling") == "match_rms_adamw"
+    share = 1.0 if is_matched else ADAMW_RATE / usual
+    lr = lr if lr is not None else ADAMW_RATE if is_matched else usual
+    if adamw_lr is None:
+        adamw_lr = lr if is_matched else (lambda count: lr(count) * share) if callable(lr) else lr * share
+    if is_matched or not is_number(lr) or not 0 < lr < usual / 10 or adamw_lr != lr * share:
+        return lr, adamw_lr, ""
+    hint = (
         f"the rate {lr:g} is that of {rule.__name__}, usually {usual:g}, and AdamW has {adamw_lr:g}, a share of it: "
         "say AdamW's rate apart, or scaling='match_rms_adamw' if one rate is to serve both"
     )
+    return lr, adamw_lr, hint

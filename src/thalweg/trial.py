@@ -22,7 +22,7 @@ from thalweg.rules.entries import Entry
 from thalweg.rules.places import ALL_METHODS, beginning_of, files_of, place_of_error
 from thalweg.rules.rule import replaced_numbers, stand_in
 from thalweg.rules.whole import FORMER_NAMES, Direction, Preparation, WholeRule
-from thalweg.settings import Handling, ParameterOptions, around_options
+from thalweg.settings import HANDLED, Handling, ParameterOptions, around_options
 from thalweg.spaces.strict import AXES, NOTHING, SIZES, Shaped, Strict, broadcast
 from thalweg.spaces.symbols import FUNCTIONS, LIBRARIES
 
@@ -32,7 +32,7 @@ RESERVED_KEYS = ("step", "p", "g", "t", "lr", "lr_scale", "count", "skipped", "Q
 RESERVED_OPTIONS = (
     *("params", "param_names", "lr", "lr_scale", "lr_is_scale", "learning_rate", "variant", "overrides", "engine"),
     *("capturable", "foreach", "fused", "differentiable", "global_step", "specs", "rule", "rule_version", "layout"),
-    *(f.name for f in fields(Handling)),
+    *HANDLED,
 )
 DECORATED = "write @dataclass(frozen=True, kw_only=True) above its class"
 

@@ -76,6 +76,16 @@ def test_options_and_dtypes_come_with_the_state(
 # ---- what does not fit
 
 
+def test_loaded_state_has_memory_of_its_own() -> None:
+    params, optimizer = begin("LAMB")
+    saved = optimizer.state_dict()
+    other = make("LAMB", weights(SHAPES))
+    other.load_state_dict(saved)
+    before = copy_state(other)
+    train(optimizer, params, 1, first=2)
+    same(copy_state(other), before, "the state that was loaded")
+
+
 def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[str], Any]:
     def save(rule: str) -> Any:
         saved = copy_state(begin(rule)[1])

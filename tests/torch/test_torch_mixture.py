@@ -182,6 +182,27 @@ def test_groups_are_added_by_their_rule_or_by_the_patterns() -> None:
     assert torch.equal(vector, reference)
 
 
+def test_an_optimizer_of_one_rule_is_a_mixture_of_one_entry() -> None:
+    """A group with options of another rule has none of those that the first was given."""
+    first, second = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = AdamW([("first", first)], lr=0.1, weight_decay=0.5, averaged=0.9, on_nonfinite="skip")
+    optimizer.add_param_group({"params": [("second", second)], "rule": LAMB.options(lr=0.2)})
+    group = optimizer.param_groups[1]
+    assert (group["rule"], group["lr"], group["on_nonfinite"]) == ("LAMB", 0.2, "skip")
+    assert group["weight_decay"] == LAMB.options().options["weight_decay"]
+    assert "averaged" not in group
+    assert [row.rule for row in optimizer.explain().rows] == ["AdamW", "LAMB"]
+    with pytest.raises(OptionError, match="rule='LARS' is not a rule of this optimizer, which has AdamW, LAMB"):
+        optimizer.add_param_group({"params": [("third", nn.Parameter(torch.ones(2)))], "rule": "LARS"})
+    before = [dict(group) for group in optimizer.param_groups]
+    optimizer.load_state_dict(optimizer.state_dict())
+    for group, known in zip(optimizer.param_groups, before, strict=True):
+        assert {key: group[key] for key in known} == known
+        assert ("averaged" in group) == ("averaged" in known)
+    with pytest.raises(StateError, match="with one rule"):
+        thalweg.torch.import_peer(optimizer, torch.optim.AdamW([first, second]).state_dict())
+
+
 def test_a_group_that_is_refused_changes_nothing() -> None:
     optimizer = Mixture(model().named_parameters(), KRON_AND_ADAMW)
     with pytest.raises(OptionError, match="weight_decay must be"):
@@ -245,7 +266,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         r"entries by name \('\*.weight'\) need a name for every parameter",
     ),
     (grown(betas=(0.5, 0.5)), "Kron has no option 'betas', which AdamW has"),
-    (grown(rule="LARS"), "rule='LARS' is not a rule of this mixture, which has Kron, AdamW"),
+    (grown(rule="LARS"), "rule='LARS' is not a rule of this optimizer, which has Kron, AdamW"),
     (grown(rule=LAMB.options(), lr=-1.0), "lr must be"),
     (grown(max_grad_norm=1.0), "max_grad_norm concerns the whole step"),
     (grown(params=[("z", "no tensor")]), "parameter 'z' must be a tensor, got str"),

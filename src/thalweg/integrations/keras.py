@@ -17,7 +17,7 @@ from thalweg import rules
 from thalweg.boundary import advance
 from thalweg.errors import OptionError, ParameterError, StateError
 from thalweg.explain import Explanation, explain_parameter
-from thalweg.given import Overrides, Standard, as_written, check_known, check_overrides, unused_patterns
+from thalweg.given import Overrides, Standard, as_written, check_known, check_overrides
 from thalweg.rules import RULES, Rule
 from thalweg.rules.noise import tensor_id
 from thalweg.settings import ParameterOptions, RuleOptions, combined, defaults, option_names
@@ -174,7 +174,7 @@ class Optimizer(keras.optimizers.Optimizer):
             )
             rows.append(row)
         named = [(stepped.name, stepped.variable) for stepped in self._stepped]
-        return Explanation(rows, unused_patterns((pattern for pattern, _ in self._settings.overrides), named))
+        return Explanation(rows, self._settings.unused_overrides(named))
 
     def get_config(self) -> dict[str, Any]:
         """What a file holds: Keras's own, the options, and as overrides what exclude_from_weight_decay() named."""

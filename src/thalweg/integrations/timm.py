@@ -80,8 +80,7 @@ def mixture(
     """
     rule = RECIPES[recipe]
     decay = {"weight_decay_mode": "decoupled"} if recipe == "kron_adamw" else {}  # as the recipe has it
-    lr, beside = rates_with_adamw(rule, options, lr)
-    adamw_lr = beside if adamw_lr is None else adamw_lr
+    lr, adamw_lr, _ = rates_with_adamw(rule, options, lr, adamw_lr)
     entries: Entries = [
         (only_matrices, optimizer(rule).options(lr=lr, weight_decay=weight_decay, **{**decay, **options})),
         ("*", AdamW.options(lr=adamw_lr, weight_decay=weight_decay, **(adamw or {}))),

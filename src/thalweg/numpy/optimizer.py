@@ -16,18 +16,10 @@ import numpy as np
 
 from thalweg.arrays import Shape
 from thalweg.boundary import Advance, seen
-from thalweg.errors import (
-    NonFiniteError,
-    OptionError,
-    ParameterError,
-    StateError,
-    UnusedOverrideWarning,
-    say_where,
-    warn,
-)
+from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, say_where
 from thalweg.exchange import pack_state, read_state
 from thalweg.explain import Explanation, explain_parameter
-from thalweg.given import Overrides, as_written, check_overrides, plain, unused_patterns
+from thalweg.given import Overrides, as_written, plain, warn_of_unused
 from thalweg.numpy.arrays import (
     Arr,
     Name,
@@ -76,7 +68,7 @@ class Optimizer:
         engine: Engine = "auto",
         **options: Any,
     ) -> None:
-        settings = RuleOptions(self.rule, options, variant, check_overrides(overrides))
+        settings = RuleOptions(self.rule, options, variant, overrides)
         check_served(settings)
         self._settings, self._lr = settings, checked_rate(lr, settings)
         check_flag("global_step", global_step)
@@ -181,8 +173,7 @@ class Optimizer:
         is_first = not self._is_reported and len(jobs) == len(params)
         if is_first and self._tracked.keys() <= {job.name for job in jobs}:  # and there are no others
             self._is_reported = True
-            if unused := self._unused_overrides((job.name, job.weights) for job in jobs):
-                warn(f"overrides that match no parameter: {', '.join(map(repr, unused))}", UnusedOverrideWarning)
+            warn_of_unused("overrides", self._settings.unused_overrides((job.name, job.weights) for job in jobs))
         if jobs and self._settings.base.handling.needs_norm:
             self._run_by_norm(jobs)
         else:
@@ -362,11 +353,7 @@ class Optimizer:
             squares = squares_of([weights], self._wanted_engine)[0] if weights.size else None
             rms = None if squares is None else math.sqrt(squares / weights.size)
             rows.append(explain_parameter(*facts, lr=lr, rms=rms, counter_bytes=0))
-        return Explanation(rows, self._unused_overrides(arrays))
-
-    def _unused_overrides(self, arrays: Iterable[tuple[Name, Arr]]) -> list[Any]:
-        patterns = (pattern for pattern, _ in self._settings.overrides)
-        return list(unused_patterns(patterns, ((str(name), weights) for name, weights in arrays)))
+        return Explanation(rows, self._settings.unused_overrides(arrays))
 
     def stats(self) -> dict[Name, dict[str, Any]]:
         """Statistics of the last step of each parameter: trust ratios, norms, clipping."""

@@ -15,8 +15,8 @@ from thalweg.optax import on_cpu, on_gpu
 from thalweg.optax.batches import Job, Leaf, Step, step_all
 from thalweg.optax.either import either
 from thalweg.optax.parts import by_parts
-from thalweg.optax.results import Results
 from thalweg.optax.shards import typed_layout
+from thalweg.optax.steps import Results
 from thalweg.programs.schedule import needs_sums
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice

@@ -14,7 +14,6 @@ import optax
 from thalweg.arrays import is_number
 from thalweg.errors import ParameterError, UnusedOverrideWarning
 from thalweg.explain import Explanation, GroupRow, explain_parameter
-from thalweg.given import unused_patterns
 from thalweg.optax.batches import Leaf
 from thalweg.optax.engines import explain_engines
 from thalweg.optax.matrices import rule_of_axes
@@ -62,8 +61,7 @@ def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
             rows[name] = replace(row, weight_decay=show(row.weight_decay), treatment=treatment, engine=engine)
         rule = owner.settings.rule.__name__ if is_mixed else ""
         groups.append(group_of(owner, leaves, rate, rule, contents.group_notes.get(id(owner))))
-        patterns = (pattern for pattern, _ in owner.settings.overrides)
-        unused += unused_patterns(patterns, ((leaf.names[0], leaf.p) for leaf in leaves))
+        unused += owner.settings.unused_overrides((leaf.names[0], leaf.p) for leaf in leaves)
     ordered = [rows[name] for name in flat.names if name in rows]
     return Explanation(ordered, unused, groups, unused_entries=contents.unused_entries)
 

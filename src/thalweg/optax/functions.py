@@ -117,13 +117,12 @@ def signature_of(rule: type[Rule]) -> inspect.Signature:
         else:
             hint = types.get(name, Any) if name == arguments[name].option else Any
             parameters.append(inspect.Parameter(name, kind, default=arguments[name].default, annotation=hint))
-    rest: dict[str, Any] = {**ADDED.get(rule.__name__, {})}
-    rest |= {**BESIDE, "seed": None} if "optax" in rule.VARIANTS else {"variant": None, **BESIDE, "seed": None}
-    taken = {*rest, *(argument.option for argument in arguments.values() if not argument.is_mask)}
+    variant = {} if "optax" in rule.VARIANTS else {"variant": None}
+    rest: dict[str, Any] = {**ADDED.get(rule.__name__, {}), **variant, **BESIDE}
+    taken = {*rest, "seed", *(argument.option for argument in arguments.values() if not argument.is_mask)}
     taken |= set() if rule.has_factors else {"precond_dtype"}
     values = {**defaults(rule), **rule.VARIANTS.get("optax", {})}
-    seed = {"seed": rest.pop("seed")}
-    rest |= {name: values[name] for name in defaults(rule) if name not in taken} | seed
+    rest |= {name: values[name] for name in defaults(rule) if name not in taken} | {"seed": None}
     parameters += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=types.get(name, Any))
         for name, value in rest.items()

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from thalweg.arrays import Squares
-from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning, warn
-from thalweg.given import Pattern, check_entries, places_of
+from thalweg.errors import OptionError, ParameterError
+from thalweg.given import Pattern, check_entries, places_of, warn_of_unused
 from thalweg.optax.shards import Shards, mesh_axes_of
 from thalweg.optax.states import MixtureState, SpikedMixtureState, first_count, first_norms
 from thalweg.optax.steps import Stepping, make_step, owner_of, step_by_update
@@ -20,7 +20,7 @@ from thalweg.optax.transformation import CONTENTS, Transformation, join
 from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
 from thalweg.rules.checks import check_choice
 from thalweg.rules.spikes import SpikeCheck, Spikes
-from thalweg.settings import Handling
+from thalweg.settings import JOINT, Handling
 from thalweg.spaces import jax as whole
 from thalweg.storage import SPIKES, arithmetic
 
@@ -63,7 +63,7 @@ def check_own(pattern: Pattern, transformation: Any) -> None:
     owner = owner_of(transformation)
     if isinstance(owner, Transformation):
         handling = owner.settings.base.handling
-        for name in ("max_grad_norm", "on_nonfinite", "spikes"):
+        for name in JOINT:
             if getattr(handling, name) != getattr(Handling, name):
                 raise OptionError(f"entry {pattern!r}: {name} concerns the whole step: give it to mixture()")
 
@@ -98,11 +98,10 @@ class Mixture(Stepping):
         idle, contents = self.unused_patterns(flat, places), CONTENTS.get()
         if contents is not None:
             contents.mixtures.append(self)
-        if idle and flat.leaves:
+        if flat.leaves:
             if contents is not None:
                 contents.unused_entries.extend(idle)
-            message = f"{self.PATTERNS} that match no parameter: {', '.join(map(repr, idle))}"
-            warn(message, UnusedOverrideWarning)
+            warn_of_unused(self.PATTERNS, idle)
         states = tuple(solver.init(params) for solver in self.mask_entries(flat, places))
         skipped = first_count(flat.leaves) if self.handling.may_skip else None
         guard = self.handling.guard

@@ -17,7 +17,7 @@ from thalweg.kernels.cpu.tables import Operand, Options
 from thalweg.kernels.cpu.xla import TARGET, NativeStep, compile_handler, lay_out, place_of
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.optax.batches import Job, Leaf, Step
-from thalweg.optax.results import Results
+from thalweg.optax.steps import Results
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
 from thalweg.rules import Rule

@@ -19,7 +19,7 @@ from jax.interpreters import mlir
 from thalweg.errors import Refused, RuleError
 from thalweg.kernels.triton import admission
 from thalweg.optax.batches import Job, Leaf, Step
-from thalweg.optax.results import Results
+from thalweg.optax.steps import Results
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
 from thalweg.programs.schedule import needs_sums

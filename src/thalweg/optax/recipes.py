@@ -19,7 +19,7 @@ from thalweg.optax.mixture import Mixture
 from thalweg.optax.transformation import CONTENTS, Transformation
 from thalweg.optax.trees import Named, Tree, parameters
 from thalweg.rules import AdamW, Muon, Spikes
-from thalweg.settings import Handling, adamw_share, hint_of_rate
+from thalweg.settings import Handling, rates_with_adamw
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 #: The places of entries.
@@ -69,8 +69,7 @@ def muon_adamw(
         )
     check_layout(layout)
     scaled = muon if muon.get("consistent_rms") is None else {"scaling": "match_rms_adamw"}
-    if adamw_learning_rate is None:
-        adamw_learning_rate = scale_rate(learning_rate, adamw_share(Muon, scaled))
+    _, adamw_learning_rate, rate_hint = rates_with_adamw(Muon, scaled, learning_rate, adamw_learning_rate)
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     adamw_function = function_of(AdamW)
     hidden = function_of(Muon)(learning_rate, **{**decay, **muon, "layout": layout, "specs": specs})
@@ -83,15 +82,8 @@ def muon_adamw(
         layout,
         check_patterns(first, "first"),
         check_patterns(other, "other"),
-        hint_of_rate(Muon, scaled, learning_rate, adamw_learning_rate),
+        rate_hint,
     ).transformation
-
-
-def scale_rate(rate: Any, share: float) -> Any:
-    """A share of a learning rate, which may be a schedule."""
-    if share == 1:
-        return rate
-    return (lambda count: rate(count) * share) if callable(rate) else rate * share
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +117,7 @@ class Routed(Mixture):
     def read(self, flat: Named) -> tuple[list[Reading], list[Any]]:
         """What each parameter is, and the rule that Muon would have for it."""
         tree = flat.treedef.unflatten(flat.leaves)
-        rules = [setting.rule for setting, _ in self.muon.settings_of(tree, flat)]
+        rules = [setting.rule for setting in self.muon.settings_of(tree, flat)]
         return read_tree(self.layout, tree, flat, [rule.stacked_axes for rule in rules]), rules
 
     def hints_about(self, name: str, p: Any, reading: Reading, rule: Any, place: int) -> list[str]:

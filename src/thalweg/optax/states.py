@@ -1,7 +1,8 @@
 """What is kept between steps, as optax has it: a NamedTuple of trees like the parameters' own.
 
 Fields are the keys of checkpoints. Where a parameter has no such entry (the rows of a vector, momentum that is off)
-its leaf is None.
+its leaf is None. ``count`` is of the steps taken, and ``skipped`` of those that were left out by
+``on_nonfinite="skip"`` or ``spikes``; it is None without them.
 """
 
 from __future__ import annotations
@@ -26,25 +27,20 @@ Entries: TypeAlias = dict[str, Any]
 
 
 class LarsState(NamedTuple):
-    #: Steps taken.
     count: Any
     momentum_buffer: Tree
-    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
 class LambState(NamedTuple):
-    #: Steps taken.
     count: Any
     #: The average of gradients, and of their squares.
     exp_avg: Tree
     exp_avg_sq: Tree
-    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
 class AdafactorState(NamedTuple):
-    #: Steps taken.
     count: Any
     #: Averages of squares along the later and the earlier of two axes, which keep size 1.
     row_var: Tree
@@ -53,20 +49,16 @@ class AdafactorState(NamedTuple):
     variance: Tree
     #: The average of updates, with momentum.
     exp_avg: Tree
-    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
 class MuonState(NamedTuple):
-    #: Steps taken.
     count: Any
     momentum_buffer: Tree
-    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
 class KronState(NamedTuple):
-    #: Steps taken.
     count: Any
     momentum_buffer: Tree
     #: A tuple of factors for each parameter, and of their smoothed norms.
@@ -74,14 +66,12 @@ class KronState(NamedTuple):
     L: Tree
     #: How much of the next refresh has come together.
     refresh: Tree
-    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 
 class MixtureState(NamedTuple):
     #: The state of each entry's transformation, in their order.
     inner_states: tuple[Any, ...]
-    #: Steps left out by ``on_nonfinite="skip"`` or ``spikes``; None without them.
     skipped: Any = None
 
 

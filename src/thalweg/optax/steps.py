@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import optax
 
+from thalweg.optax.states import Entries
 from thalweg.optax.trees import Tree
+
+
+class Results(NamedTuple):
+    """New values of some parameters, their states and figures."""
+
+    #: Changes, or new parameters.
+    values: list[Any]
+    states: list[Entries]
+    #: Whether all of it is finite; None: it was not asked.
+    fine: Any
+    stats: Sequence[Mapping[str, Any]]
 
 
 class Stepping(ABC):

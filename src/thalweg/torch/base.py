@@ -16,7 +16,7 @@ from torch import Tensor
 from thalweg.arrays import Shape
 from thalweg.errors import OptimError, OptionError, ParameterError, ResumeWarning, no_fused_code, refusal, warn
 from thalweg.explain import Explanation
-from thalweg.given import Overrides
+from thalweg.given import OverrideList, Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
 from thalweg.settings import Entry, ParameterOptions, RuleOptions, check_own
@@ -42,7 +42,6 @@ from thalweg.torch.params.groups import (
     check_options,
     check_rate,
     choose_engine,
-    defaults_of,
     has_spikes_skipped,
     homes_in,
     name_positional,
@@ -50,7 +49,6 @@ from thalweg.torch.params.groups import (
     show_rate,
 )
 from thalweg.torch.params.states import (
-    as_found,
     check_state,
     convert_count,
     convert_entries,
@@ -58,6 +56,7 @@ from thalweg.torch.params.states import (
     follow_parameter,
     form_of,
     is_count_tensor,
+    is_kept_otherwise,
     make_state,
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
@@ -132,24 +131,26 @@ class Optimizer(torch.optim.Optimizer):
         options |= name_positional(self.rule, positional, options)
         entry = check_options(self.rule, lr, options, variant, overrides)
         engine = choose_engine(engine, foreach, fused, differentiable)
-        sharing = Sharing(replicas, divide_work)
-        self._begin(params, [(None, entry)], defaults_of(entry), engine, capturable, sharing)
+        self._begin(params, [("*", entry)], (), engine, capturable, Sharing(replicas, divide_work))
 
     def _begin(
         self,
         params: Params,
         entries: list[Entry],
-        defaults: Mapping[str, Any],
+        overrides: OverrideList,
         engine: EngineName,
         capturable: bool,
         sharing: Sharing,
     ) -> None:
-        """Take parameters that are to be stepped by the rules of these entries."""
+        """Take parameters that are to be stepped by the rules of these entries. overrides: of all entries."""
         check_flag("capturable", capturable)
         sharing.check(engine)
-        self._groups = Groups(entries)
+        self._groups = Groups(entries, overrides)
         self._forget(engine, sharing)
-        super().__init__(params, {**defaults, "capturable": capturable, "layout": LAYOUT})
+        super().__init__(params, {**self._groups.defaults, "capturable": capturable, "layout": LAYOUT})
+        if not self.param_groups:
+            raise ParameterError("params has groups without any parameter: pass list(model.named_parameters()) in one")
+        self.defaults.setdefault("lr", self.param_groups[0]["lr"])  # schedulers of transformers divide by it
         for p in self.parameters() if engine == "fused" else ():
             if missing := refusal(check_code, p):
                 raise no_fused_code("", missing)
@@ -365,15 +366,21 @@ class Optimizer(torch.optim.Optimizer):
     # ---- groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, with options of its own; everything is checked before anything is added."""
-        index = len(self.param_groups)
-        super().add_param_group(self._groups.complete(param_group, self.defaults))
+        """Add a group, with options of its own; on any error nothing is added.
+
+        The patterns of a mixture divide it, unless its ``"rule"`` says which rule steps it: options that ``options()``
+        of a class has made, or the name of a rule of this optimizer.
+        """
+        index, entries = len(self.param_groups), len(self._groups.entries)
         try:
-            self._groups.check_added(self.param_groups, index)
-        except (OptionError, ParameterError):
-            del self.param_groups[index:]
+            for group in self._groups.divide(param_group, self.num_parameters):
+                complete = self._groups.complete(group, self.defaults)
+                super().add_param_group(dict(complete))
+                self._groups.check_added(self.param_groups, complete)
+        except Exception:
+            del self.param_groups[index:], self._groups.entries[entries:]
             raise
-        if not self.param_groups[index]["params"]:
+        if not any(group["params"] for group in self.param_groups[index:]):
             warn_if_used_up(param_group["params"], f"parameter group {index}")
 
     def parameters(self) -> Iterator[Tensor]:
@@ -517,9 +524,9 @@ class Optimizer(torch.optim.Optimizer):
         if state and (changed := fit_around(name, p, setting, state)) and not self._conversion_told:
             self._conversion_told = True
             warn(changed, ResumeWarning)
-        as_kept = as_found(setting, p, {key: e for key, e in state.items() if key != "step"}) if state else setting
-        check_state(name, p, as_kept, state or {})
-        if state and as_kept is not setting:
+        if state:
+            check_state(name, p, setting, state)
+        if state and is_kept_otherwise(p, setting, state):
             entries = convert_entries(setting, p, name, state)
             if not self._conversion_told:
                 self._conversion_told = True
@@ -636,16 +643,17 @@ class Optimizer(torch.optim.Optimizer):
             engine.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = {"_entries": self._groups.entries, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
+        rules = self._groups.entries, self._groups.overrides_of_all
+        ours = {"_rules": rules, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
         # without the process group of replicas, which has no copies
         return {**super().__getstate__(), **ours, "_divide_work": self._sharing.divide_work}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         sharing = Sharing(None, state.pop("_divide_work", None))
-        ours = {key: state.pop(key) for key in ("_entries", "_wanted_engine", "_skips") if key in state}
+        ours = {key: state.pop(key) for key in ("_rules", "_wanted_engine", "_skips") if key in state}
         super().__setstate__(state)
         if ours:  # a copy or a pickle, and not load_state_dict, which comes here too
-            self._groups = Groups(ours["_entries"])
+            self._groups = Groups(*ours["_rules"])
             self._forget(ours["_wanted_engine"], sharing)
             self._joint.skips = ours["_skips"]
         self._is_evaluated = have_weights(self.state)

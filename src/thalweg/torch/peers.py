@@ -125,14 +125,14 @@ def import_peer(optimizer: Optimizer, state_dict: Any, source: str | None = None
     Learning rates and options become those of the run, as ``load_state_dict`` has it; a ResumeWarning tells which were
     others here. What has no equal here is refused.
     """
-    if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "rule"):
+    if not isinstance(optimizer, Optimizer) or len(optimizer._groups.entries) > 1:
         raise StateError(f"this needs an optimizer of thalweg.torch with one rule, got {type(optimizer).__name__}")
     if optimizer._groups.overrides:
         raise StateError("this optimizer has overrides, and the run had none: divide parameters into groups instead")
     with read_as("this state"):
         saved, homes = read_state_dict(state_dict), optimizer.param_groups
         may_be = [peer for peer in TABLE if all(map(peer.is_like, saved["param_groups"]))]
-        peer = choose(TABLE, may_be, source, optimizer.rule)
+        peer = choose(TABLE, may_be, source, optimizer._rule_of(homes[0]))
         theirs = order_groups(saved["param_groups"], homes)
         check_sizes(theirs, homes)
         ours, changed = optimizer.state_dict()["param_groups"], set[str]()

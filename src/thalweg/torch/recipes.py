@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning, warn
-from thalweg.given import Pattern, check_overrides, check_patterns, matches, unused_patterns
+from thalweg.errors import OptionError, ParameterError
+from thalweg.given import Pattern, check_overrides, check_patterns, matches, unused_patterns, warn_of_unused
 from thalweg.rules import AdamW, Kron, Muon, Rule
-from thalweg.settings import around_options, hint_of_rate, option_names, rates_with_adamw
-from thalweg.torch.mixture import Chosen, Mixture
+from thalweg.settings import around_options, option_names, rates_with_adamw
+from thalweg.torch.mixture import Mixture
 from thalweg.torch.optimizers import optimizer
+from thalweg.torch.params.groups import Chosen
 from thalweg.torch.routing import HIDDEN, OTHER, UNSPLIT, VECTORS, Role, roles_of
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
@@ -87,11 +88,11 @@ def by_matrices(
     around = {name: value for name, value in arguments.items() if name in around_options()}
     arguments = {name: value for name, value in arguments.items() if name not in around}
     check_arguments(recipe, rule, arguments)
-    warn_of_unused(model, first=check_patterns(first, "first"), other=check_patterns(other, "other"))
+    for argument, patterns in (("first", first), ("other", other)):
+        unused = unused_patterns(check_patterns(patterns, argument), model.named_parameters())
+        warn_of_unused(f"patterns in {argument}", unused)
     roles = roles_of(model, first, other)
-    lr, beside = rates_with_adamw(rule, options, options.get("lr", lr))
-    adamw_lr = beside if adamw_lr is None else adamw_lr
-    rate_hint = hint_of_rate(rule, options, lr, adamw.get("lr", adamw_lr))
+    lr, adamw_lr, rate_hint = rates_with_adamw(rule, options, options.get("lr", lr), adamw.get("lr", adamw_lr))
     shared = around if weight_decay is None else {**around, "weight_decay": weight_decay}
     given = check_overrides(options.get("overrides", ()))
     overrides = [*overrides_of(roles, rule), *given]
@@ -147,11 +148,3 @@ def check_arguments(recipe: str, rule: type[Rule], arguments: Mapping[str, Any])
         places = places or [repr(name) for name in difflib.get_close_matches(name, known, n=1)]
         said = f"write {' or '.join(places)}" if places else f"it has {', '.join(known)}"
         raise OptionError(f"{recipe} has no argument {name!r}: {said}")
-
-
-def warn_of_unused(model: nn.Module, **patterns: Sequence[Pattern]) -> None:
-    """Warn of patterns that match no parameter, which are most likely typing mistakes."""
-    for argument, given in patterns.items():
-        if unused := unused_patterns(given, model.named_parameters()):
-            message = f"patterns in {argument} that match no parameter: {', '.join(map(repr, unused))}"
-            warn(message, UnusedOverrideWarning)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from thalweg.torch.params.groups import (
     Group,
     Groups,
     check_rate,
-    defaults_of,
     homes_in,
     load_group,
     names_of,
@@ -33,18 +32,6 @@ from thalweg.torch.sharding.shards import lay_out, meta_like, whole
 
 #: What wrappers of a model put into the names of its parameters.
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-
-
-class Expected(NamedTuple):
-    """A parameter, and what is to be kept for it under the options of a saved state."""
-
-    name: str
-    p: Tensor
-    #: Beside the count of steps, without memory.
-    entries: Mapping[str, Tensor]
-    #: The keys of other counts, and where counts are.
-    counts: Sequence[str]
-    place_of_counts: torch.device
 
 
 def read_state(
@@ -61,29 +48,21 @@ def read_state(
         entries = [groups.entry_of(group) for group in mine]
         check_same_rules(ordered, [entry.rule for entry in entries])
         loaded = [
-            load_group(entry.rule, theirs, ours, {**defaults_of(entry), **defaults})
+            load_group(entry.rule, theirs, ours, groups.defaults_for(ours, defaults))
             for entry, theirs, ours in zip(entries, ordered, mine, strict=True)
         ]
         settings = read_settings(groups, loaded, mine)
         states = [saved["state"].get(place) or {} for group in ordered for place in group["params"]]
-        targets = []
+        restored: dict[Tensor, dict[str, Tensor]] = {}
         for (name, p, index), setting, s in zip(homes_in(mine), settings, states, strict=True):
-            wanted = expected_entries(setting, p, name)
-            # what is new around a rule begins with the next step
-            new = {*keys_around(setting.rule_at(1), tuple(p.shape)), SPIKES} - s.keys()
-            wanted = {key: entry for key, entry in wanted.items() if key not in new}
-            if WEIGHTS in s:
-                wanted[WEIGHTS] = meta_like(p).to(s[WEIGHTS].dtype)
-            counts = setting.rule.keys(tuple(p.shape), Count)
-            targets.append(Expected(name, p, wanted, counts, place_of_counts(p, loaded[index])))
-        for target, s in zip(targets, states, strict=True):
             if s:
-                check_entries(target, s)
+                place = place_of_counts(p, loaded[index])
+                restored[p] = restore_entries(name, p, setting, s, place)
     new = {name for ours, theirs in zip(loaded, ordered, strict=True) for name in ours.keys() - theirs}
     if added := new & {*around_options(), "spikes"}:
         message = f"this state was saved without {', '.join(sorted(added))}, and the run goes on with it"
         warn(f"{message}: leave it out to continue unchanged", ResumeWarning)
-    return loaded, {target.p: restore(target, s) for target, s in zip(targets, states, strict=True) if s}
+    return loaded, restored
 
 
 def read_settings(groups: Groups, saved: Sequence[Group], mine: Sequence[Group]) -> list[ParameterOptions]:
@@ -230,12 +209,24 @@ def warn_if_made_otherwise(saved: Iterable[Group], made_with: str) -> None:
         )
 
 
-def check_entries(expected: Expected, saved: Mapping[str, Any]) -> None:
-    """Refuse saved state whose entries its options do not make."""
-    name, wanted = expected.name, expected.entries
+def restore_entries(
+    name: str, p: Tensor, setting: ParameterOptions, saved: Mapping[str, Any], place_of_counts: torch.device
+) -> dict[str, Tensor]:
+    """Copies of the saved entries of a parameter, checked, in their own dtypes, where it is and laid out like it.
+
+    setting: what the saved options are for it. place_of_counts: where counts are to be.
+    """
+    wanted = expected_entries(setting, p, name)
+    # what is new around a rule begins with the next step
+    new = {*keys_around(setting.rule_at(1), tuple(p.shape)), SPIKES} - saved.keys()
+    wanted = {key: entry for key, entry in wanted.items() if key not in new}
+    if WEIGHTS in saved:
+        wanted[WEIGHTS] = meta_like(p).to(saved[WEIGHTS].dtype)
     entries = {key: value for key, value in saved.items() if key != "step"}
     read_count(f"the step of {name!r}", convert_count(name, saved.get("step")))
     check_saved(xp, name, entries, wanted, whole)
+    counts = setting.rule.keys(tuple(p.shape), Count)
+    state = {"step": torch.as_tensor(saved["step"], dtype=torch.float32).to(place_of_counts, copy=True)}
     for key, value in entries.items():
         # a loader that writes into the tensors of this run rounds what it reads to their dtype
         if value.dtype.itemsize < 4 <= wanted[key].dtype.itemsize:
@@ -244,14 +235,6 @@ def check_entries(expected: Expected, saved: Mapping[str, Any]) -> None:
                 f"{value.dtype}; construct this optimizer with the saved options (state_dtype, momentum_dtype, "
                 "precond_dtype)"
             )
-
-
-def restore(expected: Expected, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Copies of saved entries, in their own dtypes, on the device of their parameter and laid out like it."""
-    state = {}
-    for key, value in saved.items():
-        tensor = torch.as_tensor(value, dtype=torch.float32) if key == "step" else torch.as_tensor(value)
-        home = expected.place_of_counts if key in ("step", *expected.counts) else expected.p.device
-        copied = tensor.to(home, copy=True)
-        state[key] = copied if key == "step" else lay_out(copied, expected.entries[key])
+        copied = torch.as_tensor(value).to(place_of_counts if key in counts else p.device, copy=True)
+        state[key] = lay_out(copied, wanted[key])
     return state

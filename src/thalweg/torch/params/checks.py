@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from thalweg.arrays import Shape
 from thalweg.dtypes import DTYPES
 from thalweg.errors import IdleWarning, ParameterError, warn
-from thalweg.rules import Rule
+from thalweg.settings import RuleOptions
 from thalweg.torch.sharding.shards import count_ranks, is_distributed
 
 #: The names of the dtypes that parameters and gradients may have.
@@ -25,11 +25,11 @@ BY_SHAPES = f"use {WHOLE}, or a rule that needs neither, such as AdamW, SGD, or 
 PATIENCE = 2
 
 
-def reason_against_flat(rule: Rule, group: Mapping[str, Any], overrides: Sequence[Any]) -> str:
+def reason_against_flat(options: RuleOptions, group: Mapping[str, Any]) -> str:
     """Why the parameters of a group cannot be stepped as one vector, or as a shard of one; "" if they can."""
-    if rule.looks_at_shapes:
+    if options.base.rule.looks_at_shapes:
         return BY_SHAPES
-    if overrides:
+    if options.overrides:
         return f"overrides cannot tell them apart any more; use {WHOLE}"
     if group["max_grad_norm"] is not None:
         return f"max_grad_norm would see only this rank's shard; use DeepSpeed's gradient_clipping, {WHOLE}"

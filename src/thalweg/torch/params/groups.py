@@ -8,8 +8,8 @@ without notice.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
@@ -17,23 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.arrays import Shape
-from thalweg.errors import HintWarning, OptionError, ParameterError, UnusedOverrideWarning, warn
+from thalweg.errors import HintWarning, OptionError, ParameterError, warn
 from thalweg.explain import list_hints
 from thalweg.given import (
     OverrideList,
     Overrides,
     Pattern,
-    Standard,
-    check_known,
-    check_not_misspelt,
-    check_overrides,
-    matches,
+    first_match,
+    hint_for,
+    places_of,
     plain,
+    unused_patterns,
+    warn_of_unused,
 )
 from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
 from thalweg.rules.spikes import Spikes
-from thalweg.settings import Entry, RuleOptions, around_options, option_names
+from thalweg.settings import JOINT, WHOLE_STEP, Entry, RuleOptions, around_options, option_names
 from thalweg.torch.params.checks import check_exchanged, check_parameter, reason_against_flat
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
 
@@ -45,8 +45,6 @@ Group: TypeAlias = Mapping[str, Any]
 
 #: The layout of state and groups, and of those saved in eval mode. Newer ones are refused by older versions.
 LAYOUT, EVALUATED_LAYOUT = 1, 2
-#: Options that are decided for all groups together.
-JOINT = ("max_grad_norm", "on_nonfinite", "spikes")
 #: What a group holds beside options, in lists.
 MEMBERS = ("params", "param_names")
 #: What a group has beside the options of its rule. lr_is_scale: its lr multiplies the step size that the rule makes.
@@ -59,14 +57,31 @@ SHOWN_IF_SET = ("momentum",)
 NAMES_OF = operator.methodcaller("get", "param_names")
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The pattern of parameters that were chosen by name for a role."""
+
+    role: str
+    names: frozenset[str]
+    #: What to tell of some of them, by name.
+    hints: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __call__(self, name: str, parameter: Tensor) -> bool:
+        return name in self.names
+
+    def __repr__(self) -> str:
+        return f"<{self.role}>"
+
+
 class Groups:
     """The parameter groups of one optimizer, as they were at the last look.
 
-    entries: its rules with their options. A group's "entry" is the place of its own among them.
+    entries: its rules with their options, of which there is one or several. A group's "entry" is the place of its own
+    among several. overrides_of_all: those that come first in every entry.
     """
 
-    def __init__(self, entries: list[Entry]) -> None:
-        self.entries = entries
+    def __init__(self, entries: list[Entry], overrides_of_all: OverrideList) -> None:
+        self.entries, self.overrides_of_all = entries, overrides_of_all
         #: The parameters of all groups, and the name and the group of each.
         self.params: list[Tensor] = []
         self.places: dict[Tensor, tuple[str, int]] = {}
@@ -116,7 +131,7 @@ class Groups:
 
     def find_places(self, groups: Sequence[Group]) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter; those that are new are checked."""
-        against_flat = [self.reason_against_flat(groups, index) for index in range(len(groups))]
+        against_flat = [reason_against_flat(self.check_settings(groups, i), group) for i, group in enumerate(groups)]
         for index, (group, reason) in enumerate(zip(groups, against_flat, strict=True)):
             tensors = [p for p in group["params"] if isinstance(p, torch.Tensor)]
             check_exchanged(index, self.shapes.get(id(group), []), tensors, reason)
@@ -140,41 +155,94 @@ class Groups:
         now = {id(group): [tuple(p.shape) for p in group["params"]] for group in groups}
         self.shapes = {key: shapes or self.shapes.get(key, []) for key, shapes in now.items()}
 
-    def reason_against_flat(self, groups: Sequence[Group], index: int) -> str:
-        """Why the parameters of a group cannot be stepped as one vector; "" if they can."""
-        settings = self.check_settings(groups, index)
-        return reason_against_flat(settings.base.rule, groups[index], settings.overrides)
-
     # ---- new groups
 
-    def complete(self, group: Any, defaults: Group) -> dict[str, Any]:
-        """A group that is to be added, with all of its options, checked. defaults: of all groups."""
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """What groups of all entries hold, unless they say otherwise."""
+        _, first = self.entries[0]
+        if len(self.entries) == 1:
+            return defaults_of(first)
+        return to_plain({name: first.options[name] for name in WHOLE_STEP})
+
+    def defaults_for(self, group: Group, defaults: Group) -> dict[str, Any]:
+        """What a group holds, unless it says otherwise. defaults: of the optimizer, which are of one rule alone."""
+        of_all = (*WHOLE_STEP, "capturable", "layout") if "entry" in group else defaults.keys()
+        return {**defaults_of(self.entry_of(group)), **{key: v for key, v in defaults.items() if key in of_all}}
+
+    def divide(self, group: Any, position: int) -> Iterator[dict[str, Any]]:
+        """A group for each entry that gets some of the parameters. position: how many parameters there are already."""
         if not isinstance(group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(group).__name__}")
+        rule, group = group.get("rule"), dict(group)
+        if isinstance(rule, RuleOptions):
+            del group["rule"]
+            whole = self.entries[0][1].base.handling
+            where = "rule of a parameter group"
+            self.entries.append((None, rule.within(whole, self.overrides_of_all, self.entries, where)))
+            yield {**group, "entry": len(self.entries) - 1}
+        elif rule is not None:
+            place = self.place_of(rule, group.pop("entry", None))
+            yield {**group, "entry": place} if len(self.entries) > 1 else group
+        elif [pattern for pattern, _ in self.entries] == ["*"]:
+            yield group
+        else:
+            pairs, are_named = name_parameters(group["params"], group.pop("param_names", None), position)
+            if pairs and not are_named:
+                check_names_unneeded("entries", [pattern for pattern, _ in self.entries])
+            check_chosen(self.entries, pairs)
+            places = places_of(self.entries, pairs)
+            for place in sorted(set(places)):
+                members = [pair for pair, home in zip(pairs, places, strict=True) if home == place]
+                yield {**group, "params": members if are_named else [p for _, p in members], "entry": place}
+
+    def place_of(self, rule: Any, wanted: Any) -> int:
+        """The place of a rule's entry: the wanted one, as of a group that an optimizer had before, or its first."""
+        names = [options.rule.__name__ for _, options in self.entries]
+        if rule not in names:
+            raise OptionError(
+                f"rule={rule!r} is not a rule of this optimizer, which has {', '.join(dict.fromkeys(names))}: give "
+                "options, such as AdamW.options(lr=1e-3)"
+            )
+        if wanted is not None:
+            self.entry_of({"entry": wanted})
+        return wanted if wanted is not None and names[wanted] == rule else names.index(rule)
+
+    def check_options_of(self, group: Group, rule: type[Rule]) -> None:
+        """Refuse options that belong to another rule, which would have no effect in this group."""
+        owners = {name: options.rule for _, options in self.entries for name in option_names(options.rule)}
+        for name in sorted(owners.keys() & group.keys() - {*option_names(rule)}):
+            raise OptionError(
+                f"{rule.__name__} has no option {name!r}, which {owners[name].__name__} has: give parameters of "
+                "different rules in groups of their own"
+            )
+
+    def complete(self, group: dict[str, Any], defaults: Group) -> dict[str, Any]:
+        """A group that is to be added, with all of its options, checked. defaults: of all groups."""
         entry = self.entry_of(group)
+        self.check_options_of(group, entry.rule)
         check_group(entry.rule, group)
         given = {name: plain(group[name]) for name in option_names(entry.rule) if name in group}
         for name in JOINT:
             if given.get(name, defaults.get(name)) != defaults.get(name):
                 raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
-        shared = {name: value for name, value in defaults.items() if name != "lr" or "entry" not in group}
-        whole = {**defaults_of(entry), **shared, **group, **given}
+        whole = {**self.defaults_for(group, defaults), **group, **given}
         rule = self.make_settings(whole).base.rule
         if "lr" in group:
             check_rate(rule, group["lr"])
             whole |= show_rate(rule, group["lr"])
         if "lr_is_scale" in group:
             whole["lr_is_scale"] = group["lr_is_scale"]
-        return whole
+        return to_plain(whole)
 
-    def check_added(self, groups: Sequence[dict[str, Any]], index: int) -> None:
-        """Check the parameters of a group that was added."""
-        group = groups[index]
-        options = to_plain(group)
-        group.clear()
-        group.update(options)
+    def check_added(self, groups: Sequence[dict[str, Any]], names: Collection[str]) -> None:
+        """Check the parameters of the group that was added last. names: those of its options."""
+        index = len(groups) - 1
+        for name in groups[index].keys() - {*names, *MEMBERS}:  # torch fills in defaults, which are not of every rule
+            del groups[index][name]
         check_names(groups, self.overrides)
-        settings, against_flat = self.check_settings(groups, index), self.reason_against_flat(groups, index)
+        settings = self.check_settings(groups, index)
+        against_flat = reason_against_flat(settings, groups[index])
         for name, p in ((name, p) for name, p, home in homes_in(groups) if home == index):
             check_parameter(name, p, against_flat)
             if p.requires_grad:
@@ -201,7 +269,7 @@ class Groups:
 
     def make_settings(self, group: Group) -> RuleOptions:
         entry = self.entry_of(group)
-        given = from_plain({name: group[name] for name in option_names(entry.rule) if name in group})
+        given = {name: from_plain(group[name]) for name in option_names(entry.rule) if name in group}
         return RuleOptions(entry.rule, given, None, entry.overrides)
 
     def current_settings(self, groups: Sequence[dict[str, Any]]) -> list[RuleOptions]:
@@ -235,18 +303,16 @@ class Groups:
 
     def find_unused(self, groups: Sequence[Group]) -> tuple[list[Pattern], list[Pattern]]:
         """The patterns of overrides that match no parameter of their entries, and of entries without parameters."""
-        homes = [(name, p, groups[index].get("entry", 0)) for name, p, index in homes_in(groups)]
-        used, unused, idle = set[int](), dict[int, Pattern](), []
-        for place, (pattern, entry) in enumerate(self.entries):
-            pairs = [(name, p) for name, p, home in homes if home == place]
-            if pattern is not None and not pairs:
-                idle.append(pattern)
-            for choice, _ in entry.overrides:  # those of all entries are one object in each
-                if isinstance(choice, Standard) or any(matches(choice, *pair) for pair in pairs):
-                    used.add(id(choice))
-                else:
-                    unused[id(choice)] = choice
-        return [pattern for key, pattern in unused.items() if key not in used], idle
+        members: list[list[tuple[str, Tensor]]] = [[] for _ in self.entries]
+        for name, p, index in homes_in(groups):
+            members[groups[index].get("entry", 0)].append((name, p))
+        unused = unused_patterns([pattern for pattern, _ in self.overrides_of_all], chain(*members))
+        for (_, entry), pairs in zip(self.entries, members, strict=True):
+            unused += unused_patterns([pattern for pattern, _ in entry.overrides[len(self.overrides_of_all) :]], pairs)
+        if len(self.entries) == 1:
+            return unused, []
+        idle = zip(self.entries, members, strict=True)
+        return unused, [pattern for (pattern, _), pairs in idle if pattern is not None and not pairs]
 
     def hints_about(self, name: str, group: Group) -> Sequence[str]:
         """What was not understood about a parameter of a group, or assumed."""
@@ -272,9 +338,7 @@ class Groups:
         if not self.are_reported:
             self.are_reported = True
             for what, unused in zip(("overrides", "entries of the mixture"), self.find_unused(groups), strict=True):
-                if unused:
-                    message = f"{what} that match no parameter: {', '.join(map(repr, unused))}"
-                    warn(message, UnusedOverrideWarning)
+                warn_of_unused(what, unused)
             stepped = ((name, groups[index]) for name, p, index in homes_in(groups) if p.requires_grad)
             for hint in list_hints((name, self.hints_about(name, group)) for name, group in stepped):
                 warn(hint, HintWarning)
@@ -342,6 +406,35 @@ def check_names_unneeded(what: str, patterns: Sequence[Pattern | None]) -> None:
         )
 
 
+def name_parameters(params: Any, names: Sequence[str] | None, position: int) -> tuple[list[tuple[str, Tensor]], bool]:
+    """Parameters with their names, or else with their positions, and whether they have names."""
+    if isinstance(params, set):
+        raise TypeError("parameters need an order, which sets do not have: use a list")
+    listed = [params] if isinstance(params, Tensor) else list(params)
+    named = [entry for entry in listed if isinstance(entry, tuple)]
+    if named and len(named) < len(listed):
+        raise ParameterError("some parameters have names and others do not: pass model.named_parameters()")
+    if names is not None and not named and len(names) == len(listed):
+        named = list(zip(names, listed, strict=True))
+    pairs = named or [(str(position + i), p) for i, p in enumerate(listed)]
+    for name, p in pairs:
+        if not isinstance(p, Tensor):
+            raise ParameterError(f"parameter {name!r} must be a tensor, got {type(p).__name__}")
+    return pairs, bool(named)
+
+
+def check_chosen(entries: Sequence[Entry], pairs: Sequence[tuple[str, Tensor]]) -> None:
+    """Refuse parameters that are not of the model whose parameters were chosen by name."""
+    chosen = [pattern for pattern, _ in entries if isinstance(pattern, Chosen)]
+    rules = dict.fromkeys(repr(options.rule.__name__) for _, options in entries)
+    for name, p in pairs:
+        if chosen and first_match(entries, name, p) is None:
+            raise ParameterError(
+                f"parameter {name!r} is not of the model that this mixture was made for: say which rule steps it, as "
+                f'"rule": {" or ".join(rules)} in its parameter group'
+            )
+
+
 # ---- arguments
 
 
@@ -364,9 +457,8 @@ def check_options(
     rule: type[Rule], lr: Any, options: Mapping[str, Any], variant: str | None, overrides: Overrides
 ) -> RuleOptions:
     """Options and a learning rate as torch has them, checked. Functions are refused, which no checkpoint could hold."""
-    check_known(rule, options, option_names(rule))
     check_no_functions(options)
-    settings = RuleOptions(rule, options, variant, check_overrides(overrides), lr)
+    settings = RuleOptions(rule, options, variant, overrides, lr)
     check_rate(settings.base.rule, lr)
     settings.validate_lr(lr)
     return settings
@@ -469,24 +561,20 @@ def is_shown(name: str, value: Any) -> bool:
     return value is not None or name not in SHOWN_IF_SET
 
 
-def from_plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: from_plain_value(value) for name, value in options.items()}
-
-
-def from_plain_value(value: Any) -> Any:
-    if isinstance(value, (tuple, list)) and value[:1] in (("annealed",), ["annealed"]):
-        return Annealed(*value[1:])
-    if isinstance(value, (tuple, list)) and value[:1] in (("spikes",), ["spikes"]):
-        # 0.2 wrote one value more, which said that all gradients are judged together
-        return Spikes(**dict(zip(vars(Spikes()), value[1:], strict=False)))
-    if isinstance(value, (tuple, list)) and value[:1] in (("rule",), ["rule"]):
-        return RULES[value[1]](**{name: plain(option) for name, option in value[2:]})
+def from_plain(value: Any) -> Any:
+    match value:
+        case ("annealed", *numbers):
+            return Annealed(*numbers)
+        case ("spikes", *values):  # 0.2 wrote one more, which said that all gradients are judged together
+            return Spikes(**dict(zip(vars(Spikes()), values, strict=False)))
+        case ("rule", name, *options):
+            return RULES[name](**{option: plain(given) for option, given in options})
     return value
 
 
 def has_spikes_skipped(group: Group) -> bool:
     """Whether steps may be skipped for the norm of their gradient."""
-    spikes = from_plain_value(group.get("spikes", False))
+    spikes = from_plain(group.get("spikes", False))
     return spikes is True or (isinstance(spikes, Spikes) and spikes.action == "skip")
 
 
@@ -499,8 +587,8 @@ def check_group(rule: type[Rule], group: Group) -> None:
         "give these parameters to a mixture, such as thalweg.torch.kron_adamw(model)",
     )
     for name in group:
-        if name not in options and name not in BESIDE and name not in FOREIGN:
-            check_not_misspelt(rule, name, options)
+        hint = "" if name in (*options, *BESIDE, *FOREIGN) else hint_for(rule, name, options, cutoff=0.85)
+        require(not hint, f"{rule.__name__} has no option {name!r}: {hint}")
     check_no_functions({name: group[name] for name in (*options, "lr") if name in group})
 
 

@@ -6,8 +6,7 @@ How it is before the first step, whether it fits the options, and how it is conv
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,15 +16,15 @@ from thalweg.errors import StateError
 from thalweg.given import plain
 from thalweg.rules import Rule
 from thalweg.rules.around import is_kept_around, keys_around
-from thalweg.rules.entries import Count, Moment, Square
-from thalweg.settings import EIGHT_BITS, Handling, ParameterOptions, RuleOptions
+from thalweg.rules.entries import Count
+from thalweg.settings import Handling, ParameterOptions
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
 from thalweg.storage import (
     RECORD,
     SPIKES,
-    arithmetic,
+    check_fits,
     check_shapes,
     coded_keys,
     converted,
@@ -33,30 +32,9 @@ from thalweg.storage import (
     first_state,
     keys_like_parameter,
 )
-from thalweg.torch.params.groups import Rate
 from thalweg.torch.sharding.layouts import check_groups, make_owned_state, place_state
 from thalweg.torch.sharding.shards import is_distributed, local, meta_like, part_of
 from thalweg.trial import check_update
-
-
-class StatefulOptimizer(Protocol):
-    """What a step asks of the optimizer that takes it."""
-
-    param_groups: list[dict[str, Any]]
-
-    @property
-    def state(self) -> Any: ...
-
-    def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]: ...
-
-    def _setting(self, settings: RuleOptions, name: str, p: Tensor) -> ParameterOptions: ...
-
-    def _state(
-        self, name: str, p: Tensor, setting: ParameterOptions, group: Mapping[str, Any]
-    ) -> dict[str, Tensor]: ...
-
-    def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None: ...
-
 
 # ---- before the first step
 
@@ -71,7 +49,17 @@ def make_state(name: str, p: Tensor, setting: ParameterOptions, place_of_counts:
 
 def first_entries(p: Tensor, setting: ParameterOptions, name: str) -> dict[str, Tensor]:
     """The first state of a parameter, without the count of its steps."""
-    return {**entries_of_rule(p, setting, name), **entries_beside(p, setting.handling)}
+    rule, handling = setting.rule_at(1), setting.handling
+    check_update(rule, tuple(p.shape))
+    beside = entries_beside(p, handling)
+    if not is_distributed(p):
+        return {**first_state(xp, rule, handling, p.detach()), **beside}
+    check_groups(name, p, rule, handling)
+    part, held = part_of(name, p), local(p.detach())
+    if rule.needs_whole:
+        return {**make_owned_state(p, held, part, rule, handling), **beside}
+    state = first_state(Sharded([part]), rule, handling, TensorList([held]))
+    return {**place_state(state, p, rule), **beside}
 
 
 def entries_beside(p: Tensor, handling: Handling) -> dict[str, Tensor]:
@@ -79,19 +67,6 @@ def entries_beside(p: Tensor, handling: Handling) -> dict[str, Tensor]:
     if handling.guard is None:
         return {}
     return {SPIKES: torch.zeros(handling.guard.kept_shape, dtype=torch.float64, device=p.device)}
-
-
-def entries_of_rule(p: Tensor, setting: ParameterOptions, name: str) -> dict[str, Tensor]:
-    rule, handling = setting.rule_at(1), setting.handling
-    check_update(rule, tuple(p.shape))
-    if not is_distributed(p):
-        return first_state(xp, rule, handling, p.detach())
-    check_groups(name, p, rule, handling)
-    part, held = part_of(name, p), local(p.detach())
-    if rule.needs_whole:
-        return make_owned_state(p, held, part, rule, handling)
-    state = first_state(Sharded([part]), rule, handling, TensorList([held]))
-    return place_state(state, p, rule)
 
 
 def expected_entries(setting: ParameterOptions, p: Tensor, name: str) -> dict[str, Tensor]:
@@ -103,13 +78,11 @@ def expected_entries(setting: ParameterOptions, p: Tensor, name: str) -> dict[st
 
 
 def check_state(name: str, p: Tensor, setting: ParameterOptions, state: Mapping[str, Tensor]) -> None:
-    """Refuse options that need other state than the parameter has."""
-    if state:
-        shapes = shapes_of({key: entry for key, entry in state.items() if key != "step"})
-        described = describe_state(setting.rule_at(1), setting.handling, tuple(p.shape), xp.dtype(p))
-        wanted = {key: shape for key, (shape, _) in described.items()}
-        guard = setting.handling.guard
-        check_shapes(name, shapes, wanted if guard is None else {**wanted, SPIKES: guard.kept_shape})
+    """Refuse state that is not what the options need, in whatever dtypes it is kept. It has an entry at least."""
+    entries = {key: entry for key, entry in state.items() if key not in ("step", SPIKES)}
+    check_fits(xp, name, setting.rule_at(1), tuple(p.shape), entries)
+    if (guard := setting.handling.guard) is not None:
+        check_shapes(name, {SPIKES: tuple(state[SPIKES].shape)}, {SPIKES: guard.kept_shape})
     for key, entry in state.items():
         places = zip(entry.shape, entry.stride(), strict=True)
         if entry.numel() and any(size > 1 and stride == 0 for size, stride in places):
@@ -117,10 +90,6 @@ def check_state(name: str, p: Tensor, setting: ParameterOptions, state: Mapping[
                 f"the state {key!r} of {name!r} has one number in memory for several elements, as expand() makes them, "
                 "and a step writes it in place: assign a clone() of it"
             )
-
-
-def shapes_of(entries: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(entry.shape) for key, entry in entries.items()}
 
 
 def form_of(state: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -149,21 +118,12 @@ def follow_parameter(name: str, p: Tensor, rule: Rule, state: dict[str, Tensor],
     state.update(moved)
 
 
-def as_found(setting: ParameterOptions, p: Tensor, s: Mapping[str, Tensor]) -> ParameterOptions:
-    """The setting under which state is kept as this one is: in codes or not, with a record or not."""
-    rule, handling, shape = setting.rule_at(1), setting.handling, tuple(p.shape)
-    wanted = describe_state(rule, handling, shape, xp.dtype(p))
-    coded = set(coded_keys(xp, dict(s)))
-    if coded == {key for key in wanted if wanted[key][1] in CODECS} - {RECORD} and (RECORD in s) == (RECORD in wanted):
-        return setting
-    moments, squares = (bool(coded & set(rule.keys(shape, role))) for role in (Moment, Square))
-    as_computed = handling.state_dtype if handling.state_dtype != EIGHT_BITS else None
-    kept_as: dict[str, Any] = {
-        "state_dtype": EIGHT_BITS if squares else as_computed,
-        "momentum_dtype": EIGHT_BITS if moments else as_computed or arithmetic(xp.dtype(p)),
-        "rounding": "compensated" if RECORD in s else "nearest",
-    }
-    return replace(setting, handling=replace(handling, **kept_as))
+def is_kept_otherwise(p: Tensor, setting: ParameterOptions, state: Mapping[str, Tensor]) -> bool:
+    """Whether state is in codes, or has a record of rounding errors, where the options ask for none, or conversely."""
+    described = describe_state(setting.rule_at(1), setting.handling, tuple(p.shape), xp.dtype(p))
+    coded = {key for key, (_, dtype) in described.items() if dtype in CODECS} - {RECORD}
+    entries = {key: entry for key, entry in state.items() if key != "step"}
+    return coded != set(coded_keys(xp, entries)) or (RECORD in described) != (RECORD in entries)
 
 
 def fit_around(name: str, p: Tensor, setting: ParameterOptions, state: dict[str, Tensor]) -> str:

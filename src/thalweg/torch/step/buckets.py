@@ -25,7 +25,7 @@ from thalweg.torch.engines.admission import (
 )
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.params.groups import EngineName
-from thalweg.torch.params.states import StatefulOptimizer, form_of
+from thalweg.torch.params.states import form_of
 from thalweg.torch.sharding.shards import local, local_state, part_of
 from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.step.gradients import gradient_of
@@ -52,7 +52,7 @@ class Sorter:
 
     def sort(
         self,
-        optimizer: StatefulOptimizer,
+        optimizer: Any,
         places: Mapping[Tensor, tuple[str, int]],
         settings: OfGroups[RuleOptions],
     ) -> list[Bucket]:
