@@ -30,6 +30,10 @@ ALONE := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWR
 # jax compiles what is run once without optimization, by a code generator that takes a seventh of the time; and Triton's
 # interpreter does not look for overflows of integers. In test-all both are as users have them.
 SOON := $(ALONE) THALWEG_TESTS_SOON=1 XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+# What compilers make for rules and programs, under names that say what of, serves all processes and the next calls.
+KEPT := $(CURDIR)/build/tests
+SOON += THALWEG_CACHE=$(KEPT)/native JAX_COMPILATION_CACHE_DIR=$(KEPT)/jax JAX_COMPILATION_CACHE_MAX_SIZE=500000000 \
+	JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 PYTEST := $(BIN)/python -m pytest --quiet --dist worksteal --numprocesses $(shell getconf _NPROCESSORS_ONLN)
 # What examples are drawn by: the commit's hash, or 0 in an sdist, which has no commit.
 SEED = $(or $(shell git -c safe.directory='*' rev-parse HEAD 2>/dev/null),0)

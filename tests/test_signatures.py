@@ -113,6 +113,7 @@ def test_a_command_line_that_gives_every_option_leaves_a_variant_what_it_is(name
         if "bfloat16" in changed.values():
             pytest.importorskip("ml_dtypes")
         meant = getattr(front_end, name)(0.1, variant=variant)
+        assert eval(repr(meant), dict(vars(front_end))).options == meant.options
         assert getattr(front_end, name)(0.1, variant=variant, **every).options == meant.options
         other = getattr(front_end, name)(0.1, variant=variant, **{**every, "weight_decay": 0.3})
         assert other.options == {**meant.options, "weight_decay": 0.3}

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 import torch
 from check_faulty_ranks import RANK_FAULTS, StepsWhereThereAreRows
 from offered import NOT_OFFERED_BY_RANKS, assert_keeps
+from world import start_server
 
 from thalweg.check import Report, check, plugin
 from thalweg.check.plugin import checks_of, choose_checks, make_world, names_of, run_checks
@@ -30,9 +31,9 @@ OURS = [*(f"thalweg.torch.{rule}" for rule in RULES), *OTHERS]
 COLLECTIVES = {"thalweg.torch.LAMB": 1}
 GROUPS = "replicas,shards,messages,checkpoints"
 BY_DAY = "THALWEG_TESTS_SOON" in os.environ
-#: By day, one rule of each kind has all of them (elements alone, sums of tensors, of rows, owners of whole tensors, and
-#: one's own), and the others have these.
-EACH_KIND = [*(f"thalweg.torch.{rule}" for rule in ("AdamW", "LAMB", "Adafactor", "Muon")), "own_rules:Layerwise"]
+#: By day, one rule of each kind has all of them (sums of tensors, of rows, owners of whole tensors), and the others,
+#: which have no more kinds of messages or of state, have these.
+EACH_KIND = [f"thalweg.torch.{rule}" for rule in ("LAMB", "Adafactor", "Muon")]
 FEW = "replicas-stay-together,ddp-equals-one-process,fsdp2,uneven-shards,nan-in-one-shard,state-is-sharded,"
 FEW += "messages-do-not-grow,files-at-fewer-ranks"
 #: Other numbers of ranks, by day for one rule, which has what two ranks have not.
@@ -42,6 +43,7 @@ MORE = [("thalweg.torch.LAMB", 4, FOUR)] if BY_DAY else list(product(OURS, (3, 4
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
+    start_server()
     world = make_world(2)
     yield world
     world.close()

@@ -8,17 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from raw_arrays import (
-    CASES,
-    FRONT_END,
-    VARIANTS,
-    bits,
-    copies,
-    fingerprint,
-    gradients,
-    model,
-    train,
-)
+from raw_arrays import CASES, FRONT_END, bits, copies, fingerprint, gradients, model, train
 
 from thalweg import Spikes
 from thalweg.errors import OptionError
@@ -102,11 +92,3 @@ def test_it_shows_what_differs_from_the_defaults(text: str) -> None:
 
     assert parts(repr(SHOWN[text])) == parts(text)
     assert fingerprint(eval(text, dict(WORDS))) == fingerprint(SHOWN[text])
-
-
-@pytest.mark.parametrize(("name", "variant"), VARIANTS)
-def test_every_variant_is_read_back(name: str, variant: str) -> None:
-    optimizer = FRONT_END[name](0.1, variant=variant)
-    again = eval(repr(optimizer), dict(WORDS))
-    assert fingerprint(again) == fingerprint(optimizer)
-    assert again.with_weight_decay(0.5).options == optimizer.with_weight_decay(0.5).options

@@ -1,4 +1,4 @@
-"""Arrays are stepped in place, one at a time, under their names. tests/test_asked_for.py has the interface itself."""
+"""Arrays are stepped in place, one at a time, under their names."""
 
 from __future__ import annotations
 

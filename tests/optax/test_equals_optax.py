@@ -97,15 +97,6 @@ def test_every_option_of_optax_has_a_row() -> None:
         assert set(inspect.signature(getattr(optax, name)).parameters) == named | added
 
 
-def test_muon_is_that_of_optax() -> None:
-    """tests/optax/test_layouts.py has its other options."""
-    params, grads = problem({"tall": (12, 5), "wide": (5, 12), "small": (3, 3)}, steps=5, dtype="float32")
-    mine, theirs = (
-        train(make(0.02, nesterov=False, beta=0.8), params, grads)[0] for make in (ours.muon, optax.contrib.muon)
-    )
-    assert error(mine, theirs, params) < FLOAT32
-
-
 def test_float64_is_that_of_optax_but_for_momentum_which_is_float32_unless_asked() -> None:
     params, grads = problem({"w": (130, 136)}, steps=STEPS)
     for dtype in ("float32", "float64"):

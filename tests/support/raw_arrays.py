@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -123,15 +122,6 @@ def bfloat16() -> Any:
 def torch() -> Any:
     # one of its parts is asked for: without torch, "torch" itself would be the folder of that name beside this file
     return pytest.importorskip("torch.nn") and pytest.importorskip("torch")
-
-
-in_bfloat16 = pytest.mark.skipif(find_spec("ml_dtypes") is None, reason="ml_dtypes is not installed")
-VARIANTS = [
-    pytest.param(name, variant, id=f"{name} {variant}", marks=in_bfloat16 if variant == "big_vision" else ())
-    for name, rule in RULES.items()
-    for variant in rule.VARIANTS
-    if name in FRONT_END
-]
 
 
 def option_fields(name: str) -> dict[str, Any]:

@@ -9,26 +9,43 @@ from __future__ import annotations
 
 import functools
 import importlib
+import multiprocessing.forkserver
+import os
 import pickle
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
+
+from thalweg.check import plugin
 from thalweg.check.ranks import Ranks, Silence
 
 #: Seconds that other ranks may take to answer after one has failed.
 PATIENCE = 5.0
 #: Seconds after which a message that nobody answers is an error: before the limit of an answer, so that ranks tell it.
 MESSAGE_LIMIT = 60
+#: What ranks are forked with: each would take seconds to import it.
+MODULES = ["torch.distributed.fsdp", "world_checkpoints", "world_faults", "world_messages", "world_training"]
+MODULES += ["check_faulty_ranks", "mixed", "own_rules", *(f"thalweg.check.{name}" for name in plugin.MODULES["ranks"])]
+
+
+def start_server() -> None:
+    """Start the process that all ranks are forked from, if it is not there yet."""
+    multiprocessing.forkserver.set_forkserver_preload(MODULES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # this Python forgets to give it its own
+        multiprocessing.forkserver.ensure_running()
 
 
 class World:
     """Some ranks, started when they are first needed."""
 
     def __init__(self, size: int) -> None:
-        preload = ["torch.distributed.tensor", "world_steps"]
-        self.ranks = Ranks(size, reply, preload=preload, message_limit=MESSAGE_LIMIT)
+        start_server()
+        self.ranks = Ranks(size, reply, message_limit=MESSAGE_LIMIT)
 
     def run(self, case: Callable[..., Any], *arguments: Any, **named: Any) -> list[Any]:
         """What each rank answers; fails with the words of all ranks if one of them does."""
