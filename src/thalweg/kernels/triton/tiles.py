@@ -12,11 +12,10 @@ import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.cuts import COMB, DEEP, PLAIN, Cut, Form
-from thalweg.kernels.triton.numbers import is_finite
 
-# Columns of the table of tiles: whose it is, its place among its owner's and among all, which matrix of its owner,
-# where it lies there, its rows, and the mode of its blocks.
-OWNER, PIECE, INDEX, MATRIX, DOWN, ALONG, BEHIND, FIRST_ROW, END_ROW, FORM, TILE = (tl.constexpr(c) for c in range(11))
+# Columns of the table of tiles: whose it is, its place among its owner's, which matrix of its owner, where it lies
+# there, its rows, and the mode of its blocks.
+OWNER, PIECE, MATRIX, DOWN, ALONG, BEHIND, FIRST_ROW, END_ROW, FORM, TILE = (tl.constexpr(c) for c in range(10))
 # Columns of the table of tensors: what a tensor is seen as, the stride of combs, how many tiles a line has where sums
 # are made, and how many entries there are for rows, columns and matrices. Behind them: facts of statistics.
 ROWS, BETWEEN, ACROSS, AFTER, STRIDE, ALONGS, ENTRIES, GEOMETRY = (tl.constexpr(c) for c in (0, 1, 2, 3, 4, 5, 6, 9))
@@ -25,21 +24,24 @@ ROWS, BETWEEN, ACROSS, AFTER, STRIDE, ALONGS, ENTRIES, GEOMETRY = (tl.constexpr(
 class Grid:
     """All tiles of some tensors, in tables on the device."""
 
-    def __init__(self, cuts: Sequence[Cut], uploads: Any, warps: int) -> None:
-        self.warps = warps
+    def __init__(self, cuts: Sequence[Cut], vector: int, statistics: Any, uploads: Any, warps: int) -> None:
+        """vector: elements of one load where addresses allow it."""
+        self.vector, self.warps = vector, warps
         begins = array("i", itertools.accumulate((cut.tiles for cut in cuts), initial=0))
         self.count = begins[-1]
         #: By tensor, where its tiles begin in the list of all, with the end of the last behind them.
         self.begins = uploads.table(begins)
-        self.table = uploads.table(table_of(cuts), TILE.value)
+        #: What programs find their tiles by.
+        self.given = statistics.tensors, uploads.table(table_of(cuts), TILE.value), statistics.sums
         #: By mode, the form of blocks, and what divides the lengths of all their consecutive elements.
         self.forms = {cut.form.mode: cut.form for cut in cuts}
         self.divisors = {
             mode: math.gcd(*(divisor_of(cut) for cut in cuts if cut.form.mode == mode)) for mode in self.forms
         }
 
-    def constants(self, vector: int) -> dict[str, int]:
-        """What kernels are compiled for. vector: elements of one load where addresses allow it."""
+    def constants(self, aligned: bool) -> dict[str, int]:
+        """What kernels are compiled for. aligned: whether addresses allow the widest loads."""
+        vector = self.vector if aligned else 1
         constants = {"MODES": sum(1 << mode for mode in self.forms)}
         for mode, name in ((PLAIN.value, "PLAIN"), (COMB.value, "COMB"), (DEEP.value, "DEEP")):
             form = self.forms.get(mode, Form(mode, 1))
@@ -58,7 +60,7 @@ def divisor_of(cut: Cut) -> int:
 
 def table_of(cuts: Sequence[Cut]) -> array[int]:
     """The table of tiles. Those of one matrix follow each other, line by line."""
-    table, begin = array("i"), 0
+    table = array("i")
     for owner, cut in enumerate(cuts):
         behinds, alongs, downs, tiles = cut.behind, cut.along, cut.down, cut.tiles
         rows, height, mode = cut.matrices.rows, cut.height, cut.form.mode
@@ -67,9 +69,7 @@ def table_of(cuts: Sequence[Cut]) -> array[int]:
             rest, along = divmod(rest, alongs)
             matrix, down = divmod(rest, downs)
             first = min(down * height, rows)
-            place = owner, piece, begin + piece, matrix, down, along, behind
-            table.extend((*place, first, min(first + height, rows), mode))
-        begin += tiles
+            table.extend((owner, piece, matrix, down, along, behind, first, min(first + height, rows), mode))
     return table
 
 
@@ -129,9 +129,3 @@ def by_place(x, MODE: tl.constexpr):
         return tl.sum(tl.sum(x, 2), 1)[:, None, None]
     else:
         return tl.sum(x, 1)[:, None, :]
-
-
-@triton.jit
-def failures_at(stored, mask):
-    """1 where a value to be stored is not finite."""
-    return tl.where(mask & (is_finite(stored.to(tl.float32)) == 0), 1.0, 0.0)
