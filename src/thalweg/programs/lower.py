@@ -8,7 +8,7 @@ computed and what one division serves are decided here, for all languages in whi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,8 +16,7 @@ from thalweg.programs.extents import ELEMENT, HOST, SMALL, TENSOR, Kinds
 from thalweg.programs.graph import Value
 from thalweg.programs.operations import OPERATIONS, TRUTH
 from thalweg.programs.schedule import Schedule
-from thalweg.programs.trace import PARAMETER
-from thalweg.programs.verify import dtype_of
+from thalweg.programs.trace import PARAMETER, Program
 
 #: What statements read, beside operations: an array as large as a parameter, what is smaller and was there before the
 #: step, a number of the host, what was computed between passes, and the result of a reduction.
@@ -78,7 +77,10 @@ class Lowered:
         self.lasting: dict[Value, int] = {}
         #: Of what is kept: the first pass that reads it.
         self.first_use: dict[Value, int] = {}
-        self.passes = [self.lower_pass(number) for number in range(self.last + 1)]
+        self.passes = [
+            KeptLines(self, number).write_pass(self.program, schedule.loads(number), pass_.sums, pass_.writes)
+            for number, pass_ in enumerate(schedule.passes)
+        ]
         for value in (*self.program.stats.values(), *(self.program.state[key] for key in self.program.scalars)):
             if isinstance(value, Value):
                 self.figures.setdefault(value, len(self.figures))
@@ -124,27 +126,9 @@ class Lowered:
 
     # ---- blocks
 
-    def lower_pass(self, number: int) -> Block:
-        lines, pass_ = Lines(self, number), self.schedule.passes[number]
-        for key, value in self.schedule.loads(number).items():
-            lines.let(value, LOAD, (), key)
-        sums = [self.sum(value, lines.number(value.args[0])) for value in pass_.sums]
-        stores = {key: lines.number(self.program.state[key]) for key in pass_.writes if key != PARAMETER}
-        if PARAMETER in pass_.writes:
-            args = lines.number(self.program.inputs[PARAMETER]), lines.number(self.program.delta)
-            lines.statements.append(Statement("new", "add", args, ELEMENT, None))
-            stores[PARAMETER] = "new"
-        return Block(lines.statements, {}, stores, sums)
-
-    def sum(self, value: Value, term: Argument) -> Sum:
-        (x,) = value.args
-        source = self.kinds.find(x)
-        is_masked = source != ELEMENT or not is_zero_where_nothing_is(x, self.program.memory[PARAMETER])
-        return Sum(value, term, source, self.kinds.find(value), is_masked)
-
     def lower_small(self, number: int, kind: str, *, guarded: bool) -> Block:
         """What is computed for each row, column or matrix after a pass."""
-        lines = Lines(self, number, between=True)
+        lines = KeptLines(self, number, between=True)
         due = [v for v in self.lasting if self.kinds.find(v) == kind and self.first_use[v] == number + 1]
         keeps = {value: lines.number(value) for value in due}
         written = [key for key in self.small if self.domain_of(key) == kind and number == self.settled and not guarded]
@@ -152,7 +136,7 @@ class Lowered:
 
     def lower_tensors(self, number: int) -> Block:
         """What is computed for each tensor after a pass, for those that follow and for people to look at."""
-        lines, finite = Lines(self, number, between=True), self.program.finite
+        lines, finite = KeptLines(self, number, between=True), self.program.finite
         keeps: dict[Any, Argument] = {v: lines.number(v) for v in self.figures if self.stage_of(v) == number}
         if number == max(self.last - 1, 0) and self.rounds_before(finite) <= number + 1:
             keeps[FINITE] = lines.number(finite)
@@ -160,62 +144,45 @@ class Lowered:
 
 
 class Lines:
-    """Statements of one block, while they are written."""
+    """Statements of one block, each once, while they are written. Languages say how a block reads and names values."""
 
-    def __init__(self, lowered: Lowered, number: int, *, between: bool = False) -> None:
-        """number: of the pass, or of the pass after which they are, if they are between passes."""
-        self.lowered, self.number_of_pass, self.between = lowered, number, between
-        self.find = lowered.kinds.find
+    def __init__(self, kinds: Kinds) -> None:
+        self.find = kinds.find
         self.statements: list[Statement] = []
         self.known: dict[Any, str] = {}
-        self.used = {"new", *lowered.reserved}
         #: Names of truths; all others are of numbers.
         self.truths: set[str] = set()
 
+    def name(self, value: Value) -> str:
+        """A name that no other value has."""
+        raise NotImplementedError
+
+    def read(self, operand: Any) -> Argument | None:
+        """What is not computed here: how it is written down. None: it is computed."""
+        raise NotImplementedError
+
     def let(self, value: Any, op: str, args: tuple[Argument, ...], source: Any = None) -> str:
-        base = value.graph.names.get(value, "").replace("[", "_").replace("]", "")
-        name, i = base or f"x{value.index}", 1
-        while name in self.used:
-            name, i = f"{base or 'x'}_{i}", i + 1
-        self.used.add(name)
+        name = self.name(value)
         self.statements.append(Statement(name, op, args, self.find(value), value if source is None else source))
         return self.known.setdefault((value, op) if value in self.known else value, name)
 
     def write(self, operand: Any) -> Argument:
         """The name of a value after the statements that compute it, or a number."""
-        if not isinstance(operand, Value):
-            return float(operand)
-        if operand not in self.known:
-            op = self.reading(operand)
-            if op:
-                self.let(operand, op, ())
-            else:
-                self.compute(operand)
-        return self.known[operand]
+        if isinstance(operand, Value) and operand in self.known:
+            return self.known[operand]
+        read = self.read(operand)
+        return self.compute(operand) if read is None else read
 
-    def reading(self, value: Value) -> str:
-        """How a value is read; "" if it is computed here."""
-        domain = self.find(value)
-        if domain == HOST:
-            self.lowered.numbers.setdefault(value, len(self.lowered.numbers))
-            return NUMBER
-        if not self.between and self.number_of_pass and domain != ELEMENT:
-            self.lowered.keep(value, self.number_of_pass)
-            return KEPT
-        return REDUCED if value.is_reduction else INPUT if value.op == "input" else ""
-
-    def compute(self, value: Value) -> None:
+    def compute(self, value: Value) -> str:
         op, args = value.op, value.args
         if op == "div" and self.find(value) == ELEMENT != self.find(args[1]):
             # one division for each tensor, row or column instead of one for each element
             op, args = "mul", (args[0], value.graph.apply("div", 1.0, args[1]))
-        is_truth, takes = dtype_of(value) == TRUTH, OPERATIONS[op].takes or ("",) * len(args)
-        if op == "where" and is_truth:
-            takes = (TRUTH,) * 3
-        pairs = zip(args, takes, strict=True)
+        pairs = zip(args, OPERATIONS[op].takes or ("",) * len(args), strict=True)
         name = self.let(value, op, tuple(self.truth(x) if taken == TRUTH else self.number(x) for x, taken in pairs))
-        if is_truth:
+        if OPERATIONS[op].makes == TRUTH:
             self.truths.add(name)
+        return name
 
     def number(self, operand: Any) -> Argument:
         """A value as a number: truths are 1 or 0."""
@@ -234,6 +201,57 @@ class Lines:
         known = self.known.get((operand, "ne")) or self.let(operand, "ne", (name, 0.0))
         self.truths.add(known)
         return known
+
+    def write_pass(
+        self, program: Program, loads: Mapping[str, Value], sums: Iterable[Value], writes: Collection[str]
+    ) -> Block:
+        """What a pass reads, computes, sums and writes."""
+        for key, value in loads.items():
+            self.let(value, LOAD, (), key)
+        summed = [self.sum(value, program.memory[PARAMETER]) for value in sums]
+        stores = {key: self.number(program.state[key]) for key in writes if key != PARAMETER}
+        if PARAMETER in writes:
+            args = self.number(program.inputs[PARAMETER]), self.number(program.delta)
+            self.statements.append(Statement("new", "add", args, ELEMENT, None))
+            stores[PARAMETER] = "new"
+        return Block(self.statements, {}, stores, summed)
+
+    def sum(self, value: Value, large: Any) -> Sum:
+        (x,) = value.args
+        source = self.find(x)
+        is_masked = source != ELEMENT or not is_zero_where_nothing_is(x, large)
+        return Sum(value, self.number(x), source, self.find(value), is_masked)
+
+
+class KeptLines(Lines):
+    """Those of a block that reads what was computed before, or between passes, by its place."""
+
+    def __init__(self, lowered: Lowered, number: int, *, between: bool = False) -> None:
+        """number: of the pass, or of the pass after which they are, if they are between passes."""
+        super().__init__(lowered.kinds)
+        self.lowered, self.number_of_pass, self.between = lowered, number, between
+        self.used = {"new", *lowered.reserved}
+
+    def name(self, value: Value) -> str:
+        base = value.graph.names.get(value, "").replace("[", "_").replace("]", "")
+        name, i = base or f"x{value.index}", 1
+        while name in self.used:
+            name, i = f"{base or 'x'}_{i}", i + 1
+        self.used.add(name)
+        return name
+
+    def read(self, operand: Any) -> Argument | None:
+        if not isinstance(operand, Value):
+            return float(operand)
+        domain = self.find(operand)
+        if domain == HOST:
+            self.lowered.numbers.setdefault(operand, len(self.lowered.numbers))
+            return self.let(operand, NUMBER, ())
+        if not self.between and self.number_of_pass and domain != ELEMENT:
+            self.lowered.keep(operand, self.number_of_pass)
+            return self.let(operand, KEPT, ())
+        op = REDUCED if operand.is_reduction else INPUT
+        return self.let(operand, op, ()) if operand.is_reduction or operand.op == "input" else None
 
 
 def is_zero_where_nothing_is(value: Any, large: Any) -> bool:

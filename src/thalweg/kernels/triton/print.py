@@ -106,14 +106,16 @@ FIRST_ALONG, FIRST_DOWN = (f"behind < tl.where({place} == 0, after, 0)" for plac
 class Printed:
     """Source of kernels, and what the host has to know of them."""
 
-    def __init__(self, schedule: Schedule, kinds: Kinds, stored: tuple[Stored, ...], title: str, **how: bool) -> None:
+    def __init__(
+        self, schedule: Schedule, kinds: Kinds, stored: tuple[Stored, ...], title: str, *, guarded: bool, random: bool
+    ) -> None:
         """guarded: whether nothing is written before all is known to be finite. random: whether state is rounded so."""
-        self.lowered = lowered = Lowered(schedule, kinds, RESERVED, guarded=how["guarded"])
-        self.program, self.last, self.guarded = lowered.program, lowered.last, how["guarded"]
+        self.lowered = lowered = Lowered(schedule, kinds, RESERVED, guarded=guarded)
+        self.program, self.last = lowered.program, lowered.last
         self.find, self.entries = kinds.find, lowered.program.entries
         #: Over which rows and columns go; None: all sums go over whole tensors.
         self.axes, self.is_tiled = kinds.axes, kinds.axes is not None
-        self.memory = Memory(self.program, stored, how["random"], *PLACES[self.is_tiled])
+        self.memory = Memory(self.program, stored, random, *PLACES[self.is_tiled])
         #: Sums that are statistics, and all others, each with its place; and how many of these come before each pass.
         self.gathered: dict[Value, int] = {}
         self.totals: dict[Value, int] = {}
@@ -142,7 +144,7 @@ class Printed:
         self.between = [tuple(kind for kind in SMALL if kind in blocks) for blocks in lowered.between]
         self.decisions = {number for number, blocks in enumerate(lowered.between) if TENSOR in blocks}
         #: Kinds of entries that only a guard lets be written.
-        guarded_keys = lowered.small if self.guarded else ()
+        guarded_keys = lowered.small if guarded else ()
         self.guarded_kinds = tuple(kind for kind in SMALL if kind in map(lowered.domain_of, guarded_keys))
         self.source = self.print(title)
 
@@ -209,27 +211,32 @@ class Printed:
 
     # ---- between passes
 
+    def print_values(self, number: int, kind: str) -> list[str]:
+        """Lines that compute after a pass: for rows, columns or matrices of a tensor, or for many tensors together."""
+        lines, mask = list[str](), ", mask" if kind == TENSOR else ""
+        for statement in self.lowered.between[number][kind].statements:
+            name, op, _, domain, value = statement
+            entry = "entry" if domain == kind else "matrix_entry"
+            if op == INPUT and domain == TENSOR:
+                text = self.read_scalar(value, mask)
+                if value.name == "t" and mask and number == self.last > 0:  # steps have been counted
+                    text = "tl.load(figures + T * count + row, mask)"
+            elif op == INPUT:
+                text = f"loaded({self.memory.base(value.name, 'False')} + {entry}, mask)"
+            elif op == REDUCED and domain == TENSOR:
+                text = self.mean(value, self.total(value, mask))
+            elif op == REDUCED:
+                text = self.mean(value, f"loaded(sums + first_of(tensor, {self.statistic(value)}) + {entry}, mask)")
+            else:
+                text = self.read_number(statement) if op == NUMBER else operation(statement, sqrt=ROOT)
+            lines.append(f"{name} = {text}")
+        return lines
+
     def print_between(self, number: int) -> str:
         """What is computed for each row, column or matrix after a pass."""
         body = []
         for kind in self.between[number]:
-            own, lines = self.lowered.between[number][kind], list[str]()
-            for statement in own.statements:
-                value, entry = statement.source, "entry"
-                if statement.domain != kind:
-                    entry = "matrix_entry"
-                if statement.op == INPUT and statement.domain == TENSOR:
-                    text = self.read_scalar(value)
-                elif statement.op == INPUT:
-                    text = f"loaded({self.memory.base(value.name, 'False')} + {entry}, mask)"
-                elif statement.op == REDUCED and statement.domain == TENSOR:
-                    text = self.mean(value, self.total(value, ""))
-                elif statement.op == REDUCED:
-                    place = f"sums + first_of(tensor, {self.statistic(value)}) + {entry}"
-                    text = self.mean(value, f"loaded({place}, mask)")
-                else:
-                    text = self.read_number(statement) if statement.op == NUMBER else operation(statement, sqrt=ROOT)
-                lines.append(f"{statement.name} = {text}")
+            own, lines = self.lowered.between[number][kind], self.print_values(number, kind)
             if any("matrix_entry" in line for line in lines):
                 lines.insert(0, f"matrix_entry = matrix_of_{kind}(tensor, entry)")
             for value, name in own.keeps.items():
@@ -246,19 +253,8 @@ class Printed:
 
     def print_decision(self, number: int) -> str:
         """What is computed for each tensor after a pass."""
-        own, lines = self.lowered.between[number][TENSOR], list[str]()
-        for statement in own.statements:
-            value = statement.source
-            if statement.op == INPUT:
-                text = self.read_scalar(value, ", mask")
-                if value.name == "t" and number == self.last > 0:  # the steps of parameters have been counted on
-                    text = "tl.load(figures + T * count + row, mask)"
-            elif statement.op == REDUCED:
-                text = self.mean(value, self.total(value, ", mask"))
-            else:
-                text = self.read_number(statement) if statement.op == NUMBER else operation(statement, sqrt=ROOT)
-            lines.append(f"{statement.name} = {text}")
-        for value, name in own.keeps.items():
+        lines = self.print_values(number, TENSOR)
+        for value, name in self.lowered.between[number][TENSOR].keeps.items():
             figure = "FINITE" if value is FINITE else self.figure(value)
             lines.append(f"tl.store(figures + {figure} * count + row, nothing + {literal(name)}, mask)")
         if number == self.last - 1:
