@@ -52,7 +52,7 @@ class Between:
 
     def lines(self, kind: str) -> Lines:
         """Statements for rows, columns or matrices."""
-        return Lines(self.kinds, self.names, kind, lambda operand: self.leaf(kind, operand))
+        return Lines(self.kinds, self.names, lambda operand: self.leaf(kind, operand))
 
     def leaf(self, kind: str, operand: Any) -> str | None:
         operand_kind = self.kinds.find(operand)
@@ -82,12 +82,12 @@ class Between:
             letter, array, stride = WORDS[kind]
             lines = self.lines(kind)
             stores = [
-                f"matrix.{array}[{slot}][{letter} * {stride} + k] = {lines.write(value)};"
+                f"matrix.{array}[{slot}][{letter} * {stride} + k] = {lines.number(value)};"
                 for value, slot in self.slots[kind].items()
             ]
             loops += loop_over(kind, [*lines.lines, *stores])
         lines = self.lines(MATRIX)
-        stores = [f"{name}[k] = {lines.write(value)};" for value, name in list(self.matrices.items())]
+        stores = [f"{name}[k] = {lines.number(value)};" for value, name in list(self.matrices.items())]
         head = [f"T {name}[MOST_AFTER];" for name in self.matrices.values()]
         adding = []
         for value, name in self.totals.items():
@@ -117,7 +117,7 @@ class Between:
                 raise RuleError(f"{value.graph.rule_name} sums matrices whose rows it does not sum")
             return loop_over(ROW, [f"{name}[k] += matrix.row_sums[{same}][r * matrix.after + k];"])
         lines = self.lines(kind)
-        x = lines.write(value.args[0])
+        x = lines.number(value.args[0])
         term = f"double({x}) * double({x})" if value.is_squared else f"double({x})"
         return loop_over(kind, [*lines.lines, f"{name}[k] += {term};"])
 

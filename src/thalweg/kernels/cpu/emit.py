@@ -8,7 +8,8 @@ named by what they compute, so that rules and options that compute the same shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from thalweg.kernels.cpu.structs import MOST_PASSES, OPERAND, OPERANDS, SLOTS
 from thalweg.kernels.text import indented, summand
 from thalweg.programs.extents import COLUMN, ELEMENT, HOST, MATRIX, ROW, TENSOR, MatrixKinds
 from thalweg.programs.graph import Value
+from thalweg.programs.lower import LOAD, Sum
 from thalweg.programs.schedule import Schedule, reach, reductions_of
 from thalweg.programs.trace import GRADIENT, PARAMETER
 
@@ -104,22 +106,27 @@ class Emission:
             kind = self.kinds.find(operand)
             if kind in (HOST, TENSOR):
                 return numbers.add(operand)
-            if kind == COLUMN:
-                return columns.setdefault(operand, names.new(operand))
-            if kind in (ROW, MATRIX):
-                return rows.setdefault(operand, names.new(operand))
-            return None
+            if kind == ELEMENT:
+                return None
+            home = columns if kind == COLUMN else rows
+            return home[operand] if operand in home else home.setdefault(operand, names.new(operand))
 
-        lines = Lines(self.kinds, names, ELEMENT, leaf)
-        for key, value in loads.items():
-            name = names.new(value, key if key in (PARAMETER, GRADIENT) else "")
-            scale = f" * {numbers.add('scale')}" if key == GRADIENT else ""
-            lines.lines.append(f"[[maybe_unused]] const X {name} = load<X>({places[key]} + i){scale};")
-            lines.known[value] = name
-        for value, slot in slots.items():
-            lines.known[value] = name = names.new(value)
-            lines.lines.append(f"[[maybe_unused]] const X {name} = load<X>(kept + {slot} * TILE + i);")
-        summed = [value for value in pass_.sums if self.kinds.find(value.args[0]) == ELEMENT]
+        lines = Lines(self.kinds, names, leaf)
+        for value in slots:
+            lines.known[value] = names.new(value)
+        scale = numbers.add("scale") if GRADIENT in loads else ""
+        of_elements = {
+            kind: [v for v in pass_.sums if (self.kinds.find(v.args[0]), self.kinds.find(v)) == (ELEMENT, kind)]
+            for kind in (TENSOR, ROW, COLUMN)
+        }
+        block = lines.write_pass(program, loads, itertools.chain(*of_elements.values()), pass_.writes)
+        summed = {kind: [x for x in block.sums if x.domain == kind] for kind in of_elements}
+        names_of = {x.source: x.name for x in block.statements if x.op == LOAD}
+        texts = {name: f"load<X>({places[key]} + i)" for key, name in names_of.items()}
+        if GRADIENT in names_of:
+            texts[names_of[GRADIENT]] += f" * {scale}"
+        texts |= {lines.known[value]: f"load<X>(kept + {slot} * TILE + i)" for value, slot in slots.items()}
+        reading = [f"[[maybe_unused]] const X {name} = {text};" for name, text in texts.items()]
         body: list[str] = []
         before: list[str] = []
         after: list[str] = []
@@ -131,55 +138,43 @@ class Emission:
             """Where a value is, if its sum overflows, and what it is to be multiplied by."""
             key = next((key for key in keys if value is program.inputs[key] and key not in pass_.writes), None)
             if key is not None:
-                scale = numbers.add("scale") if key == GRADIENT else "T(1)"
-                return places[key], scale, OPERAND + keys.index(key)
+                return places[key], scale if key == GRADIENT else "T(1)", OPERAND + keys.index(key)
             if value not in stored:
                 stored[value] = len(stored)
                 to = again if computed else body
-                to.append(f"store(kept + {stored[value]} * TILE + i, widened<X>({lines.write(value)}));")
+                to.append(f"store(kept + {stored[value]} * TILE + i, widened<X>({lines.number(value)}));")
             return f"kept + {stored[value]} * TILE", "T(1)", stored[value]
 
-        sums = [value for value in summed if self.kinds.find(value) == TENSOR]
         checks: list[tuple[str, str, bool]] = []
-        for index, value in enumerate(sums):
-            name, term, squared = write_sum(names, lines, value)
-            before.append(f"Sum<T> {name};")
-            body.append(f"{name}.add({term}, k);")
+        for index, (name, _, value) in enumerate(begin_sums(names, summed[TENSOR], before, body)):
             total = names.new(None, "total")
             after.append(f"const double {total} = {name}.total();")
-            check = "checked_squares" if squared else "checked_sum"
-            place, scale, _ = found_again(value.args[0], computed=not pass_.writes)
-            checks.append((total, f"tile.sums[{index}] += {check}<T>({total}, {place}, {scale}, tile.n);", squared))
+            check = "checked_squares" if value.is_squared else "checked_sum"
+            place, factor, _ = found_again(value.args[0], computed=not pass_.writes)
+            text = f"tile.sums[{index}] += {check}<T>({total}, {place}, {factor}, tile.n);"
+            checks.append((total, text, value.is_squared))
         if again:
             doubts = " || ".join(f"is_doubtful<T, {cpp(squared)}>({total})" for total, _, squared in checks)
             after += [f"if ({doubts})", "    for (int64_t i = 0; i < tile.n; i++) {", "        using X = T;"]
             after += [*indented(["«lines»", *again], 8), "    }"]
         after += [line for _, line, _ in checks]
-        row_sums = [value for value in summed if self.kinds.find(value) == ROW]
-        for index, value in enumerate(row_sums):
-            name, term, squared = write_sum(names, lines, value)
-            before.append(f"Sum<T> {name};")
-            body.append(f"{name}.add({term}, k);")
+        for index, (name, term, value) in enumerate(begin_sums(names, summed[ROW], before, body)):
             body.append(f"if (has_terms) store(terms + {index} * TILE + i, widened<X>({term}));")
-            place, scale, _ = found_again(value.args[0])
+            place, factor, _ = found_again(value.args[0])
             after.append(
-                f"add_to_row<T, {cpp(squared)}>({name}.total(), terms + {index} * TILE, "
-                f"{place}, {scale}, tile.n, tile.after, tile.row_sums[{index}]);"
+                f"add_to_row<T, {cpp(value.is_squared)}>({name}.total(), terms + {index} * TILE, "
+                f"{place}, {factor}, tile.n, tile.after, tile.row_sums[{index}]);"
             )
-        column_sums = [value for value in summed if self.kinds.find(value) == COLUMN]
         column_of = []
-        for index, value in enumerate(column_sums):
-            name, term, squared = write_sum(names, lines, value)
+        for index, (value, x, *_) in enumerate(summed[COLUMN]):
+            name = names.new(value)
             before.append(f"T* const {name} = tile.column_sums[{index}];")
-            body.append(f"store({name} + i, load<X>({name} + i) + {term});")
+            body.append(f"store({name} + i, load<X>({name} + i) + {summand(value, str(x))});")
             column_of.append(found_again(value.args[0])[2])
-        stores = []
-        for key in keys:
-            if key in pass_.writes and key != PARAMETER:
-                stores.append(f"store({places[key]} + i, widened<X>({lines.write(program.state[key])}));")
-        if PARAMETER in pass_.writes:
-            new = f"{lines.write(program.inputs[PARAMETER])} + {lines.write(program.delta)}"
-            stores.append(f"store({places[PARAMETER]} + i, widened<X>({new}));")
+        results = block.stores
+        if PARAMETER in results:
+            results[PARAMETER] = "{} + {}".format(*block.statements[-1].args)
+        stores = [f"store({places[key]} + i, widened<X>({text}));" for key, text in results.items()]
         head = [f"T* const {name} = tile.x[{index}];" for index, name in enumerate(places.values())]
         head += numbers.fetch("tile")
         # what emitted code reads in its loops are constants of its own: a tile might be changed by what it writes
@@ -187,23 +182,24 @@ class Emission:
             across, row = names.new(None, "across"), names.new(None, "row_value")
             head += [f"const T* const {across} = tile.across[{index}];", f"const T {row} = tile.row[{index}];"]
             text = f"{across} ? load<X>({across} + i) : X{{}} + {row}"
-            lines.lines.insert(0, f"[[maybe_unused]] const X {name} = {text};")
+            reading.insert(0, f"[[maybe_unused]] const X {name} = {text};")
         for index, name in enumerate(columns.values()):
             column = names.new(None, "column_tile")
             head.append(f"const T* const {column} = tile.column[{index}];")
-            lines.lines.insert(0, f"[[maybe_unused]] const X {name} = load<X>({column} + i);")
+            reading.insert(0, f"[[maybe_unused]] const X {name} = load<X>({column} + i);")
         if stored or slots:
             head.append("T* const kept = tile.kept;")
-        if row_sums:
+        if summed[ROW]:
             head += ["T* const terms = tile.terms;", "const bool has_terms = tile.after > 1;"]
-        after = [out for line in after for out in (indented(lines.lines, 8) if line.strip() == "«lines»" else [line])]
+        computed = [*reading, *lines.lines]
+        after = [out for line in after for out in (indented(computed, 8) if line.strip() == "«lines»" else [line])]
         text = "\n".join(
             [
                 "    const Tile<T>& tile = *static_cast<const Tile<T>*>(given);",
                 *indented([*head, *before], 4),
                 "    over<T>(tile.n, [&](auto lane, int64_t i, int k) {",
                 "        using X = decltype(lane);",
-                *indented([*lines.lines, *body, *stores], 8),
+                *indented([*computed, *body, *stores], 8),
                 "        (void)k;",
                 "    });",
                 *indented(after, 4),
@@ -216,20 +212,25 @@ class Emission:
             [self.places[key] for key in keys],
             [key in pass_.writes for key in keys],
             numbers.values,
-            sums,
+            of_elements[TENSOR],
             list(stored),
             list(rows),
             list(columns),
-            row_sums,
-            column_sums,
+            of_elements[ROW],
+            of_elements[COLUMN],
             column_of,
         )
 
 
-def write_sum(names: Names, lines: Lines, value: Value) -> tuple[str, str, bool]:
-    """The name of a sum, what is added to it, and whether that is a square."""
-    x = lines.write(value.args[0])
-    return names.new(value), summand(value, x), value.is_squared
+def begin_sums(
+    names: Names, sums: Iterable[Sum], before: list[str], body: list[str]
+) -> Iterator[tuple[str, str, Value]]:
+    """Begin sums and add to them: of each its name, what is added, and its value."""
+    for value, x, *_ in sums:
+        name, term = names.new(value), summand(value, str(x))
+        before.append(f"Sum<T> {name};")
+        body.append(f"{name}.add({term}, k);")
+        yield name, term, value
 
 
 def emit(schedule: Schedule, kinds: MatrixKinds) -> Emitted:

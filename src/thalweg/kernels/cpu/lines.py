@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.kernels.text import ARITHMETIC, functions_in
-from thalweg.programs.extents import ELEMENT, HOST, TENSOR, Kinds
+from thalweg.programs import lower
+from thalweg.programs.extents import Kinds
 from thalweg.programs.graph import Value
-from thalweg.programs.operations import OPERATIONS, TRUTH
 
 #: Operations of elements, as C++ has them.
 TEXTS = {
@@ -94,53 +94,32 @@ WORDS = (
 RESERVED = frozenset((*OTHERS.split(), *WORDS.split(), *functions_in(TEXTS.values())))
 
 
-class Lines:
-    """Statements that compute values, each once, and where they find what they do not compute."""
+class Lines(lower.Lines):
+    """Statements of elements, rows, columns or matrices as C++, and how they find what they do not compute."""
 
-    def __init__(self, kinds: Kinds, names: Names, kind: str, leaf: Callable[[Any], str | None]) -> None:
-        self.kinds, self.names, self.kind, self.leaf = kinds, names, kind, leaf
-        self.known: dict[Any, str] = {}
-        self.lines: list[str] = []
+    def __init__(self, kinds: Kinds, names: Names, leaf: Callable[[Any], str | None]) -> None:
+        super().__init__(kinds)
+        self.names, self.leaf = names, leaf
 
-    def write(self, operand: Any) -> str:
-        """The text of a value in an expression, after the statements that compute it."""
-        text = self.name(operand)
-        if self.is_truth(operand):
-            return f"chosen_of<X>({text}, T(1), T(0))"
-        return text
+    def name(self, value: Value) -> str:
+        return self.names.new(value)
+
+    def read(self, operand: Any) -> str | None:
+        return self.leaf(operand)
+
+    def number(self, operand: Any) -> str:
+        text = self.write(operand)
+        return f"chosen_of<X>({text}, T(1), T(0))" if text in self.truths else str(text)
 
     def truth(self, operand: Any) -> str:
-        text = self.name(operand)
-        return text if self.is_truth(operand) else f"is_other<X>({text}, T(0))"
+        text = self.write(operand)
+        return str(text) if text in self.truths else f"is_other<X>({text}, T(0))"
 
-    def is_truth(self, operand: Any) -> bool:
-        """Whether an operand is a mask here; elsewhere truths are numbers, 1 and 0."""
-        if not isinstance(operand, Value) or operand.op not in OPERATIONS:
-            return False
-        return OPERATIONS[operand.op].makes == TRUTH and self.kinds.find(operand) == self.kind
-
-    def name(self, operand: Any) -> str:
-        if self.kinds.find(operand) in (HOST, TENSOR):
-            return self.leaf(operand) or ""
-        if operand not in self.known:
-            name = self.leaf(operand)
-            if name is None:
-                text = self.text(operand)
-                name = self.names.new(operand)
-                self.lines.append(f"[[maybe_unused]] const auto {name} = {text};")
-            self.known[operand] = name
-        return self.known[operand]
-
-    def text(self, value: Value) -> str:
-        if value.op == "div" and self.kind == ELEMENT and self.kinds.find(value.args[1]) in (HOST, TENSOR):
-            # one division for each tensor instead of one for each element
-            return f"{self.write(value.args[0])} * {self.write(value.graph.apply('div', 1.0, value.args[1]))}"
-        if value.op == "where":
-            condition, *others = value.args
-            return TEXTS["where"].format(self.truth(condition), *map(self.write, others))
-        if value.op == "and":
-            return TEXTS["and"].format(*map(self.truth, value.args))
-        return TEXTS[value.op].format(*map(self.write, value.args))
+    @property
+    def lines(self) -> list[str]:
+        """What computes all that was asked for."""
+        computed = (x for x in self.statements if x.op in TEXTS and x.source is not None)
+        return [f"[[maybe_unused]] const auto {x.name} = {TEXTS[x.op].format(*x.args)};" for x in computed]
 
 
 class Numbers:

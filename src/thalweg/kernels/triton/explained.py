@@ -8,10 +8,8 @@ from thalweg.arrays import Shape
 from thalweg.codecs import bytes_of
 from thalweg.errors import refusal
 from thalweg.kernels.triton.admission import admit
-from thalweg.kernels.triton.derived_tiles import kernels_for as tile_kernels_for
-from thalweg.kernels.triton.loading import kernels_for, traced
+from thalweg.kernels.triton.loading import kernels_for
 from thalweg.kernels.triton.memory import Stored
-from thalweg.programs.extents import kinds_of
 from thalweg.programs.parts import first_part, last_part, own_key, shown_keys
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule, WholeRule
@@ -33,11 +31,8 @@ def source_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bo
         return source_of_parts(rule, shape, dtypes)
     stored = stored_in(dtypes)
     example, guarded = example_of(rule, shape), handling.on_nonfinite != "propagate"
-    rule = stand_in(rule)
-    facts = rule, example, stored, guarded, False, has_lr, handling.state_rounding == "stochastic"
-    if kinds_of(traced(rule, example, has_lr), rule.stacked_axes).axes is None:
-        return kernels_for(*facts).emitted.source
-    return tile_kernels_for(*facts)[0].source
+    random = handling.state_rounding == "stochastic"
+    return kernels_for(stand_in(rule), example, stored, guarded, False, has_lr, random)[0].source
 
 
 def stored_in(dtypes: Mapping[str, str]) -> tuple[Stored, ...]:
@@ -54,7 +49,7 @@ def source_of_parts(rule: WholeRule, shape: Shape, dtypes: Mapping[str, str]) ->
         (last_part(rule), {**{name: dtypes[name] for name in dtypes if name in beside}, GRADIENT: dtype}),
     ]
     sources = [
-        kernels_for(stand_in(part), example_of(part, shape), stored_in(stored), False, False, True).emitted.source
+        kernels_for(stand_in(part), example_of(part, shape), stored_in(stored), False, False, True)[0].source
         for part, stored in parts
     ]
     between = "# between them: matrix products by library calls\n"

@@ -7,19 +7,18 @@ import hashlib
 import linecache
 import sys
 import types
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import triton
 import triton.language as tl
 
 from thalweg.arrays import Shape, is_number
-from thalweg.kernels.triton import coded, numbers, rows, stages
-from thalweg.kernels.triton.emit import Emitted, emit
+from thalweg.kernels.triton import coded, numbers, rows, stages, statistics, tiles
 from thalweg.kernels.triton.memory import Stored, sizes_of
-from thalweg.programs.extents import spread_shapes
-from thalweg.programs.schedule import schedule
+from thalweg.kernels.triton.print import Printed
+from thalweg.programs.extents import ELEMENT, TENSOR, Kinds, kinds_of, spread_shapes
+from thalweg.programs.schedule import Schedule, reductions_before, schedule
 from thalweg.programs.trace import Program, trace
 from thalweg.rules import Rule
 
@@ -32,15 +31,6 @@ def kept(x, mask):
     return x
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """Kernels of one schedule, compiled by Triton when they are first launched."""
-
-    emitted: Emitted
-    passes: Sequence[Any]
-    decisions: Sequence[Any]
-
-
 @functools.lru_cache(maxsize=256)
 def kernels_for(
     rule: Rule,
@@ -50,19 +40,28 @@ def kernels_for(
     complete: bool,
     rated: bool = True,
     random: bool = False,
-) -> Kernels:
-    """stored: p, g, each entry, and the record if there is one.
+) -> tuple[Printed, dict[str, Any]]:
+    """What was printed for a rule, and the module that it makes: Triton compiles its kernels when they are launched.
 
-    rated: whether there is an lr; else the rule chooses its step size. random: whether state is rounded at random.
+    stored: p, g, each entry, and the record if there is one. complete: all sums are before the last pass. rated:
+    whether there is an lr; else the rule chooses its step size. random: whether state is rounded at random.
     """
     program = traced(rule, shape, rated)
-    exact = [entry.key for entry in stored if entry.exact]
-    chosen = schedule(program, sizes_of(stored), exact=exact, guarded=guarded, complete=complete or guarded)
-    emitted = emit(chosen, title_of(rule), stored, random=random)
-    kernels = loaded(emitted.source, type(rule).__name__)
-    passes = [kernel for name, kernel in kernels.items() if name.startswith("pass_")]
-    decisions = [kernel for name, kernel in kernels.items() if name.startswith("decide_")]
-    return Kernels(emitted, passes, decisions)
+    kinds, size, exact = kinds_of(program, rule.stacked_axes), sizes_of(stored), [x.key for x in stored if x.exact]
+    for is_complete in (complete or guarded, True):
+        chosen = schedule(program, size, exact=exact, guarded=guarded, complete=is_complete)
+        if kinds.axes is None or can_end(chosen, kinds):
+            break
+    printed = Printed(chosen, kinds, stored, title_of(rule), guarded=guarded, random=random)
+    return printed, loaded(printed.source, type(rule).__name__)
+
+
+def can_end(schedule: Schedule, kinds: Kinds) -> bool:
+    """Whether the last pass makes sums of elements over tensors alone, and no row or column waits for them."""
+    *before, last = schedule.passes
+    over = {(kinds.find(value.args[0]), kinds.find(value)) for value in last.sums}
+    waited_for = reductions_before(schedule.program.state[key] for key in schedule.small)
+    return bool(before) and over <= {(ELEMENT, TENSOR)} and waited_for.isdisjoint(last.sums)
 
 
 @functools.lru_cache(maxsize=256)
@@ -92,22 +91,19 @@ def named_in(*modules: types.ModuleType) -> dict[str, Any]:
 
 @functools.cache
 def home() -> dict[str, Any]:
-    """What emitted source may use."""
-    return {**named_in(coded, numbers, rows, stages), "kept": kept, "triton": triton, "tl": tl}
+    """What printed source may use."""
+    return {**named_in(coded, numbers, rows, stages, tiles, statistics), "kept": kept, "triton": triton, "tl": tl}
 
 
-def loaded(source: str, name: str, beside: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Run emitted source as a module. Triton reads a kernel's source anew, so it has to be found by name.
-
-    beside: names that the source may use in addition to those of this module.
-    """
+def loaded(source: str, name: str) -> dict[str, Any]:
+    """Run printed source as a module. Triton reads a kernel's source anew, so it has to be found by name."""
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     name = f"thalweg.kernels.triton.derived_{name.lower()}_{digest}"
     if name not in sys.modules:
         module = types.ModuleType(name)
         module.__file__ = f"<{name}>"
         linecache.cache[module.__file__] = (len(source), None, source.splitlines(True), module.__file__)
-        vars(module).update({**home(), **(beside or {})})
+        vars(module).update(home())
         exec(compile(source, module.__file__, "exec"), vars(module))
         sys.modules[name] = module
     return vars(sys.modules[name])

@@ -76,21 +76,20 @@ class Memory:
         """The place of an entry among the columns that a table has for the parameter and each entry."""
         return 0 if key == PARAMETER else 1 + self.program.entries.index(key)
 
-    def base(self, key: str) -> str:
-        """Where an array begins."""
+    def base(self, key: str, aligned: str) -> str:
+        """Where an array begins. aligned: whether that is known to be where the widest loads can be made."""
         if key == GRADIENT:
-            return "pointer(tl.load(gradients + row), G_DTYPE, ALIGNED)"
+            return f"pointer(tl.load(gradients + row), G_DTYPE, {aligned})"
         column = "P" if key == PARAMETER else f"STATE + {self.which(key) - 1}"
-        return f"address(rows, row, {column}, {self.dtype(key)}, ALIGNED)"
+        return f"address(rows, row, {column}, {self.dtype(key)}, {aligned})"
 
     def scales(self, key: str) -> str:
         """Where its scales begin."""
         return f"address(rows, row, SCALES + {self.which(key)}, tl.float32, False)"
 
-    @property
-    def record(self) -> str:
+    def record(self, aligned: str) -> str:
         """Where the record begins."""
-        return "address(rows, row, RECORD, tl.int8, ALIGNED)"
+        return f"address(rows, row, RECORD, tl.int8, {aligned})"
 
     def read_codes(self, key: str) -> str:
         """Load codes and their scales."""

@@ -62,12 +62,12 @@ def by_neighbours(x):
 
 
 @triton.jit
-def failures_in(stored, mask):
-    """How many of the values to be stored are not finite, by neighbours."""
+def failures_at(stored, mask):
+    """1 where a value to be stored is not finite."""
     failed = is_finite(stored.to(tl.float32)) == 0
     if mask is not None:
         failed = failed & mask
-    return by_neighbours(tl.where(failed, 1.0, 0.0))
+    return tl.where(failed, 1.0, 0.0)
 
 
 @triton.jit

@@ -38,12 +38,6 @@ class Statistic(NamedTuple):
     #: The kind of what is summed; "": nothing is, it is computed between passes.
     of: str = ""
     made_by: int = -1
-    #: The statistic whose memory it takes over; -1: it has memory of its own.
-    inherits: int = -1
-
-    @property
-    def is_owner(self) -> bool:
-        return self.inherits < 0
 
 
 class Statistics:
@@ -54,20 +48,21 @@ class Statistics:
         lengths = [[length_of(cut, statistic) for statistic in statistics] for cut in cuts]
         copies = [[copies_of(cut, statistic) for statistic in statistics] for cut in cuts]
         # by statistic, then by tensor: all first copies, then all others
-        owned = [[row[i] if statistic.is_owner else 0 for row in lengths] for i, statistic in enumerate(statistics)]
-        rest = [length * (copy[i] - 1) for i, row in enumerate(owned) for length, copy in zip(row, copies, strict=True)]
-        starts = list(itertools.accumulate([*itertools.chain.from_iterable(owned), *rest], initial=0))
+        first = [row[i] for i in range(len(statistics)) for row in lengths]
+        rest = [
+            row[i] * (copy[i] - 1) for i in range(len(statistics)) for row, copy in zip(lengths, copies, strict=True)
+        ]
+        starts = list(itertools.accumulate([*first, *rest], initial=0))
         self.sums = uploads.empty((starts[-1],))
-        #: By statistic, the first copies of all tensors; none where it takes over memory.
-        ends = list(itertools.accumulate(map(sum, owned), initial=0))
+        #: By statistic, the first copies of all tensors.
+        ends = [starts[i * len(cuts)] for i in range(len(statistics) + 1)]
         self.totals = [self.sums[begin:end] for begin, end in itertools.pairwise(ends)]
         table = array("q")
         for place, cut in enumerate(cuts):
-            table.extend((*cut.matrices[1:], cut.stride, cut.along, *cut.matrices.entries))
-            for i, statistic in enumerate(statistics):
-                first = starts[(i if statistic.is_owner else statistic.inherits) * len(cuts) + place]
-                others = starts[(len(statistics) + i) * len(cuts) + place]
-                table.extend((first, others, lengths[place][i], copies[place][i]))
+            table.extend((*cut.matrices[1:], cut.along, *cut.matrices.entries))
+            for i in range(len(statistics)):
+                begins = starts[i * len(cuts) + place], starts[(len(statistics) + i) * len(cuts) + place]
+                table.extend((*begins, lengths[place][i], copies[place][i]))
         self.tensors = uploads.table(table, GEOMETRY.value + FACTS.value * len(statistics))
         #: By pass: blocks of entries of statistics with several copies, (tensor and statistic, block).
         self.shared = {}
@@ -133,9 +128,9 @@ def statistic_of(tensor, index):
 
 
 @triton.jit
-def first_of(tensor, index):
+def first_of(tensor, index, mask=None):
     """Where a statistic's first copy begins."""
-    return tl.load(statistic_of(tensor, index) + FIRST)
+    return tl.load(statistic_of(tensor, index) + FIRST, mask)
 
 
 @triton.jit

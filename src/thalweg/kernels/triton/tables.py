@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thalweg.kernels.triton.rows import COLUMNS, RECORD, SIZE, STATE, Operand, P, Tensor, rows_of, total_kernel
+from thalweg.kernels.triton.stages import BLOCK, WARPS
 
 #: Addresses from which the widest loads can be made are multiples of this.
 ALIGNMENT = 16
@@ -37,8 +38,28 @@ def is_aligned(operand: Operand, row: Sequence[int]) -> bool:
     return all(place % ALIGNMENT == 0 for place in (row[P.value], *state, row[RECORD.value]))
 
 
+class Chunks:
+    """All chunks of some tensors, in tables on the device."""
+
+    warps = WARPS
+
+    def __init__(self, sizes: Sequence[int], blocks: int, uploads: Any) -> None:
+        """blocks: how many one program goes through in turn."""
+        self.size = BLOCK * blocks
+        pieces = [-(-size // self.size) for size in sizes]
+        self.count = sum(pieces)
+        #: By chunk: whose it is, and which of its owner's.
+        self.given = (uploads.table(enumerate_pieces(pieces), 2),)
+        #: By tensor: where its chunks begin in the list of all, with the end of the last behind them.
+        self.begins = uploads.table(array("i", itertools.accumulate(pieces, initial=0)))
+
+    def constants(self, aligned: bool) -> dict[str, int]:
+        """What kernels are compiled for. aligned: whether addresses allow the widest loads."""
+        return dict(ALIGNED=aligned, CHUNK=self.size, BLOCK=BLOCK)
+
+
 class Tables:
-    """Rows and chunks of some operands."""
+    """Rows of some operands."""
 
     def __init__(
         self,
@@ -47,20 +68,14 @@ class Tables:
         keys: Sequence[str],
         stacked_axes: int,
         seed: int,
-        chunk: int,
         uploads: Any,
     ) -> None:
         self.operands, self.uploads = operands, uploads
         nested = [rows_of(operand, keys, stacked_axes, seed) for operand in operands]
         self.slices = [len(rows) for rows in nested]
         rows = list(itertools.chain.from_iterable(nested))
-        self.count, pieces = len(rows), [-(-row[SIZE.value] // chunk) for row in rows]
-        self.chunk_count = sum(pieces)
+        self.count, self.sizes = len(rows), [row[SIZE.value] for row in rows]
         self.rows = uploads.table(array("q", itertools.chain.from_iterable(rows)), COLUMNS.value)
-        #: By chunk: whose it is, and which of its owner's.
-        self.chunks = uploads.table(enumerate_pieces(pieces), 2)
-        #: By row: where its chunks begin in the list of all, with the end of the last behind them.
-        self.begins = uploads.table(array("i", itertools.accumulate(pieces, initial=0)))
         self.gradients = uploads.empty((self.count,), "int64")
         #: What copies the addresses of gradients to the device, with those of other tables; None: each by itself.
         self.moving: Any = None

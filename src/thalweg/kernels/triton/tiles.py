@@ -11,37 +11,39 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from thalweg.kernels.triton.cuts import COMB, DEEP, PLAIN, Cut, Form
-from thalweg.kernels.triton.numbers import is_finite
+from thalweg.kernels.triton.cuts import DEEP, MIXED, PLAIN, Cut, Form
 
-# Columns of the table of tiles: whose it is, its place among its owner's and among all, which matrix of its owner,
-# where it lies there, its rows, and the mode of its blocks.
-OWNER, PIECE, INDEX, MATRIX, DOWN, ALONG, BEHIND, FIRST_ROW, END_ROW, FORM, TILE = (tl.constexpr(c) for c in range(11))
-# Columns of the table of tensors: what a tensor is seen as, the stride of combs, how many tiles a line has where sums
-# are made, and how many entries there are for rows, columns and matrices. Behind them: facts of statistics.
-ROWS, BETWEEN, ACROSS, AFTER, STRIDE, ALONGS, ENTRIES, GEOMETRY = (tl.constexpr(c) for c in (0, 1, 2, 3, 4, 5, 6, 9))
+# Columns of the table of tiles: whose it is, its place among its owner's, which matrix of its owner, where it lies
+# there, its rows, and the mode of its blocks.
+OWNER, PIECE, MATRIX, DOWN, ALONG, BEHIND, FIRST_ROW, END_ROW, FORM, TILE = (tl.constexpr(c) for c in range(10))
+# Columns of the table of tensors: what a tensor is seen as, how many tiles a line has where sums are made, and how many
+# entries there are for rows, columns and matrices. Behind them: facts of statistics.
+ROWS, BETWEEN, ACROSS, AFTER, ALONGS, ENTRIES, GEOMETRY = (tl.constexpr(c) for c in (0, 1, 2, 3, 4, 5, 8))
 
 
 class Grid:
     """All tiles of some tensors, in tables on the device."""
 
-    def __init__(self, cuts: Sequence[Cut], uploads: Any, warps: int) -> None:
-        self.warps = warps
+    def __init__(self, cuts: Sequence[Cut], vector: int, statistics: Any, uploads: Any, warps: int) -> None:
+        """vector: elements of one load where addresses allow it."""
+        self.vector, self.warps = vector, warps
         begins = array("i", itertools.accumulate((cut.tiles for cut in cuts), initial=0))
         self.count = begins[-1]
         #: By tensor, where its tiles begin in the list of all, with the end of the last behind them.
         self.begins = uploads.table(begins)
-        self.table = uploads.table(table_of(cuts), TILE.value)
+        #: What programs find their tiles by.
+        self.given = statistics.tensors, uploads.table(table_of(cuts), TILE.value), statistics.sums
         #: By mode, the form of blocks, and what divides the lengths of all their consecutive elements.
         self.forms = {cut.form.mode: cut.form for cut in cuts}
         self.divisors = {
             mode: math.gcd(*(divisor_of(cut) for cut in cuts if cut.form.mode == mode)) for mode in self.forms
         }
 
-    def constants(self, vector: int) -> dict[str, int]:
-        """What kernels are compiled for. vector: elements of one load where addresses allow it."""
+    def constants(self, aligned: bool) -> dict[str, int]:
+        """What kernels are compiled for. aligned: whether addresses allow the widest loads."""
+        vector = self.vector if aligned else 1
         constants = {"MODES": sum(1 << mode for mode in self.forms)}
-        for mode, name in ((PLAIN.value, "PLAIN"), (COMB.value, "COMB"), (DEEP.value, "DEEP")):
+        for mode, name in ((PLAIN.value, "PLAIN"), (MIXED.value, "MIXED"), (DEEP.value, "DEEP")):
             form = self.forms.get(mode, Form(mode, 1))
             constants |= {f"{name}_LINES": form.lines, f"{name}_STEPS": form.steps, f"{name}_WIDTH": form.width}
             constants[f"{name}_VECTOR"] = vector if self.divisors.get(mode, 1) % vector == 0 else 1
@@ -50,15 +52,12 @@ class Grid:
 
 def divisor_of(cut: Cut) -> int:
     """What divides the length of each line, and all places in it where loads begin."""
-    if cut.form.mode == DEEP.value:
-        return cut.matrices.after
-    line = cut.matrices.columns * cut.matrices.after
-    return math.gcd(line, cut.stride) if cut.form.mode == COMB.value else line
+    return cut.matrices.after * (1 if cut.form.mode == DEEP.value else cut.matrices.columns)
 
 
 def table_of(cuts: Sequence[Cut]) -> array[int]:
     """The table of tiles. Those of one matrix follow each other, line by line."""
-    table, begin = array("i"), 0
+    table = array("i")
     for owner, cut in enumerate(cuts):
         behinds, alongs, downs, tiles = cut.behind, cut.along, cut.down, cut.tiles
         rows, height, mode = cut.matrices.rows, cut.height, cut.form.mode
@@ -67,9 +66,7 @@ def table_of(cuts: Sequence[Cut]) -> array[int]:
             rest, along = divmod(rest, alongs)
             matrix, down = divmod(rest, downs)
             first = min(down * height, rows)
-            place = owner, piece, begin + piece, matrix, down, along, behind
-            table.extend((*place, first, min(first + height, rows), mode))
-        begin += tiles
+            table.extend((owner, piece, matrix, down, along, behind, first, min(first + height, rows), mode))
     return table
 
 
@@ -93,18 +90,13 @@ def lanes_of(
     if VECTOR > 1:
         line = line // VECTOR * VECTOR  # so it is anyway: compilers see that no load is cut short
     step, lane = tl.arange(0, STEPS)[None, :, None], tl.arange(0, WIDTH)[None, None, :]
-    if MODE == PLAIN:
+    if MODE != DEEP:
         position = along * WIDTH + lane
         inside = lane < line - along * WIDTH
-        behind = tl.zeros((1, 1, 1), tl.int64)
-    elif MODE == COMB:
-        stride = tl.load(tensor + STRIDE)
-        if VECTOR > 1:
-            stride = stride // VECTOR * VECTOR
-        start = along * STEPS * stride
-        position = start + (step * stride + lane)
-        inside = (lane < stride) & (step * stride + lane < line - start)
-        behind = lane % after
+        if MODE == PLAIN:
+            behind = tl.zeros((1, 1, 1), tl.int64)
+        else:
+            behind = ((along * WIDTH % after).to(tl.int32) + lane) % after.to(tl.int32)
     else:
         column, behind = along * STEPS + step, tl.load(tile + BEHIND).to(tl.int64) * WIDTH + lane
         position = column * after + behind
@@ -124,14 +116,8 @@ def groups_at(origin, first, end, between, run, along, GROUP: tl.constexpr, LINE
 @triton.jit
 def by_place(x, MODE: tl.constexpr):
     """Sums over the columns of a block, for each line and each place behind columns."""
-    tl.static_assert(MODE != COMB)
+    tl.static_assert(MODE != MIXED)
     if MODE == PLAIN:
         return tl.sum(tl.sum(x, 2), 1)[:, None, None]
     else:
         return tl.sum(x, 1)[:, None, :]
-
-
-@triton.jit
-def failures_at(stored, mask):
-    """1 where a value to be stored is not finite."""
-    return tl.where(mask & (is_finite(stored.to(tl.float32)) == 0), 1.0, 0.0)

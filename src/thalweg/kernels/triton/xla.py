@@ -26,7 +26,6 @@ from thalweg.codecs import scale_key
 from thalweg.errors import RuleError
 from thalweg.kernels.cpu.compiler import HEADERS, Uncompiled, compile_source
 from thalweg.kernels.cpu.xla import PLACE_BITS, place_of
-from thalweg.kernels.triton.derived_tiles import passes_for
 from thalweg.kernels.triton.numbers import INTERPRETED
 from thalweg.kernels.triton.passes import Passes, Step, Sum
 from thalweg.kernels.triton.rows import Operand
@@ -309,9 +308,9 @@ def record(group: Parameters, compiled: Callable[..., Any], *, observed: bool) -
         scales = tuple(arrays.get(scale_key(key)) for key in (PARAMETER, *keys))
         entries = tuple(arrays.get(key) for key in keys)
         operands.append(Operand(name, p, entries, count, scales, arrays.get(RECORD), shape=whole))
-    memory = dict(uploads=recording, compiled=recording, counted=False)
+    memory: dict[str, Any] = dict(uploads=recording, compiled=recording, counted=False)
     sharded = group.wholes is not None
-    passes = passes_for(operands, grads, group.rule, group.handling, keys, sharded=sharded, rated=group.rated, **memory)
+    passes = Passes(operands, grads, group.rule, group.handling, keys, sharded=sharded, rated=group.rated, **memory)
     passes.options = numbers
     step = Step(lr if group.rated else None, group.lr_scale, scale if group.scaled else None)
     for sums in passes.measure(step):
@@ -356,13 +355,13 @@ def number_buffers(recording: Recording, passes: Passes, inputs: list[Memory], w
         calls,
         [[part_of(sum_) for sum_ in sums] for sums in recording.sums],
         addresses,
-        passes.emitted.numbers,
+        passes.printed.numbers,
         first,
         [in_words(recording.constants[memory.buffer]) for memory in tables],
         [(memory.shape, memory.dtype) for memory in results],
         place[passes.figures.buffer] - first,
         place[passes.finite.buffer] - first,
-        passes.emitted.stats,
+        passes.printed.stats,
         passes.tables.slices,
     )
 

@@ -334,15 +334,15 @@ def passes_for(bucket: Bucket) -> Any:
         operand_of(name, p, state, keys, part)
         for name, p, state, part in zip(bucket.names, bucket.params, bucket.states, parts, strict=True)
     ]
-    from thalweg.kernels.triton import derived_tiles as tiles
     from thalweg.kernels.triton.launching import Compiled
+    from thalweg.kernels.triton.passes import Passes
     from thalweg.kernels.triton.uploads import Uploads
 
-    memory = dict(uploads=Uploads(bucket.params[0].device), compiled=Compiled())
+    memory: dict[str, Any] = dict(uploads=Uploads(bucket.params[0].device), compiled=Compiled())
     rated = bucket.lr is not None or not rule.lr_optional
     handling = bucket.setting.handling
     sharded = bool(bucket.parts)
-    return tiles.passes_for(operands, bucket.grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
+    return Passes(operands, bucket.grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
 
 
 def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:
