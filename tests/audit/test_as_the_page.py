@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from typing import Any
 
 import pytest
@@ -96,12 +95,7 @@ def test_momentum_of_torchs_muon_in_bfloat16() -> None:
     assert buffer.endswith("times that of the page")
 
 
-def test_torchs_adafactor_in_bfloat16_is_told() -> None:
-    model = make_model(torch.bfloat16)
-    assert "0.0078 in bfloat16" in str(audited(torch.optim.Adafactor(model.parameters()), model))
-
-
-def test_a_class_that_no_table_has_is_audited_at_its_first_step() -> None:
+def test_a_class_that_no_table_has() -> None:
     class OurAdamW(torch.optim.Optimizer):
         def __init__(self, params: Any) -> None:
             super().__init__(params, dict(lr=0.1, weight_decay=0.1))
@@ -116,28 +110,24 @@ def test_a_class_that_no_table_has_is_audited_at_its_first_step() -> None:
     optimizer = OurAdamW(model.parameters())
     audit = audited(optimizer, model)
     audit.check()
-    assert "OurAdamW is in no table: its first step, by the page of AdamW, its name" in str(audit)
+    assert "OurAdamW is in no table: audited by the page of AdamW, its name" in str(audit)
     with pytest.raises(AuditError, match="audit its first step"):
         audited(optimizer, model)
-    with pytest.raises(AuditError, match="keeps exp_avg_sq, and its state has exp_avg"):
+    with pytest.raises(AuditError, match="keeps exp_avg, exp_avg_sq, and its state has exp_avg:"):
         audited(optimizer, model, rule=AdamW())
 
 
 def test_what_an_audit_cannot_see() -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(AuditError, match="no step was taken"), thalweg.torch.audit(optimizer):
+    with pytest.raises(AuditError, match="no steps were taken"), thalweg.torch.audit(optimizer):
         pass
     backward(model)
     with pytest.raises(AuditError, match="2 steps were taken"), thalweg.torch.audit(optimizer):
         [optimizer.step() for _ in range(2)]
-    with pytest.raises(AuditError, match="a closure"), thalweg.torch.audit(optimizer):
-        optimizer.step(lambda: torch.tensor(0.0))
-    change, step = functools.partial(model[0].weight.data.add_, 1.0), optimizer.step
-    for when, does in {"before": [change, step], "after": [step, change]}.items():
-        words = f"'0.weight' was changed within, {when} the step"
-        with pytest.raises(AuditError, match=words), thalweg.torch.audit(optimizer, model):
-            [do() for do in does]
+    twice = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    with pytest.raises(AuditError, match="closure more than once"), thalweg.torch.audit(twice, rule=AdamW()):
+        twice.step(lambda: backward(model) or torch.tensor(1.0))
     with pytest.raises(ZeroDivisionError), thalweg.torch.audit(optimizer):
         raise ZeroDivisionError
     with pytest.raises(AuditError, match="int is no optimizer"):
@@ -220,12 +210,6 @@ def test_under_inference_mode_and_around_a_skipped_step() -> None:
         optimizer.step()
     assert optimizer.skipped == skipped + 1
     audit.check()
-
-
-def test_a_wrapper_that_steps_copies_is_refused() -> None:
-    model, copies = make_model(), make_model()
-    with pytest.raises(AuditError, match="steps none of the model's parameters"):
-        thalweg.torch.audit(torch.optim.SGD(copies.parameters()), model).__enter__()
 
 
 def test_random_numbers_are_those_of_the_optimizers_own_names() -> None:

@@ -271,7 +271,7 @@ def state_cast_on_load() -> Any:
     return audited(optimizer, model, steps=1, before=load)
 
 
-@incident("not moved: its gradient is 0, and the page moves on by its state")
+@incident("not moved: its gradient is 0, and the page moves by its state")
 def an_expert_without_tokens_is_skipped() -> Any:
     class SkipsExperts(torch.optim.AdamW):
         def step(self, closure: Any = None) -> None:
@@ -284,7 +284,7 @@ def an_expert_without_tokens_is_skipped() -> Any:
     return audited(SkipsExperts(model.parameters()), model, steps=2, before=lambda: model[1].grad.zero_())
 
 
-@incident("the lr of group 1 is 1 of its first, and that of others 0.5")
+@incident("the lr of group 1 is 1 of its first, and that of others is 0.5")
 def a_scheduler_that_moves_one_of_two() -> Any:
     model = make_model((16, 8), (16, 8), (8,))
     pair = [torch.optim.SGD([*model][:1], lr=0.1), torch.optim.AdamW([*model][1:])]

@@ -1,14 +1,14 @@
-"""How a step differs from its page, in words: candidates are the page with one thing changed, and the other pages."""
+"""How a step differs from its page, in words: the same page with one thing changed, tried one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from thalweg.audit.page import SKIPPED, SMALL, UNITS, Comparison, Step, norm, wide
+from thalweg.audit.page import SKIPPED, SMALL, Comparison, Step, norm, wide
 from thalweg.audit.report import AS_PAGE
 from thalweg.dtypes import NARROW
 from thalweg.errors import OptimError
@@ -18,127 +18,137 @@ from thalweg.rules.options import alternatives, choices_of, hints_of
 
 #: A step whose number is so large that no bias is left to correct.
 LATE = 10**9
-#: Said of a step that nothing explains.
-NONE = "along none of our pages"
 #: How close two factors are that are told as one: figures are shown with as many digits.
 ALIKE = 1e-3
+#: So many standard errors of a decay are told from none, where a tensor has so many elements.
+ERRORS, ENOUGH = 8, 256
 Groups: TypeAlias = Sequence[Mapping[str, Any]]
-#: Words, the step as they have it, and the share of the tensor that is taken off besides.
-Candidate: TypeAlias = tuple[str, Step, float]
+Variant: TypeAlias = tuple[str, Step]
 
 
-def find_verdicts(sample: Sequence[Step], groups: Groups) -> list[tuple[str, Comparison]]:
-    """What became of each step. What no page explains in one tensor is not looked for in larger ones of its rule."""
-    found, unexplained = dict[int, tuple[str, Comparison]](), dict[type[Rule], str]()
-    for step in sorted(sample, key=lambda each: each.before.size):
-        found[id(step)] = find_verdict(step, sample, groups, unexplained.get(type(step.rule), ""))
-        if found[id(step)][0].startswith(NONE):
-            unexplained.setdefault(type(step.rule), step.name)
-    return [found[id(step)] for step in sample]
-
-
-def find_verdict(step: Step, sample: Sequence[Step], groups: Groups, like: str) -> tuple[str, Comparison]:
-    """What became of a step in words, and how far it is from its page.
-
-    groups: the options of all, with "lr". like: a smaller tensor whose step no page explains.
-    """
-    found, size = step.compare(), step.before.size
-    infinite = ~np.isfinite(step.after)
-    if step.grad_scale == SKIPPED:
-        return "moved in a step that was to be skipped" if step.move.any() else AS_PAGE, found
-    if missing := int((~np.isfinite(step.gradient)).sum()):
-        return f"its gradient is not finite in {missing} of {size} elements", found
-    if infinite.any() and np.isfinite(found.delta).all():
+def find_verdict(step: Step, sample: Sequence[Step], groups: Groups) -> tuple[str, Comparison]:
+    """What became of a step in words, and how far it is from its page. groups: the options of all, with "lr"."""
+    compared, size, infinite = step.compare(), step.before.size, ~np.isfinite(step.after)
+    if step.scale == SKIPPED:
+        verdict = "moved in a step that was to be skipped" if step.move.any() else AS_PAGE
+    elif missing := int((~np.isfinite(step.gradient)).sum()):
+        verdict = f"its gradient is not finite in {missing} of {size} elements"
+    elif infinite.any() and np.isfinite(compared.delta).all():
         at_zero = int((infinite & (step.gradient == 0)).sum())
         where = f", {at_zero} of them where the gradient is 0" if at_zero else ""
-        return f"not finite in {int(infinite.sum())} of {size} elements{where}, and the page's step is finite", found
-    if found.fits and (words := find_hidden_decay(step)):
-        return words, found
-    if found.fits:
-        if 2 * found.lost > found.moved:
-            return f"lost in rounding to {step.dtype}: {found.lost} of {found.moved} elements have not moved", found
-        return AS_PAGE if found.allowed < 1 else f"{AS_PAGE}, as far as {step.dtype} can tell", found
-    if not step.move.any():
-        still = ": its gradient is 0, and the page moves on by its state" if not step.gradient.any() else ""
-        return f"not moved{still}", found
-    if like and size > SMALL:
-        return f"{NONE}, as {like!r}", found
-    return find_cause(step, candidates(step, sample, groups), groups) or find_nearest(step), found
+        verdict = f"not finite in {int(infinite.sum())} of {size} elements{where}, and the page's step is finite"
+    elif compared.fits and (decay := find_hidden_decay(step)):
+        verdict = decay
+    elif compared.fits and 2 * compared.lost > compared.moved:
+        verdict = f"lost in rounding to {step.dtype}: {compared.lost} of {compared.moved} elements have not moved"
+    elif compared.fits:
+        verdict = AS_PAGE if compared.allowed < 1 else f"{AS_PAGE}, as far as {step.dtype} can tell"
+    elif step.move.any():
+        verdict = find_cause(step, sample, groups)
+    else:
+        verdict = "not moved" + ("" if step.gradient.any() else ": its gradient is 0, and the page moves by its state")
+    return verdict, compared
 
 
-def find_cause(step: Step, changed_steps: Iterable[Candidate], groups: Groups) -> str:
-    """The first candidate that is what happened; else the first along which the step went further, or less far."""
-    told = find_factor(step, 0.0, groups) or find_shrinkage(step)
-    for words, changed, shrink in changed_steps:  # one at a time: their pages are as large as the tensor
-        if fits(changed, 1.0, shrink):
+def find_cause(step: Step, sample: Sequence[Step], groups: Groups) -> str:
+    """The first variant that is what happened; else one along which the step went further; else the nearest."""
+    told, nearest = "", (-1.0, "")
+    for words, variant in [("", step), *variants(step, sample, groups)]:
+        factor, cosine = project(variant)
+        nearest = max(nearest, (cosine, words or "its own"))
+        if words and fits(variant):
             return words
-        if not told and is_runnable(changed) and (factor := find_factor(changed, shrink, groups)):
-            told = f"{words}, {factor}"
-    return told
+        if not told and abs(factor - 1) > ALIKE and fits(variant, factor):
+            told = f"{words}, {name_factor(step, factor)}" if words else name_factor(step, factor)
+    return told or f"along none of our pages; the nearest: {nearest[1]} (cosine {nearest[0]:.4f})"
 
 
-def is_runnable(step: Step) -> bool:
-    """Whether the page can be run on this state, which may be another's."""
+def project(step: Step) -> tuple[float, float]:
+    """How many times as far along its page a step went, and the cosine between the two; 0 if the page cannot be run."""
     try:
-        return step.page is not None
-    except (OptimError, ValueError, TypeError, KeyError, IndexError):
+        delta = wide(step.page.delta)
+    except (OptimError, ValueError, TypeError, KeyError, IndexError):  # on a state that may be another's
+        return 0.0, 0.0
+    product, size = float((delta * step.move).sum()), norm(delta)
+    return (product / size**2, product / (size * norm(step.move))) if 0 < size < np.inf else (0.0, 0.0)
+
+
+def fits(step: Step, factor: float = 1.0) -> bool:
+    """Whether this is what happened, as far as dtypes can tell: most of the way has to be along the page."""
+    if project(step)[1] ** 2 < 0.5:
         return False
+    compared = step.compare(factor)
+    return compared.fits and compared.allowed < 1
 
 
-def fits(step: Step, factor: float = 1.0, shrink: float = 0.0) -> bool:
-    """Whether this is what happened, as far as dtypes can tell."""
-    if not is_runnable(step):
-        return False
-    delta = factor * wide(step.page.delta) - shrink * wide(step.before)
-    if not norm(step.move - delta) < norm(delta):  # no more may be off than is allowed
-        return False
-    found = step.compare(factor, shrink)
-    return found.fits and found.allowed < 1
+def name_factor(step: Step, factor: float) -> str:
+    if abs(norm(step.move) - step.rate) < ALIKE * step.rate:
+        return "its update was divided by its own norm"
+    return f"moved {abs(factor):.4g} times as far{' as the page' if factor > 0 else ', uphill'}"
 
 
-def candidates(step: Step, sample: Sequence[Step], groups: Groups) -> Iterator[Candidate]:
-    """The page with one thing changed, the likely ones first."""
-    rule, decay = step.rule, getattr(step.rule, "weight_decay", 0.0)
-    if decay:
-        none, coupled = step.with_options(weight_decay=0.0), decay / step.grad_scale * wide(step.before)
-        yield "decay is missing", none, 0.0
-        yield "decay is applied twice", step.with_options(weight_decay=2 * decay), 0.0
-        yield "decay is not scaled by lr", none, decay
-        yield "decay is scaled by lr twice", step.with_options(weight_decay=decay * step.rate), 0.0
-        yield "decay is coupled: added to the gradient", replace(none, gradient=step.gradient + coupled), 0.0
-        yield "decay is decoupled: not added to the gradient", none, step.rate * decay
+def find_hidden_decay(step: Step) -> str:
+    """A decay that is not the page's where it is too small for a look at single elements, but not for their mean.
+
+    By the part of the way that was gone from the page to the same page without decay, beside its standard error.
+    """
+    is_clear = step.before.size > ENOUGH and step.dtype not in NARROW and step.rule.is_decay_apart
+    if not step.decay or not is_clear or getattr(step.rule, "cautious_decay", False):
+        return ""
+    way = wide(step.with_options(weight_decay=0.0).page.delta) - wide(step.page.delta)
+    rest = step.move - wide(step.page.delta)
+    part = float((rest * way).sum() / np.square(way).sum()) if way.any() else 0.0
+    error = norm(rest - part * way) / norm(way) / way.size**0.5 if way.any() else 1.0
+    if abs(part) <= ERRORS * error + ALIKE:
+        return ""
+    return (
+        f"decay is of {(1 - part) * step.decay:.3g}, not {step.decay:g}"
+        if abs(part - 1) > ALIKE**0.5
+        else "decay is missing"
+    )
+
+
+# ---- the page with one thing changed
+
+
+def variants(step: Step, sample: Sequence[Step], groups: Groups) -> Iterator[Variant]:
+    """In words, and as the step would have been; the likely ones first."""
+    rule = step.rule
+    if step.decay:
+        none, coupled = step.with_options(weight_decay=0.0), step.decay / step.scale * wide(step.before)
+        yield "decay is missing", none
+        yield "decay is applied twice", step.with_options(weight_decay=2 * step.decay)
+        yield "decay is not scaled by lr", step.with_options(weight_decay=step.decay / (step.rate or 1.0))
+        yield "decay is scaled by lr twice", step.with_options(weight_decay=step.decay * step.rate)
+        yield "decay is coupled: added to the gradient", replace(none, gradient=step.gradient + coupled)
     for index, group in enumerate(groups):
         for name in sorted(group.keys() & {"lr", *(f.name for f in fields(rule))}):
             value: Any = group[name]
-            own = step.lr if name == "lr" else getattr(rule, name)
-            if index != step.group and value is not None and value != own:
+            usual = step.lr if name == "lr" else getattr(rule, name)
+            if index != step.group and value is not None and value != usual:
                 changed = replace(step, lr=value) if name == "lr" else step.with_options(**{name: value})
-                yield f"with {name}={value!r} of group {index}; its own is {own!r}", changed, 0.0
-    yield "bias correction is missing", replace(step, t=LATE), 0.0
-    if step.t > 1:
-        yield "as if it were its first step", replace(step, t=1), 0.0
-        yield "as if it were the step before", replace(step, t=step.t - 1), 0.0
-        yield "as if its state were all zero", replace(step, state={}), 0.0
-    yield "as if it were the step after", replace(step, t=step.t + 1), 0.0
+                yield f"with {name}={value!r} of group {index}; its own is {usual!r}", changed
+    yield "bias correction is missing", replace(step, t=LATE)
+    for t in {1, step.t - 1, step.t + 1} - {0, step.t}:
+        yield f"as if it were step {t}, and it is step {step.t}", replace(step, t=t)
+    yield "as if its state were all zero", replace(step, state={})
     for other in sample:
         if other is not step and other.before.shape == step.before.shape and type(other.rule) is type(rule):
-            yield f"with the state of {other.name!r}", replace(step, state=other.state), 0.0
-            yield f"with the gradient of {other.name!r}", replace(step, gradient=other.gradient), 0.0
-    if step.gradient.any():
-        yield "its gradient was divided by its own norm", replace(step, grad_scale=1 / norm(step.gradient)), 0.0
-    if step.grad_scale != 1:
-        yield "gradients are not scaled, as clipping would", replace(step, grad_scale=1.0), 0.0
+            yield f"with the state of {other.name!r}", replace(step, state=other.state)
+            yield f"with the gradient of {other.name!r}", replace(step, gradient=other.gradient)
+    if step.scale != 1:
+        yield "gradients are not scaled, as clipping would", replace(step, scale=1.0)
     for name, value in flips(rule):
-        yield f"as with {name}={value!r}; it has {getattr(rule, name)!r}", step.with_options(**{name: value}), 0.0
+        yield f"as with {name}={value!r}; it has {getattr(rule, name)!r}", step.with_options(**{name: value})
     yield from other_pages(step)
 
 
 def flips(rule: Rule) -> Iterator[tuple[str, Any]]:
     """Options of a rule that have choices, each with another choice that is possible beside the rest."""
     for f in fields(rule):
-        own = getattr(rule, f.name)
+        usual = getattr(rule, f.name)
         for value in (value for kind in alternatives(hints_of(type(rule))[f.name]) for value in choices_of(kind)):
-            if (type(value), value) != (type(own), own) and make(type(rule), {**vars(rule), f.name: value}):
+            if (type(value), value) != (type(usual), usual) and make(type(rule), {**vars(rule), f.name: value}):
                 yield f.name, value
 
 
@@ -153,83 +163,27 @@ def make(rule: type[Rule], options: Mapping[str, Any], shape: tuple[int, ...] = 
     return made.for_shape(shape)
 
 
-def other_pages(step: Step) -> Iterator[Candidate]:
-    """The pages of other rules, with the options that they have in common with this one, and by default."""
-    shape, known = step.before.shape, {f.name: getattr(step.rule, f.name) for f in fields(step.rule)}
-    kept = [step.state[key] for key in step.rule.keys(shape, Moment) if key in step.state]
+def other_pages(step: Step) -> Iterator[Variant]:
+    """The pages of other rules, by default and with the options that they have in common with this one."""
+    shape, known = step.before.shape, vars(step.rule)
     memory = known.get("momentum") or known.get("betas", (0.9,))[0]
-    shared = {name: known[name] for name in ("momentum", "betas", "weight_decay", "nesterov") if name in known}
-    own: dict[str, list[dict[str, Any]]] = {
+    shared = {name: known[name] for name in ("momentum", "betas", "nesterov") if name in known}
+    beside: dict[str, list[dict[str, Any]]] = {
         "SGD": [{"momentum": 0.0}, {"momentum": memory}, {"momentum": memory, "dampening": memory}],
         "AdamW": [{"decoupled": False}],
     }
+    moments = [step.state[key] for key in step.rule.keys(shape, Moment) if key in step.state]
     for name, rule in RULES.items():
-        if rule.has_factors and (step.t > 1 or step.before.size > SMALL):  # its state is unknown, or slow to make
-            continue
-        for options in (*own.get(name, ()), {}, shared):
-            made = make(rule, {"weight_decay": known.get("weight_decay", 0.0), **options}, shape)
-            if made is not None and made != step.rule:
-                entries = made.entries(shape)
-                like = {key: kept[0] for key, entry in entries.items() if isinstance(entry, Moment) and kept}
-                state = {key: step.state.get(key, like.get(key)) for key in entries}
-                whole: Any = state if all(entry is not None for entry in state.values()) else {}
-                told = ", ".join(f"{key}={value!r}" for key, value in options.items())
-                yield f"as {name}{f' with {told}' if told else ''} would", replace(step, rule=made, state=whole), 0.0
-
-
-def find_factor(step: Step, shrink: float, groups: Groups) -> str:
-    """How many times as far along a page the step went, in words; "" if it did not go along it."""
-    delta, move = wide(step.page.delta), step.move + shrink * wide(step.before)
-    squares = float((delta * delta).sum())
-    k = float((move * delta).sum()) / squares if squares else 0.0
-    if not abs(k - 1) > ALIKE or not k or not fits(step, k, shrink):
-        return ""
-    rates = [group["lr"] for group in groups if abs(k * step.rate - float(group.get("lr") or 0.0)) < ALIKE * k]
-    why = f": by the lr of another group, {rates[0]!r}" if rates and step.lr else ""
-    if abs(norm(move) - step.rate) < ALIKE * step.rate:
-        why = ": its update was divided by its own norm"
-    return f"moved {k:.4g} times as far as the page{why}" if k > 0 else f"moved {-k:.4g} times as far, uphill"
-
-
-def find_shares(step: Step) -> tuple[Step, float, float, float]:
-    """The step without decay, how many times as far it went, the share of the tensor that is taken off, and its error.
-
-    The error is that of the mean of so many elements, each off by what is left over.
-    """
-    none = step.with_options(weight_decay=0.0) if getattr(step.rule, "weight_decay", 0.0) else step
-    p, move = wide(step.before).ravel(), step.move.ravel()
-    columns = np.stack([np.broadcast_to(wide(none.page.delta), step.before.shape).ravel(), -p], 1)
-    if p.size < 3 or not p.any() or not np.isfinite(columns).all():  # two numbers are always told by two
-        return none, 1.0, 0.0, np.inf
-    (k, shrink), *_ = np.linalg.lstsq(columns, move, rcond=None)
-    return none, float(k), float(shrink), norm(move - columns @ [k, shrink]) / norm(p) / p.size**0.5
-
-
-def find_shrinkage(step: Step) -> str:
-    """How many times as far it went and how much of the tensor is taken off besides, in words."""
-    (none, k, shrink, error), decay = find_shares(step), getattr(step.rule, "weight_decay", 0.0)
-    if not np.isfinite(error) or not fits(none, k, shrink):
-        return ""
-    return f"moved {k:.4g} times as far as the page without decay, and decay is {shrink / step.rate:.4g}, not {decay:g}"
-
-
-def find_hidden_decay(step: Step) -> str:
-    """A decay that is not the page's where products in 16 bits would hide it from a look at single elements."""
-    decay, is_apart = getattr(step.rule, "weight_decay", 0.0), step.rule.is_decay_apart
-    is_clear = step.before.size > UNITS**2 and step.dtype not in NARROW  # enough elements for a mean of them
-    if not step.of_products or not is_apart or not is_clear or getattr(step.rule, "cautious_decay", False):
-        return ""
-    _, _, shrink, error = find_shares(step)
-    if abs(shrink - step.rate * decay) <= UNITS * error + ALIKE * abs(shrink):
-        return ""
-    return "decay is missing" if abs(shrink) <= UNITS * error else f"decay is {shrink / step.rate:.3g}, not {decay:g}"
-
-
-def find_nearest(step: Step) -> str:
-    """The page that comes closest, by direction."""
-    best, told = -1.0, ""
-    for words, changed, _ in [("its own", step, 0.0), *other_pages(step)]:
-        delta = wide(changed.page.delta) if is_runnable(changed) else np.zeros(1)
-        size = norm(delta) * norm(step.move)
-        best, told = max((best, told), (float((delta * step.move).sum()) / size if size else -1.0, words))
-    return f"{NONE}; the nearest: {told} (cosine {best:.4f})"
+        if (rule.has_factors and step.t > 1) or (rule.needs_whole and step.before.size > SMALL):
+            continue  # its state is unknown, or it takes long
+        for options in (*beside.get(name, ()), {}, shared):
+            made = make(rule, {"weight_decay": step.decay, **options}, shape)
+            if made is None or made == step.rule:
+                continue
+            entries = made.entries(shape)
+            like = {key: moments[0] for key, entry in entries.items() if isinstance(entry, Moment) and moments}
+            state = {key: entry for key, entry in {**like, **step.state}.items() if key in entries}
+            told = ", ".join(f"{key}={value!r}" for key, value in options.items())
+            page = replace(step.setting, rule=made)
+            whole = state if len(state) == len(entries) else {}
+            yield f"as {name}{f' with {told}' if told else ''} would", replace(step, setting=page, state=whole)

@@ -1,14 +1,15 @@
-"""The audit of one update of a gradient transformation of optax: ours, or one that the table knows."""
+"""The audit of one update of a gradient transformation of optax: ours, or a chain whose page is said."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from thalweg.audit.causes import find_verdicts
+from thalweg.audit.causes import find_verdict
 from thalweg.audit.page import SKIPPED, Arr, Step
 from thalweg.audit.report import AuditError, Report, line_of
 from thalweg.boundary import seen
@@ -34,24 +35,21 @@ class Leaves:
         self.solver, self.state, self.params = solver, state, params
         updates, self.new_state = solver.update(grads, state, params)
         trees = params, grads, updates, optax.apply_updates(params, updates)
-        pairs = [(found.names, found.leaves) for found in map(named, trees)]
+        pairs = [(tree.names, tree.leaves) for tree in map(named, trees)]
         self.p, self.g, self.moved, self.after = (dict(zip(*pair, strict=True)) for pair in pairs)
 
-    def step(
-        self, name: str, setting: ParameterOptions, t: int, lr: Any, scale: float, kept: Any, *, is_ours: bool
-    ) -> Step:
+    def step(self, name: str, setting: ParameterOptions, t: int, lr: Any, scale: float, kept: Any, ours: bool) -> Step:
         """One parameter. kept: its state before and after."""
-        p, moved, after = self.p[name], xp.dtype(self.moved[name]), self.after[name]
-        weights = [host(seen(xp, x, s) if RECORD in s else x) for x, s in zip((p, after), kept, strict=True)]
-        rule = setting.for_shape(p.shape).rule_at(t)
-        states = [{key: host(x) for key, x in decoded(xp, rule, p, s).items()} for s in kept]
-        arrays = dict(before=weights[0], after=weights[1], gradient=host(self.g[name]), state=states[0])
-        dtypes, dtype = {key: xp.dtype(x) for key, x in kept[1].items()}, xp.dtype(p)
-        arrays |= dict(state_after=states[1], state_dtypes=dtypes)
-        rates = dict(lr=lr, lr_scale=setting.lr_scale, is_coarse=not is_ours)
-        precision = moved if moved in NARROW or not is_ours else arithmetic(dtype)
-        own = setting.for_shape(p.shape)
-        return Step.by(own, t, dtype, scale, name=name, arithmetic=precision, **arrays, **rates)
+        p, dtype, moved = self.p[name], xp.dtype(self.p[name]), xp.dtype(self.moved[name])
+        shaped = setting.for_shape(p.shape)
+        shaped = replace(shaped, rule=shaped.rule_at(t))
+        weights = (host(seen(xp, x, s) if RECORD in s else x) for x, s in zip((p, self.after[name]), kept, strict=True))
+        states = ({key: host(x) for key, x in decoded(xp, shaped.rule, p, s).items()} for s in kept)
+        precision = moved if moved in NARROW or not ours else arithmetic(dtype)
+        given = dict(name=name, setting=shaped, gradient=host(self.g[name]), t=t, lr=lr, scale=scale, dtype=dtype)
+        made: dict[str, Any] = dict(zip(("before", "after", "state", "state_after"), (*weights, *states), strict=True))
+        beside: Any = dict(arithmetic=precision, sums=arithmetic(dtype), biases="" if ours else precision)
+        return Step(**given, **made, **beside, state_dtypes={key: xp.dtype(x) for key, x in kept[1].items()})
 
     def ours(self) -> list[Step]:
         """The parameters that transformations of ours step."""
@@ -60,12 +58,12 @@ class Leaves:
         except StateError:
             return []
         before, after = ({name: (part, s) for _, part, own in each for name, s in own.items()} for each in parts)
-        found = []
+        steps = []
         for owner, leaves in transformations(self.solver, self.params).parts:
             names = [leaf.names[0] for leaf in leaves]
             norms = getattr(before[names[0]][0], SPIKES, None) if names else None
-            handling, gradients = owner.settings.base.handling, [(xp, self.g[name], self.p[name]) for name in names]
-            scale, judgement = join(handling, gradients, norms)
+            gradients = [(xp, self.g[name], self.p[name]) for name in names]
+            scale, judgement = join(owner.settings.base.handling, gradients, norms)
             if judgement is not None and judgement.skips and bool(judgement.is_spike[0]):
                 scale = SKIPPED
             for name, leaf in zip(names, leaves, strict=True):
@@ -74,20 +72,20 @@ class Leaves:
                 if leaf.axes is not None or not (rate is None or isinstance(rate, (int, float))):
                     what = "axes that a layout tells" if leaf.axes else "a learning rate that is in the state"
                     raise AuditError(f"{name!r} has {what}, of which no step is replayed")
-                factor, kept = 1.0 if scale is None else float(scale), (before[name][1], after[name][1])
-                found.append(self.step(name, leaf.setting, count + 1, rate, factor, kept, is_ours=True))
-        return found
+                kept, factor = (before[name][1], after[name][1]), 1.0 if scale is None else float(scale)
+                steps.append(self.step(name, leaf.setting, count + 1, rate, factor, kept, ours=True))
+        return steps
 
     def of_optax(self, rule: Rule, lr: Any) -> list[Step]:
         """The parameters of a chain of optax's own."""
         chains = [[*walk(state)] for state in (self.state, self.new_state)]
-        t, entries, found = count_steps(chains[1]), [read_entries(chain) for chain in chains], []
+        t, entries, steps = count_steps(chains[1]), [read_entries(chain) for chain in chains], []
         for name, p in self.p.items():
             like = rule.for_shape(p.shape).init(on_host, np.zeros(p.shape))
             kept = [fit_entries(each.get(name, {}), like) for each in entries]
             rate, setting = None if lr is None else float(at_count(lr, t - 1)), ParameterOptions(rule, Handling())
-            found.append(self.step(name, setting, t, rate, 1.0, kept, is_ours=False))
-        return found
+            steps.append(self.step(name, setting, t, rate, 1.0, kept, ours=False))
+        return steps
 
 
 def audit(
@@ -105,7 +103,7 @@ def audit(
             "the solver has no transformation of thalweg.optax, and optax's do not tell their options: say the page, "
             "such as rule=thalweg.rules.AdamW(weight_decay=1e-4), and lr="
         )
-    lines = [line_of(step, *found) for step, found in zip(steps, find_verdicts(steps, []), strict=True)]
+    lines = [line_of(step, *find_verdict(step, steps, [])) for step in steps]
     faults = [f"{step.name}: {fault}" for step in steps for fault in step.faults_of_state()]
     return Report(f"audit of one update: {len(steps)} tensors", lines, faults)
 

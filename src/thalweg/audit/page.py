@@ -1,8 +1,8 @@
-"""One tensor around one step, and the same step by the page of a rule, in float64 and with what dtypes may cost."""
+"""One tensor around one step, and the same step by its page: in float64, and in arithmetic as inexact as its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -11,28 +11,52 @@ import numpy as np
 import numpy.typing as npt
 
 from thalweg.dtypes import DTYPES, NARROW
-from thalweg.rules import Muon, Rule, Update
-from thalweg.rules.entries import Count, Factor, Moment
+from thalweg.rules import Rule, Update
+from thalweg.rules.entries import Count, Factor
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.settings import ParameterOptions
 from thalweg.spaces import numpy as xp
 
 Arr: TypeAlias = npt.NDArray[Any]
 
-#: How far a step may be off, in units of the last place of its arithmetic: it is some ten operations for an element,
-#: each off by half a unit, in either of two orders. The same for rules that multiply matrices: sums of dozens of
-#: products.
-UNITS, UNITS_OF_PRODUCTS = 16, 1024
-#: Units by which each step of a Newton-Schulz iteration is off: half a unit of its 16 bits for each of three products.
-UNITS_OF_ITERATIONS = 1.5
-#: What is off at random may happen to be off by less than this part of it at an element.
-SHARE = 1 / 4
-#: How often a page is run on numbers that are off, to see where it jumps, for tensors of so many elements and others.
-RUNS, SMALL = 8, 4096
-
-
+#: Terms of a sum that are added one after the other, as parts of all: libraries add in four lanes or more, where
+#: partial sums are half of the whole; each may be rounded to the same side.
+LANES, MOST = 1 / 8, 1 / 2
+#: Units by which 1 - beta**t is off where it is computed as it is written, with beta up to 0.999.
+COARSE = 1024
+#: How often a page is run in inexact arithmetic, for tensors of at most so many elements, and for others.
+RUNS, RUNS_OF_LARGE, SMALL = 8, 2, 4096
+#: An element may be off by so many times what is usual in its tensor.
+TIMES = 4
 #: What multiplies the gradients of a step that is to be left out.
 SKIPPED = 0.0
+
+
+def inexact(dtype: str, sums: str, seed: int) -> Callable[[Any], Arr]:
+    """Makes arrays whose operations are all off at random: by a unit in the last place of a dtype, and more in sums.
+
+    sums: the dtype in which they add up. Products of matrices do so in float32 at least.
+    """
+    rng, unit, summed = np.random.default_rng(seed), DTYPES[dtype].rounding, LANES * DTYPES[sums].rounding
+    product = min(unit, DTYPES["float32"].rounding)
+
+    def off(x: Any, share: float) -> Any:
+        return np.asarray(x * (1 + share * (2 * rng.random(x.shape) - 1)), x.dtype) if x.dtype.kind == "f" else x
+
+    class Inexact(np.ndarray):
+        def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **named: Any) -> Any:
+            inputs = [x.view(np.ndarray) if isinstance(x, np.ndarray) else x for x in given]
+            if ufunc is np.rint:  # to either neighbour: engines round in other places
+                inputs = [inputs[0] + rng.random(inputs[0].shape) - 0.5]
+            if ufunc is np.matmul:
+                inputs = [off(x, product * x.shape[-1] ** 0.5) for x in inputs]
+            result = getattr(ufunc, method)(*inputs, **named)
+            if isinstance(result, tuple):
+                return result
+            terms = inputs[0].size / max(1, result.size) if ufunc is np.add and method == "reduce" else 0
+            return off(np.asarray(result), min(MOST, unit + terms * summed)).view(Inexact)
+
+    return lambda x: np.asarray(x).view(Inexact)
 
 
 class Comparison(NamedTuple):
@@ -52,111 +76,94 @@ class Step:
     """What a step was given for one tensor, and what it made of it: arrays of the host."""
 
     name: str
-    rule: Rule
+    #: What holds for it at this step.
+    setting: ParameterOptions
     before: Arr
     gradient: Arr
     after: Arr
     #: State by the names of the page; empty: there is none yet.
     state: Mapping[str, Arr]
-    #: The number of the step from 1, the learning rate, and what multiplies the step size and the gradient.
+    #: The number of the step from 1, the learning rate, and what multiplies the gradient.
     t: int
     lr: float | None
-    lr_scale: float = 1.0
-    grad_scale: float = 1.0
+    scale: float = 1.0
     #: The group of the tensor, its dtype, and that of the arithmetic.
     group: int = 0
     dtype: str = "float32"
     arithmetic: str = "float32"
-    rounding: str = "nearest"
-    #: Of random numbers the seed, and the name for which they are drawn, if that is another.
-    seed: int = 0
+    #: The dtype in which sums add up.
+    sums: str = "float64"
+    #: Of other libraries, which round a parameter several times: the dtype in which they compute 1 - beta**t.
+    biases: str = ""
+    #: The name for which random numbers are drawn.
     drawn_by: str = ""
-    #: How often the tensor is written in a step, each time rounded to the nearest.
-    writes: int = 1
-    #: Whether 1 - beta**t is computed in the same arithmetic, with as many digits less as beta is close to 1.
-    is_coarse: bool = False
     state_after: Mapping[str, Arr] = field(default_factory=dict)
     state_dtypes: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def by(cls, setting: ParameterOptions, t: int, dtype: str, scale: float, **known: Any) -> Step:
-        """A step by what holds for a parameter of this dtype. scale: of its gradient."""
-        handling = setting.handling
-        rounding, sign = handling.rounding if dtype in NARROW else "nearest", -1.0 if handling.maximize else 1.0
-        chosen: dict[str, Any] = dict(rule=setting.rule_at(t), rounding=rounding, seed=handling.seed)
-        return cls(t=t, dtype=dtype, grad_scale=sign * scale, **chosen, **known)
+    @property
+    def rule(self) -> Rule:
+        return self.setting.rule
+
+    @property
+    def decay(self) -> float:
+        return float(getattr(self.rule, "weight_decay", 0.0))
 
     @property
     def rate(self) -> float:
-        return (1.0 if self.lr is None else self.lr) * self.lr_scale
+        return (1.0 if self.lr is None else self.lr) * self.setting.lr_scale
+
+    @property
+    def is_ours(self) -> bool:
+        return not self.biases
+
+    @property
+    def rounding(self) -> str:
+        return self.setting.handling.rounding if self.dtype in NARROW else "nearest"
+
+    def with_options(self, **options: Any) -> Step:
+        """The same step by the rule with other options."""
+        return replace(self, setting=replace(self.setting, rule=replace(self.rule, **options)))
 
     def run(self, seed: int | None = None) -> Update:
-        """The answer of the page; with a seed in the step's precision, and but for 0 of numbers that are off."""
+        """The answer of the page; with a seed in inexact arithmetic."""
         wide = "float64" if seed is None or self.arithmetic == "float64" else "float32"
-        counts, rng = self.rule.keys(self.before.shape, Count), np.random.default_rng(seed or 0)
-
-        def given(x: Arr, key: str = "") -> Arr:
-            off = 1 + self.offset * rng.choice([-1, 1], np.shape(x)) if seed and key not in counts else 1.0
-            return np.asarray(np.asarray(x, "float64") * off, wide)
-
-        p, g = given(self.before), given(self.gradient) * self.grad_scale
-        state = {key: given(entry, key) for key, entry in self.state.items()} or self.rule.init(xp, p)
-        numbers: dict[str, Any] = dict(t=self.t, lr=self.lr, lr_scale=self.lr_scale)
-        place = dict(seed=self.seed, tensor=tensor_id(self.drawn_by or self.name), t=self.t)
+        handling, t = self.setting.handling, float(self.t)
+        given: Callable[[Any], Arr] = np.asarray if seed is None else inexact(self.arithmetic, self.sums, seed)
+        if seed is not None and self.biases:
+            t *= 1 - COARSE * DTYPES[self.biases].rounding  # less, so that the first step is never after the first
+        p, counts = np.asarray(self.before, wide), self.rule.keys(self.before.shape, Count)
+        g = given(np.asarray(self.gradient, wide)) * (-self.scale if handling.maximize else self.scale)
+        kept = self.state or self.rule.init(xp, p)
+        state = {key: np.asarray(x, wide) if key in counts else given(np.asarray(x, wide)) for key, x in kept.items()}
+        drawn = dict(seed=handling.seed, tensor=tensor_id(self.drawn_by or self.name), t=self.t)
+        numbers: dict[str, Any] = dict(t=t if t != self.t else self.t, lr=self.lr, lr_scale=self.setting.lr_scale)
         with np.errstate(all="ignore"):
-            return self.rule.update(xp, g, state, p, **numbers, noise=lambda: normal(xp, p, **place))
-
-    @property
-    def precision(self) -> float:
-        """How far a number of a step may be off, as a part of it."""
-        units = UNITS_OF_PRODUCTS if self.rule.needs_whole or self.is_coarse else UNITS
-        return units * DTYPES[self.arithmetic].rounding / 2
-
-    @property
-    def offset(self) -> float:
-        """By how much of themselves numbers are off where a page is run on such: as by one step of 16-bit products."""
-        products = getattr(self.rule, "ns_dtype", None)
-        return max(self.precision, UNITS_OF_ITERATIONS * DTYPES[products].rounding if products in NARROW else 0.0)
-
-    @property
-    def of_products(self) -> float:
-        """How far a move may be off by products in 16 bits, as a part of its largest element."""
-        products, steps = getattr(self.rule, "ns_dtype", None), getattr(self.rule, "ns_steps", 0)
-        if products not in NARROW:
-            return 0.0
-        coefficients: Any = getattr(self.rule, "ns_coefficients", "")
-        if not isinstance(coefficients, str) and coefficients != Muon().ns_coefficients:
-            return 1.0  # which may enlarge any error
-        return steps * UNITS_OF_ITERATIONS * DTYPES[products].rounding
+            return self.rule.update(xp, g, state, given(p), **numbers, noise=lambda: normal(xp, p, **drawn))
 
     @cached_property
     def page(self) -> Update:
         return self.run()
 
     @cached_property
-    def rough(self) -> list[Update]:
-        seeds = range(0 if self.rule.needs_whole else 1, 1 + (RUNS if self.before.size <= SMALL else 1))
-        return [self.run(seed) for seed in seeds]
+    def blurred(self) -> list[Update]:
+        return [self.run(seed) for seed in range(RUNS if self.before.size <= SMALL else RUNS_OF_LARGE)]
 
     @cached_property
     def move(self) -> Arr:
         return np.asarray(wide(self.after) - wide(self.before))
 
-    def compare(self, factor: float = 1.0, shrink: float = 0.0) -> Comparison:
-        """The move beside that of the page, taken so many times, less a share of the tensor."""
-        p, shape = wide(self.before), self.before.shape
+    def compare(self, factor: float = 1.0) -> Comparison:
+        """The move beside that of the page, taken so many times."""
+        p = wide(self.before)
         with np.errstate(all="ignore"):
-            delta, *rough = (
-                np.broadcast_to(factor * wide(update.delta) - shrink * p, shape) for update in (self.page, *self.rough)
-            )
-            spread = np.max([np.abs(each - delta) for each in rough], 0)
+            deltas = (factor * wide(update.delta) for update in (self.page, *self.blurred))
+            delta, *blurred = (np.broadcast_to(each, p.shape) for each in deltas)
+            spread, slack = allowance(delta, blurred)
             distance = spacing(np.maximum(np.abs(p), np.abs(p + delta)), self.dtype)
-            slack = distance * (self.writes - 1) / 2 + spacing(p + delta, "float64")  # in which this sum is rounded too
             if self.rounding == "compensated":  # 256ths of the distance, where 128 are told as 127
-                slack = distance = distance * 2.0**-8
-            if self.writes == 1:  # the sum is rounded before it is stored, as is what of the tensor is a part of delta
-                slack = slack + spacing(p + delta, self.arithmetic)
-            slack = slack + allowance(delta, spread, max(self.precision, self.of_products))
+                distance = distance * 2.0**-8
+                slack = slack + distance
+            slack = slack + spacing(p + delta, self.arithmetic if self.is_ours else self.dtype)
             jumps = int((spread > np.maximum(np.abs(delta), slack) / 2).sum())
             outside = ~is_between(wide(self.after), p + delta, slack, self.dtype, self.rounding)
         size = norm(delta) or norm(self.move) or 1.0
@@ -171,29 +178,23 @@ class Step:
 
     def faults_of_state(self) -> list[str]:
         """The entries of state that are not the page's after the step, and those that rounding keeps as they are."""
-        found, entries = [], self.rule.entries(self.before.shape)
-        for key, after in self.state_after.items() if self.grad_scale != SKIPPED else ():
+        faults, entries = [], self.rule.entries(self.before.shape)
+        for key, after in self.state_after.items() if self.scale != SKIPPED else ():
             dtype, new = self.state_dtypes[key], wide(self.page.state[key])
             if dtype not in DTYPES or isinstance(entries[key], Factor) or not np.isfinite(new).all():
                 continue
-            spread = np.max([np.abs(wide(update.state[key]) - new) for update in self.rough], 0)
-            products = 0.0 if isinstance(entries[key], Moment) else 2 * self.of_products  # of squares twice as much
-            slack = allowance(new, spread, max(self.precision, products)) + spacing(new, dtype)
+            slack = allowance(new, [wide(update.state[key]) for update in self.blurred])[1] + spacing(new, dtype)
             before = wide(self.state.get(key, 0.0))
             stays, moves = int(((after == before) & (new != before)).sum()), int((new != before).sum())
+            k = float((after * new).sum() / ((new * new).sum() or 1.0))
             if is_between(wide(after), new, slack, dtype).all():
                 if 2 * stays > moves and dtype != "float64":
-                    found.append(f"its state {key!r} is lost in rounding to {dtype}: {stays} of {moves} elements stay")
-                continue
-            k = float((after * new).sum() / ((new * new).sum() or 1.0))
-            is_scaled = is_between(wide(after), k * new, max(1.0, abs(k)) * slack, dtype).all()
-            how = "does not change" if stays == moves else f"is {k:.4g} times" if is_scaled else "is not"
-            found.append(f"its state {key!r} {how}{'' if stays == moves else ' that of the page'}")
-        return found
-
-    def with_options(self, **options: Any) -> Step:
-        """The same step by the rule with other options."""
-        return replace(self, rule=replace(self.rule, **options))
+                    faults.append(f"its state {key!r} is lost in rounding to {dtype}: {stays} of {moves} stay")
+            elif is_between(wide(after), k * new, max(1.0, abs(k)) * slack, dtype).all():
+                faults.append(f"its state {key!r} is {k:.4g} times that of the page")
+            else:
+                faults.append(f"its state {key!r} {'does not change' if stays == moves else 'is not that of the page'}")
+        return faults
 
 
 def wide(x: Any) -> Arr:
@@ -204,9 +205,10 @@ def norm(x: Any) -> float:
     return float(np.sqrt(np.square(wide(x)).sum()))
 
 
-def allowance(values: Arr, spread: Arr, precision: float) -> Arr:
-    """How far each number may be off. spread: by how much it changes if what it is made of is off by so much."""
-    return np.asarray(spread + precision * np.abs(values).max(initial=0.0) + spread.mean() / SHARE)
+def allowance(values: Arr, blurred: list[Arr]) -> tuple[Arr, Arr]:
+    """How far numbers were apart in inexact arithmetic, and how far each may be: so far, and as far as is usual."""
+    spread = np.max([np.abs(each - values) for each in blurred], 0)
+    return spread, spread + TIMES * spread.mean()
 
 
 def spacing(x: Arr, dtype: str) -> Arr:

@@ -1,4 +1,4 @@
-"""What an audit has found: a line for each tensor, then faults and remarks in words."""
+"""What an audit says: a line for each tensor, then faults and remarks in words."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from thalweg.errors import OptimError
 
 #: The verdict on a step that is the page's.
 AS_PAGE = "as the page"
+HEAD = ("name", "shape", "page", "lr", "decay", "state", "off", "allowed", "verdict")
 
 
 class AuditError(OptimError):
@@ -36,12 +37,8 @@ class Line(NamedTuple):
     def is_page(self) -> bool:
         return self.verdict.startswith(AS_PAGE)
 
-    @property
-    def name(self) -> str:
-        return self.names[0] + (f" and {len(self.names) - 1} more" if self.names[1:] else "")
-
     def cells(self) -> tuple[str, ...]:
-        return self.name, *self[1:6], f"{self.off:.1e}", f"{self.allowed:.1e}", self.verdict
+        return told(self.names, 1), *self[1:6], f"{self.off:.1e}", f"{self.allowed:.1e}", self.verdict
 
 
 @dataclass(frozen=True)
@@ -58,10 +55,8 @@ class Report:
     @property
     def findings(self) -> list[str]:
         """All that is not as the page, in words."""
-        return [
-            *(f"{line.name} ({line.page}): {line.verdict}" for line in self.lines if not line.is_page),
-            *self.faults,
-        ]
+        of_lines = [f"{line.names[0]} ({line.page}): {line.verdict}" for line in self.lines if not line.is_page]
+        return [*of_lines, *self.faults]
 
     def check(self) -> None:
         """Raise an AuditError if anything is not as the page."""
@@ -71,32 +66,35 @@ class Report:
     def __str__(self) -> str:
         alike: dict[tuple[str, ...], Line] = {}
         for line in self.lines:  # of those that are alike the one that is furthest off
-            known = alike.setdefault(line[1:7], line)
-            if known is not line:
-                worst = max(known, line, key=lambda one: one.off)
-                alike[line[1:7]] = worst._replace(names=known.names + line.names)
-        head = ("name", "shape", "page", "lr", "decay", "state", "off", "allowed", "verdict")
-        cells = [head, *(line.cells() for line in alike.values())]
+            names = alike[line[1:7]].names if line[1:7] in alike else ()
+            furthest = max(alike.get(line[1:7], line), line, key=lambda one: one.off)
+            alike[line[1:7]] = furthest._replace(names=names + line.names)
+        cells = [HEAD, *(line.cells() for line in alike.values())] if self.lines else []
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         rows = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
-        told = [f"fault: {fault}" for fault in self.faults] + [f"remark: {remark}" for remark in self.remarks]
-        return "\n".join([self.title, *(rows if self.lines else []), *told])
+        beside = [f"fault: {fault}" for fault in self.faults] + [f"remark: {remark}" for remark in self.remarks]
+        return "\n".join([self.title, *rows, *beside])
 
 
-def line_of(step: Step, verdict: str, found: Comparison) -> Line:
+def line_of(step: Step, verdict: str, compared: Comparison) -> Line:
     """The line of a tensor."""
-    shape, kept = tuple(step.before.shape), step.state_dtypes
+    shape, dtypes = step.before.shape, step.state_dtypes
     treatment, page = step.rule.treatment(shape), type(step.rule).__name__
-    sizes = {key: DTYPES[kept[key]].bytes if kept[key] in DTYPES else 1 for key in step.state_after}
+    sizes = {key: DTYPES[dtypes[key]].bytes if dtypes[key] in DTYPES else 1 for key in step.state_after}
     state = sum(entry.size * sizes[key] for key, entry in step.state_after.items()) / step.before.size
     return Line(
         (step.name,),
         f"{'x'.join(map(str, shape)) or '()'} {step.dtype}",
         page if treatment == "elementwise" else f"{page}: {treatment}",
         "by the page" if step.lr is None else f"{step.rate:.4g}",
-        f"{getattr(step.rule, 'weight_decay', 0.0):g}",
-        f"{state:.3g} B {', '.join(sorted(set(kept.values())))}",
+        f"{step.decay:g}",
+        f"{state:.3g} B {', '.join(sorted(set(dtypes.values())))}",
         verdict,
-        found.off,
-        found.allowed,
+        compared.off,
+        compared.allowed,
     )
+
+
+def told(names: Sequence[str], most: int = 4) -> str:
+    """Some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

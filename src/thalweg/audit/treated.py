@@ -18,6 +18,7 @@ from thalweg.settings import Handling, ParameterOptions, combined, option_names
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD, SPIKES, decoded
 from thalweg.torch.base import Optimizer
+from thalweg.torch.params.explain import Treatment
 from thalweg.torch.params.groups import homes_in
 from thalweg.torch.peers import TABLE, Peer, names
 from thalweg.torch.sharding.shards import whole
@@ -37,66 +38,83 @@ KNOWN = (
         only={"r": 0.0, "weight_lr_power": 2.0},
     ),
 )
+#: Names of classes that a page is looked for in.
+PAGES: dict[str, type[Rule]] = {**RULES, "Adam": AdamW}
 
 
 class Treated(NamedTuple):
-    """A parameter before a step, and what its page needs to step it."""
+    """A parameter before a step, and what holds for it."""
 
-    name: str
-    p: Tensor
-    #: The index of its group.
-    group: int
-    setting: ParameterOptions
-    lr: Any
-    #: What multiplies the step size.
-    factor: float
-    #: The number of the coming step.
-    t: int
-    #: Its row in the table; None: ours, or known by its name, or by the page that was said.
-    peer: Peer | None
-    is_ours: bool
+    optimizer: torch.optim.Optimizer
+    treatment: Treatment
+    is_ours: bool = True
+    #: Their keys of state, each with the page's.
+    keys: Mapping[str, str] = {}
     #: Whether its page is that of its name.
-    is_named: bool = False
+    is_guessed: bool = False
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        state: Mapping[str, Any] = self.optimizer.state.get(self.treatment.p, {})
+        return state
+
+    @property
+    def t(self) -> int:
+        """The number of the coming step."""
+        group, state = self.optimizer.param_groups[self.treatment.group], self.state
+        return int(state.get("step", group.get("step", group.get("k", len(state) > 0)))) + 1
 
 
 def list_treated(optimizer: torch.optim.Optimizer, rule: Any) -> Iterator[Treated]:
     """What holds for each parameter before a step. rule: the page of all, or a function of name and parameter."""
     if isinstance(optimizer, Optimizer) and rule is None:
-        for name, p, index, setting, lr, factor, _ in optimizer._treatments():
-            t = int(optimizer.state.get(p, {}).get("step", 0)) + 1
-            yield Treated(name, p, index, setting, lr, factor * setting.lr_scale, t, None, True)
+        yield from (Treated(optimizer, treatment) for treatment in optimizer._treatments())
         return
     for name, p, index in homes_in(optimizer.param_groups):
         if p.requires_grad:
-            group, state = optimizer.param_groups[index], optimizer.state.get(p, {})
-            peer = find_peer(optimizer, group) if rule is None else None
-            setting = set_by(peer, group) if peer else set_by_name(optimizer, group, state, name, p, rule)
-            count = int(state.get("step", group.get("step", group.get("k", len(state) > 0))))
-            lr = None if group.get("relative_step") else plain(group["lr"])
-            yield Treated(
-                name,
-                p,
-                index,
-                setting.for_shape(tuple(p.shape)),
-                lr,
-                1.0,
-                count + 1,
-                peer,
-                False,
-                peer is None and rule is None,
-            )
+            group, peer = optimizer.param_groups[index], None if rule else find_peer(optimizer, index)
+            page = rule if rule is None or isinstance(rule, Rule) else rule(name, p)
+            setting = ParameterOptions(page, Handling()) if page else set_by(peer or guess_peer(optimizer), group)
+            lr = None if group.get("relative_step") else float(group["lr"])
+            treatment = Treatment(name, p, index, setting.for_shape(tuple(p.shape)), lr, 1.0, ())
+            treated = Treated(optimizer, treatment, False, peer.keys if peer else {}, not (peer or page))
+            check_state(treated)
+            yield treated
 
 
-def find_peer(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Peer | None:
-    """The row of the table for a class, or for what it derives from."""
+def find_peer(optimizer: torch.optim.Optimizer, index: int) -> Peer | None:
+    """The row of the table for the class, or for what it derives from."""
     called = [f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(optimizer).__mro__]
     named = [peer for name in called for peer in KNOWN if peer.name == name][:1]
     # Adam with decoupled_weight_decay=True is AdamW
-    rows = [peer for row in named for peer in (row, *KNOWN) if peer.keys == row.keys and peer.is_like(group)]
+    alike = [peer for row in named for peer in (row, *KNOWN) if peer.keys == row.keys]
+    rows = [peer for peer in alike if peer.is_like(optimizer.param_groups[index])]
     if named and not rows:
-        only = ", ".join(f"{key}={value!r}" for key, value in named[0].only.items())
-        raise AuditError(f"of {named[0].name} it is known what a step is with {only}, and it has other options")
+        raise AuditError(f"the page of {named[0]} is known, and group {index} has other options")
     return rows[0] if rows else None
+
+
+def guess_peer(optimizer: torch.optim.Optimizer) -> Peer:
+    """A row for a class that is in no table, by the page in its name and the names of options."""
+    kind = type(optimizer).__name__
+    called = [page for page in sorted(PAGES, key=len, reverse=True) if page.lower() in kind.lower()]
+    if not called:
+        raise AuditError(f"{kind} is in no table, and has the name of none of our pages: say its page, rule=")
+    known = option_names(PAGES[called[0]])
+    options = {name: name for name in optimizer.param_groups[0] if name in known}
+    return Peer(kind, PAGES[called[0]], options, {}, always={"decoupled": False} if called[0] == "Adam" else {})
+
+
+def check_state(treated: Treated) -> None:
+    """Refuse a state that is not that of its page."""
+    name, p, _, setting, *_ = treated.treatment
+    wanted = setting.rule.entries(tuple(p.shape)).keys() | ({"step"} if treated.is_guessed else set())
+    if treated.state and wanted - treated.state.keys() and not treated.keys:
+        raise AuditError(
+            f"the page of {name!r} in {type(treated.optimizer).__name__}, {type(setting.rule).__name__}, keeps "
+            f"{', '.join(sorted(wanted))}, and its state has {', '.join(map(str, treated.state))}: audit its first "
+            "step, before which there is no state, or say another page, rule="
+        )
 
 
 def set_by(peer: Peer, group: Mapping[str, Any]) -> ParameterOptions:
@@ -107,63 +125,27 @@ def set_by(peer: Peer, group: Mapping[str, Any]) -> ParameterOptions:
     return combined(ParameterOptions(peer.rule(), Handling()), {key: plain(value) for key, value in options.items()})
 
 
-def set_by_name(
-    optimizer: torch.optim.Optimizer,
-    group: Mapping[str, Any],
-    state: Mapping[str, Any],
-    name: str,
-    p: Tensor,
-    rule: Any,
-) -> ParameterOptions:
-    """The page that was said, or that of the name of a class that no table has: of that the first step alone."""
-    kind = type(optimizer).__name__
-    if rule is not None:
-        page: Rule = rule if isinstance(rule, Rule) else rule(name, p)
-        if state and (lacking := page.entries(tuple(p.shape)).keys() - state.keys()):
-            raise AuditError(
-                f"the page of {name!r} keeps {', '.join(sorted(lacking))}, and its state has {', '.join(state)}: audit "
-                "the first step, before which there is no state"
-            )
-        return ParameterOptions(page, Handling())
-    if state:
-        raise AuditError(
-            f"{kind} is in no table: audit its first step, before which all of its state is zero, or say its page, "
-            "such as rule=thalweg.rules.AdamW(weight_decay=0.1), whose keys its state must have"
-        )
-    pages: dict[str, type[Rule]] = {**RULES, "Adam": AdamW}
-    called = [page for page in sorted(pages, key=len, reverse=True) if page.lower() in kind.lower()]
-    if not called:
-        raise AuditError(f"{kind} is in no table, and has the name of none of our pages: say its page, rule=")
-    options = {key: plain(value) for key, value in group.items() if key in option_names(pages[called[0]])}
-    beside = {"decoupled": False} if called[0] == "Adam" else {}
-    return combined(ParameterOptions(pages[called[0]](), Handling()), beside | options)
-
-
-def name_state(one: Treated, state: Mapping[str, Any]) -> dict[str, Tensor]:
+def name_state(treated: Treated) -> dict[str, Tensor]:
     """State as its page names it and lays it out, as it is kept."""
-    rule, p = one.setting.rule_at(1), one.p
-    wanted = {
-        key: entry.shape(tuple(p.shape), rule.stacked_axes) for key, entry in rule.entries(tuple(p.shape)).items()
-    }
-    found = {}
-    for theirs, entry in state.items():
-        key = one.peer.keys.get(theirs, theirs) if one.peer else theirs
-        if isinstance(entry, Tensor) and key not in ("step", SPIKES) and (one.is_ours or key in wanted):
+    _, p, _, setting, *_ = treated.treatment
+    rule, shape, state = setting.rule_at(1), tuple(p.shape), {}
+    wanted = {key: entry.shape(shape, rule.stacked_axes) for key, entry in rule.entries(shape).items()}
+    for theirs, entry in treated.state.items():
+        key = treated.keys.get(theirs, theirs)
+        if isinstance(entry, Tensor) and key not in ("step", SPIKES) and (treated.is_ours or key in wanted):
             x = whole(entry.detach())
             # ours keep an axis that was averaged, with size 1
-            found[key] = x.reshape(wanted[key]) if x.numel() == math.prod(wanted.get(key, (-1,))) else x
-    return found
+            state[key] = x.reshape(wanted[key]) if x.numel() == math.prod(wanted.get(key, (-1,))) else x
+    return state
 
 
-def read_state(one: Treated, state: Mapping[str, Any]) -> dict[str, Tensor]:
+def read_state(treated: Treated) -> dict[str, Tensor]:
     """State in floating point: what the page is given."""
-    entries, rule, y = name_state(one, state), one.setting.rule_at(1), whole(one.p.detach())
-    if "z" in state and isinstance(rule, ScheduleFree):  # the x before the last step, of y = (1 - beta) z + beta x
-        beta, z = float(rule.schedule_free), whole(state["z"].detach()).double()
-        count = torch.tensor(one.t - 1.0, dtype=torch.float64)
-        weight = float(weight_of(xp, count, rule.schedule_free_warmup))
+    entries, rule, y = name_state(treated), treated.treatment.setting.rule_at(1), whole(treated.treatment.p.detach())
+    if "z" in treated.state and isinstance(rule, ScheduleFree):  # the x of before, of y = (1 - beta) z + beta x
+        beta, z = float(rule.schedule_free), whole(treated.state["z"].detach()).double()
+        weight = float(weight_of(xp, torch.tensor(treated.t - 1.0, dtype=torch.float64), rule.schedule_free_warmup))
         x = (y.double() - (1 - beta) * z) / beta
-        entries[EVALUATED] = (x - weight * z) / (1 - weight) if weight < 1 else y
-        entries["exp_avg"] = torch.zeros_like(z)
-    found = decoded(xp, rule, y, entries) if entries else {}
-    return {key: entry for key, entry in found.items() if key != RECORD}
+        entries |= {EVALUATED: (x - weight * z) / (1 - weight) if weight < 1 else y, "exp_avg": torch.zeros_like(z)}
+    decoded_entries = decoded(xp, rule, y, entries) if entries else {}
+    return {key: entry for key, entry in decoded_entries.items() if key != RECORD}

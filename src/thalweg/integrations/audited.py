@@ -21,11 +21,10 @@ class ChosenStep:
         #: How many steps were seen to end.
         self.taken = 0
 
-    def begin(self, optimizer: Any, model: Any, step: int, *, sees_closures: bool = False) -> None:
+    def begin(self, optimizer: Any, model: Any, step: int) -> None:
         """Before a step of this number, where an audit begins if it is the one."""
         if step == self.step and self.audit is None and self.report is None:
             self.audit = importlib.import_module("thalweg.audit.torch").Audit(optimizer, model, **self.options)
-            self.audit.sees_closures = sees_closures
             self.audit.__enter__()
 
     def end(self) -> None:

@@ -73,7 +73,7 @@ class Audit(Callback):
         self.chosen = ChosenStep(step, check=check, **options)
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, index: int) -> None:
-        self.chosen.begin(trainer.optimizers, module, trainer.global_step + 1, sees_closures=True)
+        self.chosen.begin(trainer.optimizers, module, trainer.global_step + 1)
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
         if trainer.global_step >= self.chosen.step:  # and not while gradients are accumulated
