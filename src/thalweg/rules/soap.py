@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
 from thalweg.dtypes import DTYPES
-from thalweg.kernels.chunks import pieces
 from thalweg.rules.blocks import average, is_zero, one_minus_power
 from thalweg.rules.entries import Count, Entry, Factor, Moment
 from thalweg.rules.factors import along, average_gram, merge_axes, transposed, unfold
@@ -196,8 +195,8 @@ class SOAP(WholeRule):
                     side = Side(tensor, axis, block, q, x, xp.shape(q)[1] ** 2 > gradients)
                     alike[xp.shape(q)[1:], side.is_short].append(side)
         for sides in alike.values():
-            for piece in pieces([math.prod(xp.shape(side.basis)) for side in sides], most):
-                members = [sides[i] for i in piece]
+            at_once = max(1, int(min(len(sides), most // max(math.prod(xp.shape(side.basis)) for side in sides))))
+            for members in (sides[i : i + at_once] for i in range(0, len(sides), at_once)):
                 counts = tuple(xp.shape(side.basis)[0] for side in members)
                 refreshed = refresh_bases(xp.in_precision("float32"), members)
                 for side, *new in zip(members, *(cut_stack(xp, x, counts) for x in refreshed), strict=True):
