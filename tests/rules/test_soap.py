@@ -11,6 +11,7 @@ from tolerances import FLOAT32, FLOAT64
 
 import thalweg.numpy
 from thalweg.rules import SOAP
+from thalweg.spaces import numpy as xp
 
 LR, STEPS = 0.01, 36
 #: Whose first gradients have products of full rank: of others, published code takes whatever eigenvectors it is given.
@@ -216,3 +217,28 @@ def test_an_embedding_of_which_few_rows_are_used() -> None:
     moved = (weight.detach() - before).abs()
     assert bool(torch.isfinite(moved).all())
     assert float(moved[used].mean()) > 1e-3
+
+
+@pytest.mark.parametrize("block_size", [None, 3])
+def test_bases_are_the_same_however_many_are_refreshed_at_a_time(block_size: int | None) -> None:
+    rule, shapes = SOAP(block_size=block_size, precondition_frequency=1), [(6, 4), (4, 6), (7,), (6, 6), (2, 3, 4)]
+    states: list[Any] = []
+    for shape in shapes:
+        optimizer, p = thalweg.numpy.SOAP(block_size=block_size, precondition_frequency=4), np.zeros(shape)
+        for g in drawn(shape)[1][:3]:
+            optimizer.update("p", p, g)
+        states.append(optimizer.state["p"])
+
+    def refreshed(which: list[int], most: float) -> dict[tuple[int, str], Any]:
+        found = rule.refresh(xp, [states[i] for i in which], [shapes[i] for i in which], most)
+        return {(which[i], key): x for i, entries in found for key, x in entries.items()}
+
+    alone: dict[tuple[int, str], Any] = {}
+    for i in range(len(shapes)):
+        alone |= refreshed([i], np.inf)
+    assert {i for i, _ in alone} == {0, 1, 3, 4}, "a vector has no basis"
+    for most in (1, 40, np.inf):
+        together = refreshed(list(range(len(shapes))), most)
+        assert together.keys() == alone.keys()
+        for key, x in together.items():
+            np.testing.assert_allclose(x, alone[key], rtol=FLOAT64, atol=FLOAT64)

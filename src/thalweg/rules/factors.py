@@ -75,6 +75,16 @@ def fold(xp: Space[A], x: A, before: int) -> A:
     return xp.swapaxes(xp.reshape(x, (batch, n, before, others // before)), 1, 2)
 
 
+def join_stacks(xp: Space[A], stacks: Sequence[A]) -> A:
+    """Stacks (b, ...) as one, (b + b' + ..., ...)."""
+    return stacks[0] if len(stacks) == 1 else xp.join(stacks, 0)
+
+
+def cut_stack(xp: Space[A], x: A, counts: Shape) -> Sequence[A]:
+    """The stacks of so many tensors that were joined."""
+    return [x] if len(counts) == 1 else xp.cut(x, 0, counts)
+
+
 def apply(xp: Space[A], factors: Sequence[A], x: A) -> A:
     """Q x, with Q the Kronecker product of the factors."""
     for axis, q in enumerate(factors):

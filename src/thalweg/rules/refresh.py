@@ -12,8 +12,10 @@ from thalweg.rules.blocks import average
 from thalweg.rules.factors import (
     apply,
     apply_inverse_transpose,
+    cut_stack,
     gram,
     is_diagonal,
+    join_stacks,
     norm_bound,
     per_slice,
     precondition,
@@ -103,10 +105,10 @@ class Alike:
         self.groups = list(groups.values())
 
     def join(self, parts: Sequence[Any]) -> Any:
-        return parts[0] if len(parts) == 1 else self.xp.join(parts, 0)
+        return join_stacks(self.xp, parts)
 
     def cut(self, x: Any, tensors: Sequence[int]) -> Sequence[Any]:
-        return [x] if len(tensors) == 1 else self.xp.cut(x, 0, tuple(self.batches[i] for i in tensors))
+        return cut_stack(self.xp, x, tuple(self.batches[i] for i in tensors))
 
     def gather(self, by_factor: Sequence[Any]) -> list[Any]:
         """Stacks of something that every factor has."""

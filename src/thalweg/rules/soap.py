@@ -16,7 +16,7 @@ from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Value
 from thalweg.dtypes import DTYPES
 from thalweg.rules.blocks import average, is_zero, one_minus_power
 from thalweg.rules.entries import Count, Entry, Factor, Moment
-from thalweg.rules.factors import along, average_gram, merge_axes, transposed, unfold
+from thalweg.rules.factors import along, average_gram, cut_stack, join_stacks, merge_axes, transposed, unfold
 from thalweg.rules.grid import Grid
 from thalweg.rules.options import BETAS, PRECISION, Mask, option
 from thalweg.rules.rule import Update
@@ -291,14 +291,6 @@ def refresh_bases(xp: Any, sides: Sequence[Side]) -> tuple[Any, Any]:
     if sides[0].is_short:
         basis = keep_unseen(xp, basis, power, xp.arrange(q, values, 2), least)
     return with_sign(xp, basis), values
-
-
-def join_stacks(xp: Any, stacks: Sequence[Any]) -> Any:
-    return stacks[0] if len(stacks) == 1 else xp.join(stacks, 0)
-
-
-def cut_stack(xp: Any, x: Any, counts: Shape) -> Sequence[Any]:
-    return [x] if len(counts) == 1 else xp.cut(x, 0, counts)
 
 
 def keep_unseen(xp: Space[A], basis: A, power: A, before: A, least: A) -> Value:

@@ -342,6 +342,19 @@ def renewed(optimizer: Any, shapes: Any, state: Any) -> tuple[Any, Any]:
     return other, named
 
 
+@pytest.mark.parametrize("options", [{}, dict(block_size=8, merge="matrix"), dict(precondition_1d=True)], ids=str)
+def test_bases_that_are_refreshed_together(options: dict[str, Any]) -> None:
+    shapes = {"a": (20, 12), "b": (20, 12), "turned": (12, 20), "vector": (12,), "conv": (10, 4, 3, 3)}
+    results = []
+    for engine in ("reference", "fused"):
+        named = parameters("float32", shapes)
+        optimizer = thalweg.torch.SOAP(named, engine=engine, precondition_frequency=2, **options)
+        train(optimizer, named, gradients(6, "float32", shapes))
+        results += [optimizer, named]
+    reference, theirs, fused, ours = results
+    agree_in_products(fused, ours, reference, theirs)
+
+
 def test_state_of_equal_shapes_is_one_array_and_goes_where_its_parameter_goes() -> None:
     shapes = {"a": (20, 12), "b": (20, 12), "c": (20, 12)}
     optimizer, named = soap(shapes)
