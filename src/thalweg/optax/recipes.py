@@ -117,7 +117,7 @@ class Routed(Mixture):
     def read(self, flat: Named) -> tuple[list[Reading], list[Any]]:
         """What each parameter is, and the rule that Muon would have for it."""
         tree = flat.treedef.unflatten(flat.leaves)
-        rules = [setting.rule for setting in self.muon.settings_of(tree, flat)]
+        rules = [setting.rule for setting, _ in self.muon.settings_of(tree, flat)]
         return read_tree(self.layout, tree, flat, [rule.stacked_axes for rule in rules]), rules
 
     def hints_about(self, name: str, p: Any, reading: Reading, rule: Any, place: int) -> list[str]:

@@ -15,7 +15,7 @@ import optax
 
 from thalweg.arrays import Squares
 from thalweg.errors import OptionError, ParameterError, StateError
-from thalweg.given import OverrideList, Overrides, check_overrides, plain, warn_of_unused
+from thalweg.given import OverrideList, Overrides, Standard, check_overrides, plain, warn_of_unused
 from thalweg.optax.batches import Job, Leaf, Step, first_entries
 from thalweg.optax.engines import Engine, apply_jobs, check_engine, step_jobs
 from thalweg.optax.matrices import axes_in_tree, rule_of_axes
@@ -319,27 +319,28 @@ class Transformation(Stepping):
             return []
         specs = None if self.specs is None else by_spec(self.specs, params)
         settings = self.settings_of(params, flat)
-        rules = [setting.rule for setting in settings]
+        rules = [setting.rule for setting, _ in settings]
         axes = axes_in_tree(self.layout, params, flat, rules)
-        result = []
+        result, matched = [], {entry for _, entries in settings for entry in entries}
         for index, (name, p) in enumerate(zip(flat.names, flat.leaves, strict=True)):
             if specs is None:
                 check_whole(name, p)
             mesh_axes = ((),) * p.ndim if specs is None else mesh_axes_of(specs[index], p.ndim, name)
             declared = axes[index]
             (rules[index] if declared is None else rule_of_axes(rules[index], declared)).check_shape(name, p.shape)
-            result.append(Leaf((name,), p, settings[index], mesh_axes, declared))
+            result.append(Leaf((name,), p, settings[index][0], mesh_axes, declared))
         if report:
-            warn_of_unused("overrides", self.settings.unused_overrides(zip(flat.names, flat.leaves, strict=True)))
+            unused = [pattern for i, (pattern, _) in enumerate(self.settings.overrides) if i not in matched]
+            warn_of_unused("overrides", [pattern for pattern in unused if not isinstance(pattern, Standard)])
         return result
 
-    def settings_of(self, params: Tree, flat: Named) -> list[ParameterOptions]:
-        """What holds for each parameter."""
+    def settings_of(self, params: Tree, flat: Named) -> list[tuple[ParameterOptions, list[int]]]:
+        """What holds for each parameter, and which entries of ``overrides`` match it."""
         chosen = [by_leaf(choice.chosen, params, choice.name) for choice in self.choices]
         pairs = enumerate(zip(flat.names, flat.leaves, strict=True))
         return [self.setting(name, p, tuple(values[index] for values in chosen)) for index, (name, p) in pairs]
 
-    def setting(self, name: str, p: Any, values: tuple[Any, ...]) -> ParameterOptions:
+    def setting(self, name: str, p: Any, values: tuple[Any, ...]) -> tuple[ParameterOptions, list[int]]:
         """What holds for a leaf: the options of all, those of its mask, those of its name."""
         decided: list[Any] = []
         for choice, value in zip(self.choices, values, strict=True):
@@ -355,4 +356,4 @@ class Transformation(Stepping):
                 base = combined(base, choice.options[known])
             self.known[tuple(decided)] = base
         setting, matched = self.settings.choose(name, p, base)
-        return self.known.setdefault((tuple(decided), tuple(matched), tuple(p.shape)), setting)
+        return self.known.setdefault((tuple(decided), tuple(matched), tuple(p.shape)), setting), matched
