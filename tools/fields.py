@@ -22,7 +22,7 @@ from typing import Any, Literal
 from thalweg.dtypes import Name as DType
 from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
-from thalweg.rules import AROUND, RULES, Around, Rule
+from thalweg.rules import AROUND, RULES, Rule
 from thalweg.rules.options import Option, alternatives, hints_of, number_options, options_of
 from thalweg.settings import Handling
 from thalweg.signatures import Pair, Schedulable, Triple
