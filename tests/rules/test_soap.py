@@ -10,7 +10,7 @@ import pytest
 from tolerances import FLOAT32, FLOAT64
 
 import thalweg.numpy
-from thalweg.rules import SOAP
+from thalweg.rules import SOAP, Kron
 from thalweg.spaces import numpy as xp
 
 LR, STEPS = 0.01, 36
@@ -242,3 +242,14 @@ def test_bases_are_the_same_however_many_are_refreshed_at_a_time(block_size: int
         assert together.keys() == alone.keys()
         for key, x in together.items():
             np.testing.assert_allclose(x, alone[key], rtol=FLOAT64, atol=FLOAT64)
+
+
+def test_a_subclass_with_another_transform_is_not_refreshed_by_soap() -> None:
+    class Other(SOAP):
+        def transform(self, *given: Any, **options: Any) -> Any:
+            return super().transform(*given, **options)
+
+    class Same(SOAP):
+        pass
+
+    assert [kind.refreshes_apart() for kind in (SOAP, Same, Other, Kron)] == [True, True, False, False]

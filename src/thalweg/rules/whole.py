@@ -100,6 +100,14 @@ class WholeRule(Rule):
         """
         yield from ()
 
+    @classmethod
+    def refreshes_apart(cls) -> bool:
+        """Whether there is such a ``refresh``: not if a subclass has another ``transform`` and not its own refresh."""
+        transforms, refreshes = (
+            next(base for base in cls.__mro__ if name in vars(base)) for name in ("transform", "refresh")
+        )
+        return refreshes is not WholeRule and issubclass(refreshes, transforms)
+
     def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         prepared = self.prepare(xp, g, s, p, t)
         direction = self.transform(xp, prepared.tensors, s, due=prepared.due, noise=noise)

@@ -107,7 +107,7 @@ class Stack:
         self.number = next(NUMBERED)
         self.due: Any = True
         #: Whether what 1 is due for comes after the step, for all tensors at once.
-        self.refreshes_after = type(rule).refresh is not WholeRule.refresh
+        self.refreshes_after = rule.refreshes_apart()
         #: The options that the middle part has read: other numbers are another step.
         self.read: set[str] = set()
         self.after: Mapping[str, float] = {}
