@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
 from thalweg.audit import AuditError  # noqa: E402
-from thalweg.audit.report import AS_PAGE  # noqa: E402
+from thalweg.audit.causes import AS_PAGE  # noqa: E402
 from thalweg.rules import AdamW, Muon, Spikes  # noqa: E402
 
 
