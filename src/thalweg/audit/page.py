@@ -24,6 +24,8 @@ Arr: TypeAlias = npt.NDArray[Any]
 LANES, MOST = 1 / 8, 1 / 2
 #: Units by which 1 - beta**t is off where it is computed as it is written, with beta up to 0.999.
 COARSE = 1024
+#: The rounding of TF32, in which GPUs multiply matrices where a rule lets them.
+TF32 = 2.0**-10
 #: How often a page is run in inexact arithmetic, for tensors of at most so many elements, and for others.
 RUNS, RUNS_OF_LARGE, SMALL = 8, 2, 2**16
 #: An engine may be off by so many times as much as these runs: one number in nine exceeds the largest of eight others.
@@ -32,10 +34,11 @@ TIMES = 3
 SKIPPED = 0.0
 
 
-def inexact(dtype: str, sums: str, seed: int) -> Callable[[Any], Arr]:
+def inexact(dtype: str, sums: str, cut: float, seed: int) -> Callable[[Any], Arr]:
     """Makes arrays whose operations are all off at random: by a unit in the last place of a dtype, and more in sums.
 
-    sums: the dtype in which they add up. Products of matrices do so in float32 at least.
+    sums: the dtype in which they add up. Products of matrices do so in float32 at least. cut: by how much of themselves
+    the numbers are off that are multiplied in them.
     """
     rng, unit, summed = np.random.default_rng(seed), DTYPES[dtype].rounding, LANES * DTYPES[sums].rounding
     product = min(unit, DTYPES["float32"].rounding)
@@ -55,7 +58,7 @@ def inexact(dtype: str, sums: str, seed: int) -> Callable[[Any], Arr]:
             if ufunc is np.rint:  # to either neighbour: engines round in other places
                 inputs = [inputs[0] + rng.random(inputs[0].shape) - 0.5]
             if ufunc is np.matmul:
-                inputs = [off(x, product * x.shape[-1] ** 0.5) for x in inputs]
+                inputs = [off(x, cut + product * x.shape[-1] ** 0.5) for x in inputs]
             result = getattr(ufunc, method)(*inputs, **named)
             if isinstance(result, tuple):
                 return result
@@ -95,6 +98,7 @@ class Step:
     arithmetic: str = "float32"
     #: The dtype in which sums add up.
     sums: str = "float64"
+    on_gpu: bool = False
     #: Of other libraries, which round a parameter several times: the dtype in which they compute 1 - beta**t.
     biases: str = ""
     #: The name for which random numbers are drawn.
@@ -129,7 +133,9 @@ class Step:
     def run(self, seed: int | None = None) -> Update:
         """The answer of the page; with a seed in inexact arithmetic."""
         dtype = "float64" if seed is None or self.arithmetic == "float64" else "float32"
-        given: Callable[[Any], Arr] = np.asarray if seed is None else inexact(self.arithmetic, self.sums, seed)
+        is_cut = self.on_gpu and dtype == "float32" and getattr(self.rule, "precond_precision", "") == "tf32"
+        noisy = inexact(self.arithmetic, self.sums, TF32 if is_cut else 0.0, seed or 0)
+        given: Callable[[Any], Arr] = np.asarray if seed is None else noisy
         handling, counts = self.setting.handling, self.rule.keys(self.before.shape, Count)
         p, g = np.asarray(self.before, dtype), given(np.asarray(self.gradient, dtype))
         kept = {key: np.asarray(entry, dtype) for key, entry in self.state.items()} or self.rule.init(xp, p)

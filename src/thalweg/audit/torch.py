@@ -145,6 +145,7 @@ class Audit:
             dtype=dtype,
             arithmetic=arithmetic(dtype) if one.is_ours else narrowest,
             sums="float64" if one.is_ours else arithmetic(dtype),
+            on_gpu=p.is_cuda,
             biases="" if one.is_ours else "float64",
             drawn_by=name,
         )
