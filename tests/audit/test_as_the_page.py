@@ -111,7 +111,7 @@ def test_what_an_audit_cannot_see() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(AuditError, match="no steps were taken"), thalweg.torch.audit(optimizer):
         pass
-    with pytest.raises(AuditError, match="no parameter of a sample had a gradient"), thalweg.torch.audit(optimizer):
+    with pytest.raises(AuditError, match="no parameter had a gradient"), thalweg.torch.audit(optimizer):
         optimizer.step()
     backward(model)
     with pytest.raises(AuditError, match="2 steps were taken"), thalweg.torch.audit(optimizer):

@@ -60,7 +60,7 @@ class Audit:
         return str(self._report or "an audit that has seen no step")
 
     def __enter__(self) -> Audit:
-        self._depth, self._problem, self._joint = 0, "", 0.0
+        self._depth, self._stepped, self._problem, self._joint = 0, 0, "", 0.0
         #: The optimizers whose steps have begun, and those whose gradients were there.
         self._begun, self._given = list[int](), list[int]()
         self._taken: list[tuple[Treated, Step]] = []
@@ -116,6 +116,7 @@ class Audit:
             return
         try:
             stepped = [one for one in list_treated(optimizer, self.rule) if one.treatment.p.grad is not None]
+            self._stepped += len(stepped)
             scale, joint = scale_all(optimizer, stepped)
             self._joint = math.hypot(self._joint, joint)
             sampled = [one for one in stepped if id(one.treatment.p) in self._before]
@@ -161,8 +162,8 @@ class Audit:
                 "step() once in the with block. A GradScaler that found infinities, a replayed graph and "
                 "step_parameter() take none"
             )
-        if not self._problem and not self._taken:
-            self._problem = "no parameter of a sample had a gradient: call backward() before step()"
+        if not self._problem and not self._stepped:
+            self._problem = "no parameter had a gradient: call backward() before step()"
         if problem := next(filter(None, told_by_ranks(self._problem)), ""):
             raise AuditError(problem)
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
