@@ -10,16 +10,28 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
-from thalweg.rules import AdamW, Muon  # noqa: E402
+from thalweg.rules import AdamW, Muon, Rule  # noqa: E402
 
-Parameter, Model = torch.nn.Parameter, torch.nn.Module
+AdamWOfTorch: Any = torch.optim.AdamW
+#: A direction in which a class of no table moves a parameter, by the parameter and its state.
+Direction = Callable[[Any, Any], Any]
+PAGE = Muon(momentum=0.95, nesterov=False, ns_dtype="float32", eps=0.0)
+#: By name: a function that yields the audit; and the words that it must have.
+INCIDENTS: dict[str, tuple[Callable[[], Any], str]] = {}
+
+
+def incident(words: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    def keep(run: Callable[[], Any]) -> Callable[[], Any]:
+        INCIDENTS[run.__name__] = run, words
+        return run
+
+    return keep
 
 
 def make_model(*shapes: tuple[int, ...], dtype: Any = None) -> Any:
     """Parameters "0", "1", ... with gradients."""
     torch.manual_seed(0)
-    params = [Parameter(torch.randn(shape).to(dtype)) for shape in shapes or [(16, 8), (8,)]]
-    model = torch.nn.ParameterList(params)
+    model = torch.nn.ParameterList([torch.randn(shape).to(dtype) for shape in shapes or [(16, 8), (8,)]])
     renew_gradients(model)
     return model
 
@@ -43,25 +55,35 @@ def audited(
     return audit
 
 
-class Simple(torch.optim.Optimizer):
-    """An optimizer whose class no table has: ``direction`` says how a parameter moves, and what is kept for it."""
+def moving_along(direction: Direction, rule: Rule, model: Any | None = None, steps: int = 0) -> Any:
+    """The audit of a class that no table has."""
 
-    def __init__(self, params: Any, lr: float = 0.02, **options: Any) -> None:
-        super().__init__(params, {"lr": lr, **options})
+    class Simple(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for p in self.param_groups[0]["params"]:
+                p.sub_(0.02 * direction(p, self.state[p]))
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(group["lr"] * self.direction(p, self.state[p], group))
+    model = model or make_model((16, 8))
+    return audited(Simple(model.parameters(), {"lr": 0.02}), model, steps=steps, rule=rule)
 
-    def direction(self, p: Any, state: Any, group: Any) -> Any:
-        raise NotImplementedError
 
-    def momentum(self, p: Any, state: Any, decay: float = 0.95) -> Any:
-        buffer = state.setdefault("momentum_buffer", torch.zeros_like(p))
-        return buffer.mul_(decay).add_(p.grad, alpha=1 - decay)
+def stepped_with(model: Any, groups: Any, steps: int = 0, **hidden: Any) -> Any:
+    """The audit of an AdamW whose first group has other options within a step than before and after it."""
+
+    class Hiding(AdamWOfTorch):  # type: ignore[misc]
+        def step(self, closure: Any = None) -> None:
+            shown = {name: self.param_groups[0][name] for name in hidden}
+            self.param_groups[0].update(hidden)
+            super().step()
+            self.param_groups[0].update(shown)
+
+    return audited(Hiding(groups, weight_decay=0.1), model, steps=steps)
+
+
+def momentum(p: Any, state: Any) -> Any:
+    buffer = state.setdefault("momentum_buffer", torch.zeros_like(p))
+    return buffer.mul_(0.95).add_(p.grad, alpha=0.05)
 
 
 def orthogonal(x: Any) -> Any:
@@ -75,62 +97,37 @@ def orthogonal(x: Any) -> Any:
     return x.T if is_tall else x
 
 
-PAGE = Muon(momentum=0.95, nesterov=False, ns_dtype="float32", eps=0.0)
-
-#: By name: a function that yields the audit; and the words that it must have.
-INCIDENTS: dict[str, tuple[Callable[[], Any], str]] = {}
-
-
-def incident(words: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    def keep(run: Callable[[], Any]) -> Callable[[], Any]:
-        INCIDENTS[run.__name__] = run, words
-        return run
-
-    return keep
-
-
 @incident("as SGD with momentum=0.95, dampening=0.95 would")
 def a_muon_that_trained_by_sgd() -> Any:
-    class MuonWithAux(Simple):
-        def direction(self, p: Any, state: Any, group: Any) -> Any:
-            return self.momentum(p, state)  # and the orthogonalization is never called
-
-    model = make_model((16, 8))
-    return audited(MuonWithAux(model.parameters()), model, steps=2, rule=PAGE)
+    return moving_along(momentum, PAGE, steps=2)  # and the orthogonalization is never called
 
 
 @incident("its update was divided by its own norm")
 def a_clipping_of_every_update() -> Any:
-    class ClippedMuon(Simple):
-        def direction(self, p: Any, state: Any, group: Any) -> Any:
-            update = orthogonal(self.momentum(p, state)) * 2**0.5
-            return update / update.norm()
-
-    model = make_model((16, 8))
-    return audited(ClippedMuon(model.parameters()), model, rule=PAGE)
+    return moving_along(
+        lambda p, state: torch.nn.functional.normalize(orthogonal(momentum(p, state)), dim=(0, 1)), PAGE
+    )
 
 
 @incident("in no group, and never stepped: 1")
 def groups_thrown_away() -> Any:
     model = make_model()
     groups = [{"params": [p], "weight_decay": 0.1 * p.ndim} for p in model.parameters()]
-    return audited(torch.optim.AdamW(groups[:1]), model)
+    return audited(AdamWOfTorch(groups[:1]), model)
 
 
 @incident("were equal, as if tied, and the step has set them apart")
 def a_tied_embedding_on_two_replicas() -> Any:
     model = make_model((16, 8), (16, 8))
-    with torch.no_grad():
-        model[1].copy_(model[0])
-        model[1].grad = model[0].grad.clone()
-    pair = [torch.optim.AdamW([model[0]]), torch.optim.SGD([model[1]], lr=0.1)]
-    return audited(pair, model)
+    model[1].data.copy_(model[0].data)
+    model[1].grad = model[0].grad.clone()
+    return audited([AdamWOfTorch([model[0]]), torch.optim.SGD([model[1]], lr=0.1)], model)
 
 
 @incident("tied parameters in groups [0, 1]")
 def a_tied_embedding_stepped_twice() -> Any:
     model = make_model((16, 8))
-    twin = Parameter(model[0].data)
+    twin = torch.nn.Parameter(model[0].data)
     twin.grad = model[0].grad.clone()
     return audited(torch.optim.SGD([{"params": [model[0]]}, {"params": [twin]}], lr=0.1), model)
 
@@ -138,7 +135,7 @@ def a_tied_embedding_stepped_twice() -> Any:
 @incident("before step 3 its state exp_avg, exp_avg_sq is all zero")
 def saved_state_partly_zeros() -> Any:
     model = make_model((16, 8), (16, 8))
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = AdamWOfTorch(model.parameters())
 
     def load() -> None:
         for key in ("exp_avg", "exp_avg_sq"):
@@ -150,41 +147,26 @@ def saved_state_partly_zeros() -> Any:
 @incident("others of their shape by AdamW, lr 0.02, decay 0.01: 2")
 def matrices_with_the_rate_of_vectors() -> Any:
     model = make_model((16, 8), (16, 8), (16, 8), (8,))
-    groups = [{"params": [*model][:2], "lr": 0.02}, {"params": [*model][2:], "lr": 3e-4}]
-    return audited(torch.optim.AdamW(groups), model)
+    return audited(AdamWOfTorch([{"params": [*model][:2], "lr": 0.02}, {"params": [*model][2:], "lr": 3e-4}]), model)
 
 
 @incident("has 8 bits in its name, and keeps its state in float32")
 def eight_bits_that_were_float32() -> Any:
-    class AdamW8bit(torch.optim.AdamW):
-        pass
-
     model = make_model()
-    return audited(AdamW8bit(model.parameters()), model)
+    return audited(type("AdamW8bit", (AdamWOfTorch,), {})(model.parameters()), model)
 
 
 @incident("decay is missing")
 def a_decay_that_is_printed_and_never_applied() -> Any:
-    class Printed(torch.optim.AdamW):
-        def step(self, closure: Any = None) -> None:
-            kept = [group["weight_decay"] for group in self.param_groups]
-            for group in self.param_groups:
-                group["weight_decay"] = 0.0
-            super().step()
-            for group, decay in zip(self.param_groups, kept, strict=True):
-                group["weight_decay"] = decay
-
     model = make_model()
-    return audited(Printed(model.parameters(), weight_decay=0.1), model, steps=2)
+    return stepped_with(model, model.parameters(), steps=2, weight_decay=0.0)
 
 
 @incident("decay is missing")
 def a_decay_that_products_in_16_bits_would_hide() -> Any:
     model = make_model((64, 64))
-    with torch.no_grad():
-        model[0].mul_(0.02)
-    optimizer = torch.optim.Muon(model.parameters(), lr=0.02, weight_decay=0.0)
-    return audited(optimizer, model, rule=Muon(weight_decay=0.1))
+    model[0].data.mul_(0.02)
+    return audited(torch.optim.Muon(model.parameters(), lr=0.02, weight_decay=0.0), model, rule=Muon(weight_decay=0.1))
 
 
 @incident("lost in rounding to bfloat16: 1")
@@ -195,68 +177,44 @@ def weights_whose_steps_round_to_nothing() -> Any:
 
 @incident("not finite in 8 of 128 elements, 8 of them where the gradient is 0, and the page's step is finite")
 def nan_at_a_zero_gradient() -> Any:
-    class NormalizedMuon(Simple):
-        def direction(self, p: Any, state: Any, group: Any) -> Any:
-            update = orthogonal(self.momentum(p, state))
-            return update / update.norm(dim=1, keepdim=True) * 2**0.5
+    def by_rows(p: Any, state: Any) -> Any:
+        update = orthogonal(momentum(p, state))
+        return update / update.norm(dim=1, keepdim=True) * 2**0.5
 
     model = make_model((16, 8))
     model[0].grad[3] = 0
-    return audited(NormalizedMuon(model.parameters()), model, rule=Muon(nesterov=False, normalize="rows"))
+    return moving_along(by_rows, Muon(nesterov=False, normalize="rows"), model)
 
 
 @incident("its state 'line_squares' is 2 times that of the page")
 def second_moment_after_scaling() -> Any:
-    class NorMuon(Simple):
-        def direction(self, p: Any, state: Any, group: Any) -> Any:
-            update = orthogonal(self.momentum(p, state))
-            scaled = update * 2**0.5  # before its squares are averaged
-            squares = state.setdefault("line_squares", torch.zeros(p.shape[0], 1))
-            squares.lerp_(scaled.square().mean(1, keepdim=True), 0.05)
-            update = scaled / squares.sqrt()
-            return update * scaled.norm() / update.norm()
+    def by_rows(p: Any, state: Any) -> Any:
+        scaled = orthogonal(momentum(p, state)) * 2**0.5  # before its squares are averaged
+        squares = state.setdefault("line_squares", torch.zeros(p.shape[0], 1))
+        update = scaled / squares.lerp_(scaled.square().mean(1, keepdim=True), 0.05).sqrt()
+        return update * scaled.norm() / update.norm()
 
-    model = make_model((16, 8))
-    return audited(NorMuon(model.parameters()), model, rule=Muon(nesterov=False, normalize="rows", ns_dtype="float32"))
+    return moving_along(by_rows, Muon(nesterov=False, normalize="rows", ns_dtype="float32"))
 
 
 @incident("as with scaling='optax'; it has 'original'")
 def a_transposed_fan_in_on_a_convolution() -> Any:
-    class ConvMuon(Simple):
-        def direction(self, p: Any, state: Any, group: Any) -> Any:
-            rows, columns = p.shape[0], p[0].numel()
-            return (orthogonal(self.momentum(p, state)) * max(1, columns / rows) ** 0.5).reshape(p.shape)
-
+    scale = (4 * 3 * 3 / 16) ** 0.5
     model = make_model((16, 4, 3, 3))
-    return audited(ConvMuon(model.parameters()), model, rule=PAGE)
+    return moving_along(lambda p, state: (orthogonal(momentum(p, state)) * scale).reshape(p.shape), PAGE, model)
 
 
 @incident("decay is coupled: added to the gradient")
 def a_fused_adamw_with_the_decay_of_adam() -> Any:
-    class FusedAdamW(torch.optim.AdamW):
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                group["decoupled_weight_decay"] = False
-            super().step()
-            for group in self.param_groups:
-                group["decoupled_weight_decay"] = True
-
     model = make_model()
-    return audited(FusedAdamW(model.parameters(), weight_decay=0.1), model, steps=2)
+    return stepped_with(model, model.parameters(), steps=2, decoupled_weight_decay=False)
 
 
 @incident("with weight_decay=0.5 of group 1; its own is 0.1")
 def decay_by_another_groups_value() -> Any:
-    class LastGroup(torch.optim.AdamW):
-        def step(self, closure: Any = None) -> None:
-            first, last = self.param_groups
-            first["weight_decay"] = last["weight_decay"]
-            super().step()
-            first["weight_decay"] = 0.1
-
     model = make_model()
-    groups = [{"params": [model[0]], "weight_decay": 0.1}, {"params": [model[1]], "weight_decay": 0.5}]
-    return audited(LastGroup(groups), model, steps=1)
+    groups = [{"params": [model[0]]}, {"params": [model[1]], "weight_decay": 0.5}]
+    return stepped_with(model, groups, weight_decay=0.5)
 
 
 @incident("its state momentum_buffer is in 16 bits, and it is in float32")
@@ -273,11 +231,10 @@ def state_cast_on_load() -> Any:
 
 @incident("not moved: its gradient is 0, and the page moves by its state")
 def an_expert_without_tokens_is_skipped() -> Any:
-    class SkipsExperts(torch.optim.AdamW):
+    class SkipsExperts(AdamWOfTorch):  # type: ignore[misc]
         def step(self, closure: Any = None) -> None:
-            for p in (p for group in self.param_groups for p in group["params"]):
-                if p.grad is not None and not p.grad.any():
-                    p.grad = None
+            for p in self.param_groups[0]["params"]:
+                p.grad = p.grad if p.grad.any() else None
             super().step()
 
     model = make_model((16, 8), (16, 8))
@@ -287,7 +244,7 @@ def an_expert_without_tokens_is_skipped() -> Any:
 @incident("the lr of group 1 is 1 of its first, and that of others is 0.5")
 def a_scheduler_that_moves_one_of_two() -> Any:
     model = make_model((16, 8), (16, 8), (8,))
-    pair = [torch.optim.SGD([*model][:1], lr=0.1), torch.optim.AdamW([*model][1:])]
+    pair = [torch.optim.SGD([*model][:1], lr=0.1), AdamWOfTorch([*model][1:])]
     torch.optim.lr_scheduler.LambdaLR(pair[0], lambda t: 0.5)
     pair[1].param_groups[0]["initial_lr"] = 1e-3
     return audited(pair, model)
@@ -297,23 +254,26 @@ def a_scheduler_that_moves_one_of_two() -> Any:
 def an_overflow_that_nothing_caught() -> Any:
     model = make_model()
     model[0].grad[0, 0] = float("inf")
-    return audited(torch.optim.AdamW(model.parameters()), model)
+    return audited(AdamWOfTorch(model.parameters()), model)
 
 
 @incident("the joint norm of gradients is 1.000: they were clipped to it before the step")
 def gradients_clipped_before_the_step() -> Any:
     model = make_model()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return audited(torch.optim.AdamW(model.parameters()), model)
+    return audited(AdamWOfTorch(model.parameters()), model)
 
 
 @incident("with the state of '1'")
 def state_of_another_tensor() -> Any:
-    class Confused(torch.optim.AdamW):
+    class Confused(AdamWOfTorch):  # type: ignore[misc]
         def step(self, closure: Any = None) -> None:
-            first, second = self.param_groups[0]["params"]
-            self.state[first], self.state[second] = self.state[second], self.state[first]
+            self.swap()
             super().step()
+            self.swap()
+
+        def swap(self) -> None:
+            first, second = self.param_groups[0]["params"]
             self.state[first], self.state[second] = self.state[second], self.state[first]
 
     model = make_model((16, 8), (16, 8))
@@ -322,12 +282,7 @@ def state_of_another_tensor() -> Any:
 
 @incident("bias correction is missing")
 def a_bias_that_is_not_corrected() -> Any:
-    class Uncorrected(Simple):
-        def direction(self, p: Any, state: Any, group: Any) -> Any:
-            return 0.1 * p.grad / (0.001**0.5 * p.grad.abs() + 1e-8)
-
-    model = make_model()
-    return audited(Uncorrected(model.parameters()), model, rule=AdamW(weight_decay=0.0))
+    return moving_along(lambda p, state: 0.1 * p.grad / (0.001**0.5 * p.grad.abs() + 1e-8), AdamW(weight_decay=0.0))
 
 
 @pytest.mark.parametrize("name", INCIDENTS)

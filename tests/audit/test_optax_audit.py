@@ -14,7 +14,7 @@ import numpy as np  # noqa: E402
 
 import thalweg.optax  # noqa: E402
 from thalweg.audit import AuditError  # noqa: E402
-from thalweg.audit.report import AS_PAGE  # noqa: E402
+from thalweg.audit.causes import AS_PAGE  # noqa: E402
 from thalweg.rules import LAMB, RULES, SGD, AdamW, Rule  # noqa: E402
 
 

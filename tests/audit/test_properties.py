@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thalweg.torch
-from thalweg.audit.report import AS_PAGE
+from thalweg.audit.causes import AS_PAGE
 from thalweg.errors import NonFiniteError
 from thalweg.rules import RULES, Rule
 from thalweg.torch.exchange import to_tensor
 
-#: By day the same cases each time; others are drawn by `make test-all`.
-BY_DAY = "THALWEG_TESTS_SOON" in os.environ
 #: What a verdict may say of a step that is the page's: all of it, or that its dtype cannot hold it.
 SILENT = (AS_PAGE, "lost in rounding", "its gradient is not finite")
 

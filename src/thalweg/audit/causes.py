@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from thalweg.audit.page import SKIPPED, SMALL, Comparison, Step, norm, wide
-from thalweg.audit.report import AS_PAGE
-from thalweg.dtypes import NARROW
+from thalweg.dtypes import DTYPES, NARROW
 from thalweg.errors import OptimError
 from thalweg.rules import RULES, Rule
 from thalweg.rules.entries import Moment
 from thalweg.rules.options import alternatives, choices_of, hints_of
 
+#: The verdict on a step that is the page's.
+AS_PAGE = "as the page"
 #: A step whose number is so large that no bias is left to correct.
 LATE = 10**9
 #: How close two factors are that are told as one: figures are shown with as many digits.
@@ -26,56 +27,58 @@ Groups: TypeAlias = Sequence[Mapping[str, Any]]
 Variant: TypeAlias = tuple[str, Step]
 
 
-def find_verdict(step: Step, sample: Sequence[Step], groups: Groups) -> tuple[str, Comparison]:
-    """What became of a step in words, and how far it is from its page. groups: the options of all, with "lr"."""
-    compared, size, infinite = step.compare(), step.before.size, ~np.isfinite(step.after)
+def find_verdict(step: Step, compared: Comparison, sample: Sequence[Step], groups: Groups) -> str:
+    """What became of a step, in words. groups: the options of all, with "lr"."""
+    size, infinite, moves = step.before.size, ~np.isfinite(step.after), wide(step.page.delta) != 0
     if step.scale == SKIPPED:
-        verdict = "moved in a step that was to be skipped" if step.move.any() else AS_PAGE
-    elif missing := int((~np.isfinite(step.gradient)).sum()):
-        verdict = f"its gradient is not finite in {missing} of {size} elements"
-    elif infinite.any() and np.isfinite(compared.delta).all():
+        return "moved in a step that was to be skipped" if step.move.any() else AS_PAGE
+    if missing := int((~np.isfinite(step.gradient)).sum()):
+        return f"its gradient is not finite in {missing} of {size} elements"
+    if infinite.any() and np.isfinite(step.page.delta).all():
         at_zero = int((infinite & (step.gradient == 0)).sum())
         where = f", {at_zero} of them where the gradient is 0" if at_zero else ""
-        verdict = f"not finite in {int(infinite.sum())} of {size} elements{where}, and the page's step is finite"
-    elif compared.fits and (decay := find_hidden_decay(step)):
-        verdict = decay
-    elif compared.fits and 2 * compared.lost > compared.moved:
-        verdict = f"lost in rounding to {step.dtype}: {compared.lost} of {compared.moved} elements have not moved"
-    elif compared.fits:
-        verdict = AS_PAGE if compared.allowed < 1 else f"{AS_PAGE}, as far as {step.dtype} can tell"
-    elif step.move.any():
-        verdict = find_cause(step, sample, groups)
-    else:
-        verdict = "not moved" + ("" if step.gradient.any() else ": its gradient is 0, and the page moves by its state")
-    return verdict, compared
+        return f"not finite in {int(infinite.sum())} of {size} elements{where}, and the page's step is finite"
+    if compared.fits:
+        lost = int((moves & (step.move == 0)).sum())
+        if 2 * lost > moves.sum():
+            return f"lost in rounding to {step.dtype}: {lost} of {moves.sum()} elements have not moved"
+        can_tell = "" if compared.allowed < 1 else f", as far as {step.dtype} can tell"
+        return find_hidden_decay(step) or f"{AS_PAGE}{can_tell}"
+    if step.move.any():
+        return find_cause(step, sample, groups)
+    return "not moved" + ("" if step.gradient.any() else ": its gradient is 0, and the page moves by its state")
 
 
 def find_cause(step: Step, sample: Sequence[Step], groups: Groups) -> str:
     """The first variant that is what happened; else one along which the step went further; else the nearest."""
-    told, nearest = "", (-1.0, "")
+    told, least, nearest = "", 2.0, ""
     for words, variant in [("", step), *variants(step, sample, groups)]:
-        factor, cosine = project(variant)
-        nearest = max(nearest, (cosine, words or "its own"))
+        if not is_runnable(variant):
+            continue
         if words and fits(variant):
             return words
+        delta = wide(variant.page.delta)
+        factor = float((delta * step.move).sum()) / (norm(delta) ** 2 or 1.0)
+        apart = norm(step.move - delta) / norm(step.move)
+        if apart < least / 2:  # its own comes first, and another has to be much nearer
+            least, nearest = apart, f"; the nearest: {words or 'its own'}, off by {apart:.1e}"
         if not told and abs(factor - 1) > ALIKE and fits(variant, factor):
             told = f"{words}, {name_factor(step, factor)}" if words else name_factor(step, factor)
-    return told or f"along none of our pages; the nearest: {nearest[1]} (cosine {nearest[0]:.4f})"
+    return told or f"along none of our pages{nearest}"
 
 
-def project(step: Step) -> tuple[float, float]:
-    """How many times as far along its page a step went, and the cosine between the two; 0 if the page cannot be run."""
+def is_runnable(step: Step) -> bool:
+    """Whether the page can be run on this state, which may be another's, and moves it."""
     try:
-        delta = wide(step.page.delta)
-    except (OptimError, ValueError, TypeError, KeyError, IndexError):  # on a state that may be another's
-        return 0.0, 0.0
-    product, size = float((delta * step.move).sum()), norm(delta)
-    return (product / size**2, product / (size * norm(step.move))) if 0 < size < np.inf else (0.0, 0.0)
+        return bool(np.isfinite(step.page.delta).all()) and norm(step.page.delta) > 0
+    except (OptimError, ValueError, TypeError, KeyError, IndexError):
+        return False
 
 
 def fits(step: Step, factor: float = 1.0) -> bool:
     """Whether this is what happened, as far as dtypes can tell: most of the way has to be along the page."""
-    if project(step)[1] ** 2 < 0.5:
+    delta = factor * wide(step.page.delta)
+    if not norm(step.move - delta) < norm(delta):
         return False
     compared = step.compare(factor)
     return compared.fits and compared.allowed < 1
@@ -93,19 +96,16 @@ def find_hidden_decay(step: Step) -> str:
     By the part of the way that was gone from the page to the same page without decay, beside its standard error.
     """
     is_clear = step.before.size > ENOUGH and step.dtype not in NARROW and step.rule.is_decay_apart
-    if not step.decay or not is_clear or getattr(step.rule, "cautious_decay", False):
+    if not is_clear or not step.rate * step.decay or getattr(step.rule, "cautious_decay", False):
         return ""
     way = wide(step.with_options(weight_decay=0.0).page.delta) - wide(step.page.delta)
-    rest = step.move - wide(step.page.delta)
-    part = float((rest * way).sum() / np.square(way).sum()) if way.any() else 0.0
-    error = norm(rest - part * way) / norm(way) / way.size**0.5 if way.any() else 1.0
-    if abs(part) <= ERRORS * error + ALIKE:
+    rest, size = step.move - wide(step.page.delta), norm(way) or 1.0
+    part = float((rest * way).sum()) / size**2
+    rounded = DTYPES[step.dtype].rounding / abs(step.rate * step.decay)  # in 1 - lr * decay
+    if abs(part) <= ERRORS * norm(rest - part * way) / size / way.size**0.5 + rounded + ALIKE:
         return ""
-    return (
-        f"decay is of {(1 - part) * step.decay:.3g}, not {step.decay:g}"
-        if abs(part - 1) > ALIKE**0.5
-        else "decay is missing"
-    )
+    decay = (1 - part) * step.decay
+    return f"decay is of {decay:.3g}, not {step.decay:g}" if abs(part - 1) > 0.1 else "decay is missing"
 
 
 # ---- the page with one thing changed
@@ -131,13 +131,9 @@ def variants(step: Step, sample: Sequence[Step], groups: Groups) -> Iterator[Var
     yield "bias correction is missing", replace(step, t=LATE)
     for t in {1, step.t - 1, step.t + 1} - {0, step.t}:
         yield f"as if it were step {t}, and it is step {step.t}", replace(step, t=t)
-    yield "as if its state were all zero", replace(step, state={})
     for other in sample:
         if other is not step and other.before.shape == step.before.shape and type(other.rule) is type(rule):
             yield f"with the state of {other.name!r}", replace(step, state=other.state)
-            yield f"with the gradient of {other.name!r}", replace(step, gradient=other.gradient)
-    if step.scale != 1:
-        yield "gradients are not scaled, as clipping would", replace(step, scale=1.0)
     for name, value in flips(rule):
         yield f"as with {name}={value!r}; it has {getattr(rule, name)!r}", step.with_options(**{name: value})
     yield from other_pages(step)

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from thalweg.audit.causes import find_verdict
 from thalweg.audit.page import SKIPPED, Arr, Step
-from thalweg.audit.report import AuditError, Report, line_of
+from thalweg.audit.report import AuditError, Report, report_on
 from thalweg.boundary import seen
 from thalweg.dtypes import NARROW
 from thalweg.errors import StateError
@@ -103,9 +102,7 @@ def audit(
             "the solver has no transformation of thalweg.optax, and optax's do not tell their options: say the page, "
             "such as rule=thalweg.rules.AdamW(weight_decay=1e-4), and lr="
         )
-    lines = [line_of(step, *find_verdict(step, steps, [])) for step in steps]
-    faults = [f"{step.name}: {fault}" for step in steps for fault in step.faults_of_state()]
-    return Report(f"audit of one update: {len(steps)} tensors", lines, faults)
+    return report_on(f"audit of one update: {len(steps)} tensors", steps)
 
 
 def host(x: Any) -> Arr:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from thalweg.audit.causes import AS_PAGE, Groups, find_verdict
 from thalweg.audit.page import Comparison, Step
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError
 
-#: The verdict on a step that is the page's.
-AS_PAGE = "as the page"
 HEAD = ("name", "shape", "page", "lr", "decay", "state", "off", "allowed", "verdict")
 
 
@@ -76,7 +75,16 @@ class Report:
         return "\n".join([self.title, *rows, *beside])
 
 
-def line_of(step: Step, verdict: str, compared: Comparison) -> Line:
+def report_on(
+    title: str, steps: Sequence[Step], groups: Groups = (), faults: Iterable[str] = (), remarks: Iterable[str] = ()
+) -> Report:
+    """A report on steps. groups: of parameters, with their options and lr."""
+    lines = [line_of(step, step.compare(), steps, groups) for step in steps]
+    of_state = [f"{step.name}: {fault}" for step in steps for fault in step.faults_of_state()]
+    return Report(title, lines, [*of_state, *faults], [*dict.fromkeys(remarks)])
+
+
+def line_of(step: Step, compared: Comparison, steps: Sequence[Step], groups: Groups) -> Line:
     """The line of a tensor."""
     shape, dtypes = step.before.shape, step.state_dtypes
     treatment, page = step.rule.treatment(shape), type(step.rule).__name__
@@ -89,7 +97,7 @@ def line_of(step: Step, verdict: str, compared: Comparison) -> Line:
         "by the page" if step.lr is None else f"{step.rate:.4g}",
         f"{step.decay:g}",
         f"{state:.3g} B {', '.join(sorted(set(dtypes.values())))}",
-        verdict,
+        find_verdict(step, compared, steps, groups),
         compared.off,
         compared.allowed,
     )

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.audit.causes import find_verdict
 from thalweg.audit.model import faults_of_groups, remarks_on, replicas_apart, told_by_ranks
 from thalweg.audit.page import SKIPPED, Arr, Step
-from thalweg.audit.report import AuditError, Report, line_of
+from thalweg.audit.report import AuditError, Report, report_on
 from thalweg.audit.treated import Treated, list_treated, name_state, read_state
 from thalweg.boundary import seen
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError
 from thalweg.settings import Handling
 from thalweg.spaces import torch as xp
+from thalweg.spaces.torch_sums import squares_of_each
 from thalweg.storage import RECORD, SPIKES, arithmetic
 from thalweg.torch.sharding.shards import count_ranks, whole
 from thalweg.torch.step.joint import decide
@@ -60,7 +60,7 @@ class Audit:
         return str(self._report or "an audit that has seen no step")
 
     def __enter__(self) -> Audit:
-        self._depth, self._problem, self._joint = 0, "", 0.0
+        self._depth, self._stepped, self._problem, self._joint = 0, 0, "", 0.0
         #: The optimizers whose steps have begun, and those whose gradients were there.
         self._begun, self._given = list[int](), list[int]()
         self._taken: list[tuple[Treated, Step]] = []
@@ -116,6 +116,7 @@ class Audit:
             return
         try:
             stepped = [one for one in list_treated(optimizer, self.rule) if one.treatment.p.grad is not None]
+            self._stepped += len(stepped)
             scale, joint = scale_all(optimizer, stepped)
             self._joint = math.hypot(self._joint, joint)
             sampled = [one for one in stepped if id(one.treatment.p) in self._before]
@@ -145,6 +146,7 @@ class Audit:
             dtype=dtype,
             arithmetic=arithmetic(dtype) if one.is_ours else narrowest,
             sums="float64" if one.is_ours else arithmetic(dtype),
+            on_gpu=p.is_cuda,
             biases="" if one.is_ours else "float64",
             drawn_by=name,
         )
@@ -160,16 +162,16 @@ class Audit:
                 "step() once in the with block. A GradScaler that found infinities, a replayed graph and "
                 "step_parameter() take none"
             )
+        if not self._problem and not self._stepped:
+            self._problem = "no parameter had a gradient: call backward() before step()"
         if problem := next(filter(None, told_by_ranks(self._problem)), ""):
             raise AuditError(problem)
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         treated, steps = [one for one, _ in self._taken], [complete(*each) for each in self._taken]
-        lines = [line_of(step, *find_verdict(step, steps, groups)) for step in steps]
-        of_state = [f"{step.name}: {fault}" for step in steps for fault in step.faults_of_state()]
-        faults = [*faults_of_groups(groups, self.model, steps), *of_state, *replicas_apart(steps)]
+        faults = [*faults_of_groups(groups, self.model, steps), *replicas_apart(steps)]
         named, size = ", ".join(type(each).__name__ for each in self.optimizers), sum(len(g["params"]) for g in groups)
         title = f"audit of {named}: {len(steps)} of {size} tensors, joint norm of gradients {self._joint:.4g}"
-        return Report(title, lines, faults, [*dict.fromkeys(remarks_on(treated, steps, self._joint))])
+        return report_on(title, steps, groups, faults, remarks_on(treated, steps, self._joint))
 
 
 #: Around one step: copy a sample of tensors, replay the step by its page in float64, and say where it differs.
@@ -190,10 +192,10 @@ def complete(one: Treated, step: Step) -> Step:
 def unwrapped(optimizer: Any) -> Iterator[torch.optim.Optimizer]:
     """The optimizers of torch that are given, or within a wrapper."""
     inner = getattr(optimizer, "optimizers", None) or getattr(optimizer, "optimizer", None)
-    several = optimizer if isinstance(optimizer, (list, tuple)) else inner
-    if several is not None:
-        for each in several if isinstance(several, (list, tuple)) else [several]:
-            yield from unwrapped(each)
+    if isinstance(optimizer, (list, tuple)):
+        yield from (single for one in optimizer for single in unwrapped(one))
+    elif inner is not None:
+        yield from unwrapped(inner)
     elif isinstance(optimizer, torch.optim.Optimizer):
         yield optimizer
     else:
@@ -213,32 +215,30 @@ def host(x: Tensor) -> Arr:
 
 def choose(optimizers: Sequence[torch.optim.Optimizer], memory: int) -> list[Tensor]:
     """All parameters, or of each kind the smallest and the largest, of which copies fit into so many bytes."""
-    kinds: dict[Any, list[tuple[int, int, Tensor]]] = defaultdict(list)
+    kinds: dict[Any, list[tuple[int, Tensor]]] = defaultdict(list)
     for optimizer in optimizers:
         for index, group in enumerate(optimizer.param_groups):
-            for place, p in enumerate(group["params"]):
+            for p in (p for p in group["params"] if p.requires_grad and p.numel()):
                 state = sum(e.numel() for e in optimizer.state.get(p, {}).values() if isinstance(e, Tensor))
                 size = (3 * p.numel() + (state or 2 * p.numel())) * (8 if p.dtype is torch.float64 else 4)
-                if p.requires_grad and p.numel():
-                    kinds[id(optimizer), index, p.ndim, p.dtype].append((size, place, p))
-    sized = [sorted(kind, key=lambda one: one[:2]) for kind in kinds.values()]
-    if sum(size for kind in sized for size, *_ in kind) <= memory:
-        return [p for kind in kinds.values() for *_, p in kind]
-    chosen = list[Tensor]()
-    for which in (0, -1):
-        for i, kind in enumerate(sorted(sized, key=lambda kind: kind[-1][0])):
-            share = memory // (len(kinds) - i) if which else memory
-            fitting = [(size, p) for size, _, p in kind if size <= share]
-            if fitting and not any(fitting[which][1] is p for p in chosen):
-                memory -= fitting[which][0]
-                chosen.append(fitting[which][1])
-    return chosen
+                kinds[id(optimizer), index, p.ndim, p.dtype].append((size, p))
+    if sum(size for kind in kinds.values() for size, _ in kind) <= memory:
+        return [p for kind in kinds.values() for _, p in kind]
+    chosen: dict[int, Tensor] = {}
+    for which in (min, max):
+        for kind in sorted(kinds.values(), key=lambda kind: max(size for size, _ in kind)):
+            if fitting := [(size, p) for size, p in kind if size <= memory]:
+                size, p = which(fitting, key=lambda one: one[0])
+                memory -= 0 if id(p) in chosen else size
+                chosen[id(p)] = p
+    return list(chosen.values())
 
 
 def scale_all(optimizer: torch.optim.Optimizer, stepped: Sequence[Treated]) -> tuple[float, float]:
     """What multiplies all gradients in a step, by a GradScaler, clipping and spikes; and their joint norm."""
     gradients = [whole(one.treatment.p.grad.detach()) for one in stepped if one.treatment.p.grad is not None]
-    squares = torch.stack([g.double().square().sum().cpu() for g in gradients] or [torch.zeros(())])
+    wide = [squares_of_each([g], torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+    squares = torch.cat([each.double().cpu() for each in wide] or [torch.zeros(1)])
     handling = stepped[0].treatment.setting.handling if stepped else Handling()
     scaler, infinite = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     unscale = None if scaler is None else 1 / scaler.double().cpu()
