@@ -14,7 +14,7 @@ CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "rules": (4540, ("src/thalweg/rules/",)),
     "spaces and programs": (3438, ("src/thalweg/spaces/", "src/thalweg/programs/")),
-    "kernels/triton": (4064, ("src/thalweg/kernels/triton/",)),
+    "kernels/triton": (4024, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (4995, ("src/thalweg/kernels/",)),
     "torch": (8545, ("src/thalweg/torch/",)),
     "optax": (4040, ("src/thalweg/optax/",)),

@@ -150,7 +150,7 @@ class Passes:
             cuts = cut_to_measure(seen, vector)
             self.statistics = Statistics(printed.statistics, cuts, uploads)
             self.measuring = Grid(cuts, vector, self.statistics, uploads, MEASURING.warps)
-            cuts = cut_to_step(seen, vector)
+            cuts = cut_to_step(seen)
             self.stepping = Grid(cuts, vector, self.statistics, uploads, STEPPING.warps)
         sums = max(1, printed.begins[-1])
         self.partials = uploads.empty((sums, self.stepping.count))

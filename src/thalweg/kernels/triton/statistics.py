@@ -59,7 +59,7 @@ class Statistics:
         self.totals = [self.sums[begin:end] for begin, end in itertools.pairwise(ends)]
         table = array("q")
         for place, cut in enumerate(cuts):
-            table.extend((*cut.matrices[1:], cut.stride, cut.along, *cut.matrices.entries))
+            table.extend((*cut.matrices[1:], cut.along, *cut.matrices.entries))
             for i in range(len(statistics)):
                 begins = starts[i * len(cuts) + place], starts[(len(statistics) + i) * len(cuts) + place]
                 table.extend((*begins, lengths[place][i], copies[place][i]))

@@ -81,7 +81,7 @@ def pass_{{number}}(
     {CONSTANTS},
     BACKWARDS: tl.constexpr, MODES: tl.constexpr,{{dtypes}}
     PLAIN_VECTOR: tl.constexpr, PLAIN_LINES: tl.constexpr, PLAIN_STEPS: tl.constexpr, PLAIN_WIDTH: tl.constexpr,
-    COMB_VECTOR: tl.constexpr, COMB_LINES: tl.constexpr, COMB_STEPS: tl.constexpr, COMB_WIDTH: tl.constexpr,
+    MIXED_VECTOR: tl.constexpr, MIXED_LINES: tl.constexpr, MIXED_STEPS: tl.constexpr, MIXED_WIDTH: tl.constexpr,
     DEEP_VECTOR: tl.constexpr, DEEP_LINES: tl.constexpr, DEEP_STEPS: tl.constexpr, DEEP_WIDTH: tl.constexpr,
 ):
     \"\"\"{{words}}.\"\"\"
@@ -143,7 +143,7 @@ def keep(
 def modes(number: int, entries: int) -> list[str]:
     """Lines that call what goes through a tile, by the mode of its blocks."""
     lines, flags = [], ", ".join([*FLAGS, *(f"S{i}_DTYPE" for i in range(entries))])
-    for form, mode in enumerate(("PLAIN", "COMB", "DEEP")):
+    for form, mode in enumerate(("PLAIN", "MIXED", "DEEP")):
         sizes = ", ".join(f"{mode}_{size}" for size in ("VECTOR", "LINES", "STEPS", "WIDTH"))
         given = [f"tile, part, row, tensor, rows, gradients, sums, {GIVEN},", f"{flags},", f"{form}, {sizes},"]
         call = [f"tile_{number}(", *indented(given, 4), ")"]

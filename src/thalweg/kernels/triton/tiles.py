@@ -11,14 +11,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from thalweg.kernels.triton.cuts import COMB, DEEP, PLAIN, Cut, Form
+from thalweg.kernels.triton.cuts import DEEP, MIXED, PLAIN, Cut, Form
 
 # Columns of the table of tiles: whose it is, its place among its owner's, which matrix of its owner, where it lies
 # there, its rows, and the mode of its blocks.
 OWNER, PIECE, MATRIX, DOWN, ALONG, BEHIND, FIRST_ROW, END_ROW, FORM, TILE = (tl.constexpr(c) for c in range(10))
-# Columns of the table of tensors: what a tensor is seen as, the stride of combs, how many tiles a line has where sums
-# are made, and how many entries there are for rows, columns and matrices. Behind them: facts of statistics.
-ROWS, BETWEEN, ACROSS, AFTER, STRIDE, ALONGS, ENTRIES, GEOMETRY = (tl.constexpr(c) for c in (0, 1, 2, 3, 4, 5, 6, 9))
+# Columns of the table of tensors: what a tensor is seen as, how many tiles a line has where sums are made, and how many
+# entries there are for rows, columns and matrices. Behind them: facts of statistics.
+ROWS, BETWEEN, ACROSS, AFTER, ALONGS, ENTRIES, GEOMETRY = (tl.constexpr(c) for c in (0, 1, 2, 3, 4, 5, 8))
 
 
 class Grid:
@@ -43,7 +43,7 @@ class Grid:
         """What kernels are compiled for. aligned: whether addresses allow the widest loads."""
         vector = self.vector if aligned else 1
         constants = {"MODES": sum(1 << mode for mode in self.forms)}
-        for mode, name in ((PLAIN.value, "PLAIN"), (COMB.value, "COMB"), (DEEP.value, "DEEP")):
+        for mode, name in ((PLAIN.value, "PLAIN"), (MIXED.value, "MIXED"), (DEEP.value, "DEEP")):
             form = self.forms.get(mode, Form(mode, 1))
             constants |= {f"{name}_LINES": form.lines, f"{name}_STEPS": form.steps, f"{name}_WIDTH": form.width}
             constants[f"{name}_VECTOR"] = vector if self.divisors.get(mode, 1) % vector == 0 else 1
@@ -52,10 +52,7 @@ class Grid:
 
 def divisor_of(cut: Cut) -> int:
     """What divides the length of each line, and all places in it where loads begin."""
-    if cut.form.mode == DEEP.value:
-        return cut.matrices.after
-    line = cut.matrices.columns * cut.matrices.after
-    return math.gcd(line, cut.stride) if cut.form.mode == COMB.value else line
+    return cut.matrices.after * (1 if cut.form.mode == DEEP.value else cut.matrices.columns)
 
 
 def table_of(cuts: Sequence[Cut]) -> array[int]:
@@ -93,18 +90,13 @@ def lanes_of(
     if VECTOR > 1:
         line = line // VECTOR * VECTOR  # so it is anyway: compilers see that no load is cut short
     step, lane = tl.arange(0, STEPS)[None, :, None], tl.arange(0, WIDTH)[None, None, :]
-    if MODE == PLAIN:
+    if MODE != DEEP:
         position = along * WIDTH + lane
         inside = lane < line - along * WIDTH
-        behind = tl.zeros((1, 1, 1), tl.int64)
-    elif MODE == COMB:
-        stride = tl.load(tensor + STRIDE)
-        if VECTOR > 1:
-            stride = stride // VECTOR * VECTOR
-        start = along * STEPS * stride
-        position = start + (step * stride + lane)
-        inside = (lane < stride) & (step * stride + lane < line - start)
-        behind = lane % after
+        if MODE == PLAIN:
+            behind = tl.zeros((1, 1, 1), tl.int64)
+        else:
+            behind = ((along * WIDTH % after).to(tl.int32) + lane) % after.to(tl.int32)
     else:
         column, behind = along * STEPS + step, tl.load(tile + BEHIND).to(tl.int64) * WIDTH + lane
         position = column * after + behind
@@ -124,7 +116,7 @@ def groups_at(origin, first, end, between, run, along, GROUP: tl.constexpr, LINE
 @triton.jit
 def by_place(x, MODE: tl.constexpr):
     """Sums over the columns of a block, for each line and each place behind columns."""
-    tl.static_assert(MODE != COMB)
+    tl.static_assert(MODE != MIXED)
     if MODE == PLAIN:
         return tl.sum(tl.sum(x, 2), 1)[:, None, None]
     else:
