@@ -12,20 +12,20 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 #: Of each room: the most lines, and where they are. A path belongs to the first room that names the start of it.
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "rules": (4540, ("src/thalweg/rules/",)),
-    "spaces and programs": (3435, ("src/thalweg/spaces/", "src/thalweg/programs/")),
-    "kernels/triton": (4022, ("src/thalweg/kernels/triton/",)),
+    "rules": (4650, ("src/thalweg/rules/",)),
+    "spaces and programs": (3490, ("src/thalweg/spaces/", "src/thalweg/programs/")),
+    "kernels/triton": (4080, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (4995, ("src/thalweg/kernels/",)),
-    "torch": (8545, ("src/thalweg/torch/",)),
-    "optax": (4040, ("src/thalweg/optax/",)),
-    "numpy": (965, ("src/thalweg/numpy/",)),
+    "torch": (8550, ("src/thalweg/torch/",)),
+    "optax": (4010, ("src/thalweg/optax/",)),
+    "numpy": (955, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
     "plan": (610, ("src/thalweg/plan/",)),
-    "check and audit": (4690, ("src/thalweg/check/", "src/thalweg/audit/")),
+    "check and audit": (4590, ("src/thalweg/check/", "src/thalweg/audit/")),
     "show and integrations": (1165, ("src/thalweg/show/", "src/thalweg/integrations/")),
-    "top-level modules": (2885, ("src/thalweg/",)),
-    "tests": (27380, ("tests/",)),
-    "tools": (1000, ("tools/",)),
+    "top-level modules": (2860, ("src/thalweg/",)),
+    "tests": (27255, ("tests/",)),
+    "tools": (1100, ("tools/",)),
     "words of the docs": (40000, ("docs/", "README.md")),
 }
 

@@ -426,7 +426,7 @@ PINNED = [
     ),
     *pin("one's own, by sizes", (*CPU, "optax native", *ARRAYS, *GPU), Sized, SIZED, lr=0.01, strict=False),
     *pin("powers", (*CPU, "optax native", *ARRAYS, *LISTS, *GPU), Powers, SHAPES, lr=0.001),
-    *pin("powers", (*CPU, *GPU), Powers, SHAPES, lr=0.001, whole=2.0),
+    *pin("powers", (*CPU, *GPU), Powers, SHAPES, lr=0.001, whole=2.0, on_nonfinite="skip"),
     *pin("derived, by sizes", ("torch native", *LISTS, *GPU), Narrowed, SIZED, strict=False, **FACTORED),
     *pin("grafted by sizes", (*ARRAYS, *TORCH), "AdamW", SIZED, lr=0.01, strict=False, graft=FACTORS),
     *pin("one's own, stacks", GPU, Outer, {"cube": (3, 4, 5)}, lr=0.01, stacked_axes=1, steps=2),

@@ -49,14 +49,14 @@ class Sized(Signed):
 
 @dataclass(frozen=True, kw_only=True)
 class Powers(Signed):
-    """One with powers of what may be negative, whose exponents stand in the rule or are options."""
+    """One with powers of what may be negative, whose exponents stand in the rule or are options, and without sums."""
 
     whole: float = 3.0
 
     def update(self, xp: Any, g: Any, s: Any, p: Any, *, lr: Any, lr_scale: Any = 1.0, **rest: Any) -> Update:
         m = average(s["exp_avg"], g, 1 - self.beta)
         u = g**2 + g**3 + m**7 + m**self.whole + (m - 4.0) ** -1 + (1.0 + p**4) ** -0.5 + 2.0**m
-        return Update(u * (-lr * lr_scale), {"exp_avg": m})
+        return Update(u * (-lr * lr_scale), {"exp_avg": m}, True, {"rate": lr * lr_scale})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ class Lowered:
         self.between: list[Mapping[str, Block]] = []
         for number in range(self.last + 1):
             blocks = {kind: self.lower_small(number, kind, guarded=guarded) for kind in SMALL}
-            blocks[TENSOR] = self.lower_tensors(number)
+            blocks[TENSOR] = self.lower_tensors(number, guarded=guarded)
             self.between.append({kind: block for kind, block in blocks.items() if block.keeps or block.stores})
 
     # ---- when and where values are known
@@ -134,11 +134,12 @@ class Lowered:
         written = [key for key in self.small if self.domain_of(key) == kind and number == self.settled and not guarded]
         return Block(lines.statements, keeps, {key: lines.number(self.small[key]) for key in written})
 
-    def lower_tensors(self, number: int) -> Block:
+    def lower_tensors(self, number: int, *, guarded: bool) -> Block:
         """What is computed for each tensor after a pass, for those that follow and for people to look at."""
         lines, finite = KeptLines(self, number, between=True), self.program.finite
         keeps: dict[Any, Argument] = {v: lines.number(v) for v in self.figures if self.stage_of(v) == number}
-        if number == max(self.last - 1, 0) and self.rounds_before(finite) <= number + 1:
+        is_known = number == max(self.last - 1, 0) and self.rounds_before(finite) <= number + 1
+        if is_known and (guarded or self.last or isinstance(finite, Value)):  # else nothing needs a launch
             keeps[FINITE] = lines.number(finite)
         return Block(lines.statements, keeps)
 
@@ -161,10 +162,11 @@ class Lines:
         """What is not computed here: how it is written down. None: it is computed."""
         raise NotImplementedError
 
-    def let(self, value: Any, op: str, args: tuple[Argument, ...], source: Any = None) -> str:
+    def let(self, value: Any, op: str, args: tuple[Argument, ...], source: Any = None, known_as: Any = None) -> str:
+        """The name of a new statement, which is that of the value, or of what it is known as."""
         name = self.name(value)
         self.statements.append(Statement(name, op, args, self.find(value), value if source is None else source))
-        return self.known.setdefault((value, op) if value in self.known else value, name)
+        return self.known.setdefault(value if known_as is None else known_as, name)
 
     def write(self, operand: Any) -> Argument:
         """The name of a value after the statements that compute it, or a number."""
@@ -189,7 +191,8 @@ class Lines:
         name = self.write(operand)
         if name not in self.truths:
             return name
-        return self.known.get((operand, "where")) or self.let(operand, "where", (name, 1.0, 0.0))
+        key = operand, "number"
+        return self.known.get(key) or self.let(operand, "where", (name, 1.0, 0.0), known_as=key)
 
     def truth(self, operand: Any) -> Argument:
         """A truth as a mask: numbers are what is kept of it, and what the host computes."""
@@ -198,9 +201,10 @@ class Lines:
         name = self.write(operand)
         if name in self.truths:
             return name
-        known = self.known.get((operand, "ne")) or self.let(operand, "ne", (name, 0.0))
-        self.truths.add(known)
-        return known
+        key = operand, "truth"
+        mask = self.known.get(key) or self.let(operand, "ne", (name, 0.0), known_as=key)
+        self.truths.add(mask)
+        return mask
 
     def write_pass(
         self, program: Program, loads: Mapping[str, Value], sums: Iterable[Value], writes: Collection[str]

@@ -214,6 +214,8 @@ class Passes:
                 yield self.sums[number]
             self.compute_after(step, number)
         if self.guarded:
+            if not self.last:  # nothing was measured: whether steps are finite follows from nothing
+                self.compute_after(step, 0)
             self.go(step, self.last, REHEARSE)
             add_up(self.compiled, self.partials[:1], self.stepping.begins, self.failures)
             self.keep(step, REHEARSE)
@@ -289,8 +291,8 @@ class Passes:
 
     def compute_after(self, step: Step, number: int) -> None:
         """What follows from the sums of a pass, for rows, columns, matrices and tensors."""
-        tables, statistics = self.tables, self.statistics
-        between = (None, None) if statistics is None else (statistics.tensors, statistics.sums)
+        tables, own = self.tables, self.statistics
+        tensors, sums = (None, None) if own is None else (own.tensors, own.sums)
         if len(blocks := self.blocks[number]):
             self.compiled.run(
                 self.kernels[f"between_{number}"],
@@ -299,9 +301,9 @@ class Passes:
                     tables.rows,
                     self.counts,
                     self.options,
-                    between[0],
+                    tensors,
                     blocks,
-                    between[1],
+                    sums,
                     self.totals,
                     step.allowed,
                     step.lr,
@@ -319,7 +321,8 @@ class Passes:
                     tables.rows,
                     self.counts,
                     self.options,
-                    *between,
+                    tensors,
+                    sums,
                     self.totals,
                     self.figures,
                     step.lr,

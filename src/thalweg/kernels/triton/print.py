@@ -14,6 +14,7 @@ from typing import Any
 
 from thalweg.kernels.text import ARITHMETIC, block, functions_in, indented, summand
 from thalweg.kernels.triton import templates
+from thalweg.kernels.triton.admission import ROOM
 from thalweg.kernels.triton.memory import Memory, Stored
 from thalweg.kernels.triton.statistics import Statistic
 from thalweg.programs.extents import COLUMN, ELEMENT, HOST, MATRIX, ROW, SMALL, TENSOR, Kinds
@@ -52,13 +53,16 @@ NAMES = """
 after allowed along begin behind between block blocks chunk chunk_count chunks column_entry columns_of_whole count
 counts down elements_of_whole end entry factor failures figures first g_base g_place grad_scale gradients groups
 groups_mask i index inside is_first kind left line lr lr_scale mask matrix matrix_entry matrix_mask mode new nothing
-now numbers offset origin p_base p_place p_scales part partials parts piece place position record_base record_place row
-row_entry row_mask rows rows_of_whole run stored sums tensor tensors tile tiles tl totals which
-as_stored by_neighbours decoded failures_at gradient_factor is_allowed is_idle kept loaded number_kept number_of
-step_number address by_place copy_of draws_of first_of groups_at half_of lanes_of matrix_of_column matrix_of_row pointer
-quotient read_codes record_of rounded statistic_of store_coded with_record
+now numbers offset origin p_base p_codes p_place p_scale p_scale_base p_scales part partials parts piece place
+position record_base record_place row row_entry row_mask rows rows_of_whole run stored sums tensor tensors tile tiles
+tl totals which as_stored by_neighbours decoded failures_at gradient_factor is_allowed is_idle kept loaded number_kept
+number_of step_number address by_place copy_of draws_of first_of groups_at half_of lanes_of matrix_of_column
+matrix_of_row pointer quotient read_codes record_of rounded statistic_of store_coded with_record
 """
-RESERVED = frozenset((*NAMES.split(), *functions_in(TEXTS.values())))
+#: And those that have numbers, of sums, of what is kept and of arrays.
+NUMBERED = {f"{word}_{i}" for word in ("draws", "home", "kept", "sum", "term") for i in range(100)}
+PARTS = {f"s{i}_{word}" for word in ("base", "codes", "place", "scale", "scale_base", "scales") for i in range(ROOM)}
+RESERVED = frozenset((*NAMES.split(), *NUMBERED, *PARTS, *functions_in(TEXTS.values())))
 #: Inputs that are one number for each tensor. mask: ", mask" where many tensors are looked at together.
 SCALAR_INPUTS = {
     "t": "step_number(rows, row{mask})",
@@ -381,23 +385,20 @@ class PassText:
                 self.loads.append(f"    {name}_place = tl.multiple_of({name}_place, (1, 1, 16))")
             else:
                 self.loads.append(f"{name}_place = {name}_base + {memory.first} + {memory.index}")
-        if coded := [memory.short(key) for key in keys if memory.is_coded(key)]:
+        if coded := {memory.short(key): memory.scales(key) for key in keys if memory.is_coded(key)}:
+            self.bases += [f"{name}_scale_base = {scales}" for name, scales in coded.items()]
             self.loads += templates.GROUPS_OF_TILES if self.is_tiled else templates.GROUPS_OF_CHUNKS
-            coded_keys = filter(memory.is_coded, keys)
-            self.bases += [f"{memory.short(key)}_scale_base = {memory.scales(key)}" for key in coded_keys]
             self.loads += [f"{name}_scales = {name}_scale_base + groups" for name in coded]
         for key, name in loads.items():
             if memory.is_coded(key):  # which become numbers where they are first needed
                 self.codes[name] = memory.short(key)
                 self.loads.append(memory.read_codes(key))
                 continue
-            factor = ""
-            if key == GRADIENT:
-                factor = " * gradient_factor(numbers, grad_scale, SCALED)"
-                if self.is_tiled:
-                    self.once.append(f"factor ={factor[2:]}")
-                    factor = " * factor"
-            self.loads.append(f"{name} = {memory.read(key)}{factor}")
+            factor = "gradient_factor(numbers, grad_scale, SCALED)"
+            if key == GRADIENT and self.is_tiled:
+                self.once.append(f"factor = {factor}")
+                factor = "factor"
+            self.loads.append(f"{name} = {memory.read(key)}{f' * {factor}' if key == GRADIENT else ''}")
 
     def decoded(self, name: Any) -> str:
         """The name of a number, or the number, after the line that decodes it."""
@@ -476,7 +477,7 @@ class PassText:
             shared.setdefault((added.term, added.value.is_squared), []).append(added)
         for targets in shared.values():
             first, place = targets[0], self.printed.gathered[targets[0].value]
-            x, total = f"x_{place}", f"sum_{place}"
+            x, total = f"term_{place}", f"sum_{place}"
             home = adding if first.source in (ROW, ELEMENT) else self.once
             home.append(f"{x} = {self.summed(first)}")
             if first.source == ROW or (first.source == ELEMENT and {added.domain for added in targets} != {ROW}):

@@ -95,22 +95,25 @@ def pass_{{number}}(
     tensor, mode = tensors + row * TENSOR, tl.load(tile + FORM)
 {{modes}}
 """
-BETWEEN = """\
-@triton.jit
-def between_{number}(
-    rows, counts, numbers, tensors, blocks, sums, totals, allowed, lr, lr_scale,
-    ALLOWED: tl.constexpr,{dtypes} BLOCK: tl.constexpr,
-):
-    \"\"\"What holds for each row, column and matrix, from sums.\"\"\"
+#: Which rows, columns or matrices a program has.
+ENTRY = """\
     which, block = tl.load(blocks + 2 * tl.program_id(0)), tl.load(blocks + 2 * tl.program_id(0) + 1)
     row, kind = (which // KINDS).to(tl.int64), which % KINDS
     tensor = tensors + row * TENSOR
     entry = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = entry < tl.load(tensor + ENTRIES + kind)
+    mask = entry < tl.load(tensor + ENTRIES + kind)"""
+BETWEEN = f"""\
+@triton.jit
+def between_{{number}}(
+    rows, counts, numbers, tensors, blocks, sums, totals, allowed, lr, lr_scale,
+    ALLOWED: tl.constexpr,{{dtypes}} BLOCK: tl.constexpr,
+):
+    \"\"\"What holds for each row, column and matrix, from sums.\"\"\"
+{ENTRY}
     nothing = tl.zeros((BLOCK,), tl.float32)
     elements_of_whole, rows_of_whole = tl.load(counts + 3 * row), tl.load(counts + 3 * row + 1)
     columns_of_whole = tl.load(counts + 3 * row + 2)
-{body}
+{{body}}
 """
 DECIDE = """\
 @triton.jit
@@ -123,21 +126,17 @@ def decide_{number}(
     nothing = tl.zeros((BLOCK,), tl.float32)
 {body}
 """
-KEEP = """\
+KEEP = f"""\
 @triton.jit
 def keep(
     rows, tensors, blocks, sums, figures, failures, allowed, count,
-    STAGE: tl.constexpr, ALLOWED: tl.constexpr, GUARDED: tl.constexpr,{dtypes} BLOCK: tl.constexpr,
+    STAGE: tl.constexpr, ALLOWED: tl.constexpr, GUARDED: tl.constexpr,{{dtypes}} BLOCK: tl.constexpr,
 ):
     \"\"\"Write what was computed for rows and columns, or find out whether it can be stored.\"\"\"
-    which, block = tl.load(blocks + 2 * tl.program_id(0)), tl.load(blocks + 2 * tl.program_id(0) + 1)
-    row, kind = (which // KINDS).to(tl.int64), which % KINDS
+{ENTRY}
     if is_idle(figures, row, allowed, count, STAGE, ALLOWED, GUARDED):
         return
-    tensor = tensors + row * TENSOR
-    entry = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = entry < tl.load(tensor + ENTRIES + kind)
-{body}
+{{body}}
 """
 
 
