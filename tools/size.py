@@ -25,7 +25,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "show and integrations": (1165, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2860, ("src/thalweg/",)),
     "tests": (27255, ("tests/",)),
-    "tools": (1100, ("tools/",)),
+    "tools": (980, ("tools/",)),
     "words of the docs": (40000, ("docs/", "README.md")),
 }
 
