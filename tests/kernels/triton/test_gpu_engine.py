@@ -348,7 +348,7 @@ def test_bases_that_are_refreshed_together(options: dict[str, Any]) -> None:
     results = []
     for engine in ("reference", "fused"):
         named = parameters("float32", shapes)
-        optimizer = thalweg.torch.SOAP(named, engine=engine, precondition_frequency=2, **options)
+        optimizer = thalweg.torch.SOAP(named, engine=engine, precondition_frequency=2, weight_decay=5.0, **options)
         train(optimizer, named, gradients(6, "float32", shapes))
         results += [optimizer, named]
     reference, theirs, fused, ours = results
