@@ -349,7 +349,11 @@ def test_bases_that_are_refreshed_together(options: dict[str, Any]) -> None:
     for engine in ("reference", "fused"):
         named = parameters("float32", shapes)
         optimizer = thalweg.torch.SOAP(named, engine=engine, precondition_frequency=2, weight_decay=5.0, **options)
-        train(optimizer, named, gradients(6, "float32", shapes))
+        steps = gradients(7, "float32", shapes)
+        train(optimizer, named, steps[:5])
+        for state in optimizer.state.values():
+            state["basis_age"].zero_()  # bases are made again, in a step without decay
+        train(optimizer, named, steps[5:])
         results += [optimizer, named]
     reference, theirs, fused, ours = results
     agree_in_products(fused, ours, reference, theirs)
