@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "numpy": (965, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
     "plan": (610, ("src/thalweg/plan/",)),
-    "check and audit": (4690, ("src/thalweg/check/", "src/thalweg/audit/")),
+    "check and audit": (4590, ("src/thalweg/check/", "src/thalweg/audit/")),
     "show and integrations": (1165, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2885, ("src/thalweg/",)),
     "tests": (27380, ("tests/",)),
