@@ -57,7 +57,7 @@ def along(xp: Space[A], q: A, x: A, axis: int) -> A:
     elif after == 1:
         y = xp.matmul(xp.reshape(x, (batch, before, n)), transposed(xp, q))
     else:
-        y = fold(xp, xp.matmul(q, unfold(xp, x, axis)), before)
+        y = fold(xp, xp.matmul(q, unfold(xp, x, axis)), before, after)
     return xp.reshape(y, xp.shape(x))
 
 
@@ -69,10 +69,9 @@ def unfold(xp: Space[A], x: A, axis: int) -> A:
     return xp.reshape(xp.swapaxes(xp.reshape(x, (batch, before, n, after)), 1, 2), (batch, n, before * after))
 
 
-def fold(xp: Space[A], x: A, before: int) -> A:
+def fold(xp: Space[A], x: A, before: int, after: int) -> A:
     """Matrices (b, n, everything else) as (b, before, n, after)."""
-    batch, n, others = xp.shape(x)
-    return xp.swapaxes(xp.reshape(x, (batch, n, before, others // before)), 1, 2)
+    return xp.swapaxes(xp.reshape(x, (*xp.shape(x)[:2], before, after)), 1, 2)
 
 
 def join_stacks(xp: Space[A], stacks: Sequence[A]) -> A:
@@ -108,8 +107,8 @@ def apply_inverse_transpose(xp: Space[A], factors: Sequence[A], x: A) -> A:
         if is_diagonal(xp, q):
             x = along(xp, 1 / q, x, axis)
             continue
-        _, before, _, _ = around(xp, x, axis)
-        x = xp.reshape(fold(xp, xp.solve(transposed(xp, q), unfold(xp, x, axis)), before), xp.shape(x))
+        _, before, _, after = around(xp, x, axis)
+        x = xp.reshape(fold(xp, xp.solve(transposed(xp, q), unfold(xp, x, axis)), before, after), xp.shape(x))
     return x
 
 
