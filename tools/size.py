@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 #: Of each room: the most lines, and where they are. A path belongs to the first room that names the start of it.
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "rules": (4650, ("src/thalweg/rules/",)),
-    "spaces and programs": (3490, ("src/thalweg/spaces/", "src/thalweg/programs/")),
+    "rules": (4640, ("src/thalweg/rules/",)),
+    "spaces and programs": (3515, ("src/thalweg/spaces/", "src/thalweg/programs/")),
     "kernels/triton": (4080, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (4995, ("src/thalweg/kernels/",)),
     "torch": (8550, ("src/thalweg/torch/",)),
@@ -24,9 +24,9 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "check and audit": (4590, ("src/thalweg/check/", "src/thalweg/audit/")),
     "show and integrations": (1165, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2860, ("src/thalweg/",)),
-    "tests": (27225, ("tests/",)),
+    "tests": (27240, ("tests/",)),
     "tools": (980, ("tools/",)),
-    "words of the docs": (40000, ("docs/", "README.md")),
+    "words of the docs": (40005, ("docs/", "README.md")),
 }
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -273,6 +272,15 @@ def elementwise(of_arrays: Callable[[str], Callable[..., Any]]) -> list[Callable
     return [function(of_numbers, of_arrays(name)) for name, of_numbers in ELEMENTWISE.items()]
 
 
+def combine(*terms: tuple[Any, Any]) -> Any:
+    """The sum of arrays, each multiplied by a number."""
+    (number, x), *others = terms
+    total = x if is_number(number) and number == 1 else number * x
+    for number, x in others:
+        total = total + number * x
+    return total
+
+
 def derived(space: Any, select: Callable[..., Any]) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
     """The functions of a space that follow from its others: in every library, and where it has nothing better.
 
@@ -301,10 +309,6 @@ def derived(space: Any, select: Callable[..., Any]) -> tuple[list[Callable[..., 
             return x / by
         return space.rounded(widened(x) / widened(by), dtype)
 
-    def combined(*terms: tuple[Any, Any]) -> Any:
-        products = [x if is_number(number) and number == 1 else number * x for number, x in terms]
-        return functools.reduce(operator.add, products)
-
     def largest_magnitude(x: Any, axes: Axes) -> Any:
         return space.amax(space.abs(x), axes)
 
@@ -326,8 +330,8 @@ def derived(space: Any, select: Callable[..., Any]) -> tuple[list[Callable[..., 
     def means(*terms: Term) -> tuple[Scalar, ...]:
         return tuple(total / count(x.shape, axes) for total, (x, axes) in zip(space.sums(*terms), terms, strict=True))
 
-    always: list[Callable[..., Any]] = [where, reshape, folded, reshape_like, matmul_rounded, divided, combined]
-    return always, [word, zeros_reduced, matrix_norm, add_identity, means, largest_magnitude]
+    always: list[Callable[..., Any]] = [where, reshape, folded, reshape_like, matmul_rounded, divided]
+    return always, [word, zeros_reduced, matrix_norm, add_identity, means, largest_magnitude, combine]
 
 
 def in_precisions(

@@ -447,6 +447,7 @@ PINNED = [
     *pin("decay", GPU, "Kron", OF_KRON, lr=0.05, damping_mode="expected", weight_decay=0.1, weight_decay_mode="update"),
     *pin("blocks", GPU, "Kron", OF_KRON, lr=0.05, block_size=5, precond_update_probability=0.6, averaged=0.9),
     *pin("blocks in parts", GPU, "Kron", OF_KRON, lr=0.05, damping_mode="expected", block_size=4, clip_mode="value"),
+    *pin("blocks of one row", ARRAYS, "Kron", {"a": (7, 9), "b": (13, 14)}, lr=0.05, block_size=6, steps=2),
     *pin("geometry eq", GPU, "Kron", OF_KRON, lr=0.05, geometry="eq", precond_update_probability=0.4),
     *pin("quad", GPU, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, geometry="quad", max_skew=None, clip=0.3, steps=2),
     *pin("polyak", LISTS, "Kron", {"a": (12, 10), "v": (40,)}, lr=0.05, variant="polyak", weight_decay=0.1, steps=2),

@@ -10,12 +10,10 @@ import math
 from collections.abc import Sequence
 
 from thalweg.arrays import A, Scalar, Shape, Space, Squares, Value
-from thalweg.rules.blocks import average
 
-#: What takes the place of 0 where a largest magnitude or a norm is divided by: no float32 that matters is smaller.
-TINY = 1e-30
-#: Along axes of at most so many elements products are sums: libraries of products take up to a hundred times as long.
-FEW = 8
+#: What takes the place of 0 where a largest magnitude or a norm is divided by. Its square is no 0 in float32: XLA makes
+#: one division of two, by the product of what they divide by.
+TINY = 1e-18
 
 
 def is_diagonal(xp: Space[A], q: A) -> bool:
@@ -52,8 +50,6 @@ def along(xp: Space[A], q: A, x: A, axis: int) -> A:
     batch, before, n, after = around(xp, x, axis)
     if is_diagonal(xp, q):
         y = xp.reshape(x, (batch, before, n, after)) * xp.reshape(q, (batch, 1, n, 1))
-    elif n <= FEW:
-        (y,) = xp.sums((xp.reshape(q, (batch, 1, n, n, 1)) * xp.reshape(x, (batch, before, 1, n, after)), (3,)))
     elif after == 1:
         y = xp.matmul(xp.reshape(x, (batch, before, n)), transposed(xp, q))
     else:
@@ -118,10 +114,6 @@ def gram(xp: Space[A], x: A, axis: int, *, diagonal: bool) -> A:
     if diagonal:
         (squares,) = xp.sums(Squares(xp.reshape(x, (batch, before, n, after)), (1, 3)))
         return xp.reshape(squares, (batch, n))
-    if n <= FEW:
-        rows, columns = (batch, before, n, 1, after), (batch, before, 1, n, after)
-        (products,) = xp.sums((xp.reshape(x, rows) * xp.reshape(x, columns), (1, 4)))
-        return xp.reshape(products, (batch, n, n))
     if after == 1:
         y = xp.reshape(x, (batch, before, n))
         return xp.matmul(transposed(xp, y), y)
@@ -131,8 +123,6 @@ def gram(xp: Space[A], x: A, axis: int, *, diagonal: bool) -> A:
 
 def average_gram(xp: Space[A], old: A, x: A, axis: int, weight: Scalar) -> Value:
     """An average of the inner products of slices, which gives those of x this weight."""
-    if around(xp, x, axis)[2] <= FEW:
-        return average(old, gram(xp, x, axis, diagonal=False), weight)
     y = unfold(xp, x, axis)
     return xp.matmul_add(y, transposed(xp, y), old, weight, 1 - weight)
 
@@ -144,6 +134,8 @@ def norm_bound(xp: Space[A], x: A) -> Value:
     """
     if is_diagonal(xp, x):
         return xp.largest_magnitude(x, (-1,))
+    if xp.shape(x)[-1] == 1:
+        return xp.abs(x)
     unit = xp.maximum(xp.largest_magnitude(x, (-2, -1)), TINY)
     y = xp.matmul(x, xp.largest_column(x) / unit) / unit  # squares neither overflow nor vanish
     z = xp.matmul(x, y / xp.maximum(xp.matrix_norm(y), TINY))
@@ -156,6 +148,8 @@ def rotate_to_symmetric(xp: Space[A], q: A) -> Value:
     Q^T Q stays, to second order; without it q would wander among its rotations. The step
     a along the skew direction -r maximises the trace of (1 - a r + a**2/2 r r) q, up to 1/8.
     """
+    if xp.shape(q)[-1] == 1:
+        return q
     r = q - transposed(xp, q)  # in which q comes first: so it lies in memory as q does
     size = norm_bound(xp, r)
     r = xp.divided(r, xp.maximum(size, TINY), None)

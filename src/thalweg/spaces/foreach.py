@@ -25,6 +25,7 @@ from thalweg.arrays import (
     Term,
     Truth,
     Value,
+    combine,
     count,
     in_precisions,
     is_number,
@@ -163,12 +164,12 @@ matmul_rounded = _lift(single.matmul_rounded)
 add_identity = _lift(single.add_identity)
 matrix_norm = _lift(single.matrix_norm)
 divided = _lift(single.divided)
-combined = single.combined
 eigenvectors = _lift(single.eigenvectors)
 orthonormal = _lift(single.orthonormal)
 arrange = _lift(single.arrange)
 largest_column = _lift(single.largest_column)
 matmul_symmetric, matmul_add_symmetric, rounded, word = matmul, matmul_add, astype, single.word
+combined = combine
 
 
 def in_precision(precision: str) -> Any:

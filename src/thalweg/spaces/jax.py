@@ -119,8 +119,8 @@ abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = elementwise
 )
 
 _always, _unless_better = derived(sys.modules[__name__], jnp.where)
-where, reshape, folded, reshape_like, matmul_rounded, divided, combined = _always
-_, _, matrix_norm, add_identity, means, largest_magnitude = _unless_better
+where, reshape, folded, reshape_like, matmul_rounded, divided = _always
+_, _, matrix_norm, add_identity, means, largest_magnitude, combined = _unless_better
 
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:

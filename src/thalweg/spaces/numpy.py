@@ -84,8 +84,8 @@ def positions(like: Arr) -> tuple[Arr, Arr]:
 abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = elementwise(functools.partial(getattr, np))
 
 _always, _unless_better = derived(sys.modules[__name__], np.where)
-where, reshape, folded, reshape_like, matmul_rounded, divided, combined = _always
-word, zeros_reduced, matrix_norm, add_identity, _, largest_magnitude = _unless_better
+where, reshape, folded, reshape_like, matmul_rounded, divided = _always
+word, zeros_reduced, matrix_norm, add_identity, _, largest_magnitude, combined = _unless_better
 
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:

@@ -31,6 +31,8 @@ from thalweg.spaces.torch_sums import accumulated_in, norm, plain, squares
 Arr: TypeAlias = torch.Tensor
 #: Columns of a matrix below which QR takes GPUs no longer than products.
 LEAST_FOR_BLOCKS = 64
+#: Sizes of matrices of which libraries for GPUs make products up to a hundred times as slowly as sums.
+FEW = 8
 R = TypeVar("R")
 
 
@@ -79,8 +81,8 @@ def minimum(x: Scalar, y: Scalar) -> Scalar:
 
 
 _always, _unless_better = derived(sys.modules[__name__], torch.where)
-where, reshape, folded, reshape_like, matmul_rounded, divided, combined = _always
-word, zeros_reduced, _, _, means, _ = _unless_better
+where, reshape, folded, reshape_like, matmul_rounded, divided = _always
+word, zeros_reduced, _, _, means, _, _ = _unless_better
 
 
 def spacing(x: Arr, digits: int, lowest: int) -> Arr:
@@ -158,8 +160,8 @@ def join(parts: Sequence[Arr], axis: int) -> Arr:
 def matmul(x: Arr, y: Arr, precision: str | None = None) -> Arr:
     if is_slow(x):
         return (x.float() @ y.float()).to(x.dtype)
-    if y.shape[-1] == 1 and x.is_cuda:  # for which libraries of products have no fast code
-        return (x * y.mT).sum(-1, keepdim=True)
+    if x.is_cuda and are_few(x, y):
+        return few_products(x, y)
     with products.in_precision(precision, x):
         return x @ y
 
@@ -168,9 +170,24 @@ def matmul_add(x: Arr, y: Arr, z: Arr, product: float, plus: float, precision: s
     if is_slow(x):
         return matmul_add(x.float(), y.float(), z.float(), product, plus).to(x.dtype)
     with products.in_precision(precision, x):
-        if x.ndim == 3 and is_number(product) and is_number(plus):
+        if x.ndim == 3 and is_number(product) and is_number(plus) and not (x.is_cuda and are_few(x, y)):
             return torch.baddbmm(z, x, y, beta=plus, alpha=product)
-        return product * (x @ y) + plus * z
+        return product * matmul(x, y, precision) + plus * z
+
+
+def are_few(x: Arr, y: Arr) -> bool:
+    """Whether these are products for which libraries for GPUs have no fast code: with two of three sizes small."""
+    sizes = sorted((x.shape[-2], x.shape[-1], y.shape[-1]))
+    return y.shape[-1] == 1 or (x.ndim == 3 and x.dtype == torch.float32 and sizes[1] <= FEW)
+
+
+def few_products(x: Arr, y: Arr) -> Arr:
+    """x @ y by sums over the axis that they share."""
+    if y.shape[-1] == 1:
+        return (x * y.mT).sum(-1, keepdim=True)
+    if x.shape[-1] > FEW:
+        return (x.unsqueeze(-2) * y.mT.unsqueeze(-3)).sum(-1)
+    return (x.unsqueeze(-1) * y.unsqueeze(-3)).sum(-2)
 
 
 matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
@@ -178,6 +195,14 @@ matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
 
 def in_precision(precision: str) -> Any:
     return IN_PRECISION[precision]
+
+
+def combined(*terms: tuple[Scalar, Arr]) -> Arr:
+    (number, x), *others = terms
+    total: Arr = x if is_number(number) and number == 1 else number * x
+    for number, x in others:  # without an array for each product
+        total = torch.add(total, x, alpha=number) if is_number(number) else torch.addcmul(total, x, number)
+    return total
 
 
 def add_identity(x: Arr, a: float) -> Arr:
