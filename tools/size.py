@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "top-level modules": (2860, ("src/thalweg/",)),
     "tests": (27250, ("tests/",)),
     "tools": (980, ("tools/",)),
-    "words of the docs": (40005, ("docs/", "README.md")),
+    "words of the docs": (40000, ("docs/", "README.md")),
 }
 
 

@@ -215,13 +215,15 @@ class TritonRun:
             for launch in self.launches:
                 with on_device(launch.device):
                     launch.write()
-        with on_device(self.launches[0].device):
-            refresh_after([stack for i in self.whole for stack in cast(WholeLaunch, self.launches[i]).stacks])
+        whole = [cast(WholeLaunch, self.launches[i]) for i in self.whole]
+        for device in dict.fromkeys(launch.device for launch in whole):
+            with on_device(device):
+                refresh_after([stack for launch in whole if launch.device == device for stack in launch.stacks])
         if self.repeats is not None:
             self.repeats.count_step()
         else:
-            for i in self.whole:
-                cast(WholeLaunch, self.launches[i]).count_step()
+            for launch in whole:
+                launch.count_step()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version(self.params)
         return self.statistics
