@@ -165,8 +165,7 @@ def space_of_kernels() -> Any:
 
     def combined(*terms: tuple[Any, Tensor]) -> Tensor:
         is_served = len(terms) <= 3 and all(x.dtype == torch.float32 for _, x in terms)
-        total: Tensor = (matrices if is_served else single).combined(*terms)
-        return total
+        return cast(Tensor, (matrices if is_served else single).combined(*terms))
 
     def in_precision(precision: str) -> Any:
         space = single.in_precision(precision)
