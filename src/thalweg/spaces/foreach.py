@@ -167,7 +167,7 @@ divided = _lift(single.divided)
 eigenvectors = _lift(single.eigenvectors)
 orthonormal = _lift(single.orthonormal)
 arrange = _lift(single.arrange)
-largest_column = _lift(single.largest_column)
+largest_column, mean_power = _lift(single.largest_column), _lift(single.mean_power)
 matmul_symmetric, matmul_add_symmetric, rounded, word = matmul, matmul_add, astype, single.word
 combined = combine
 

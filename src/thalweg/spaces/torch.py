@@ -81,7 +81,7 @@ def minimum(x: Scalar, y: Scalar) -> Scalar:
 
 
 _always, _unless_better = derived(sys.modules[__name__], torch.where)
-where, reshape, folded, reshape_like, matmul_rounded, divided = _always
+where, reshape, folded, reshape_like, matmul_rounded, divided, mean_power = _always
 word, zeros_reduced, _, _, means, _, _ = _unless_better
 
 
@@ -247,14 +247,18 @@ def eigenvectors(x: Arr) -> Arr:
     return torch.where(is_finite, columns, math.nan).flip(-1).contiguous()
 
 
-def orthonormal(x: Arr) -> Arr:
+def product_in_float32(x: Arr, y: Arr) -> Arr:
+    return matmul(x, y, "float32")
+
+
+def orthonormal(x: Arr, product: Callable[[Arr, Arr], Arr] = product_in_float32) -> Arr:
     """Columns as QR makes them; on GPUs by products, where the host may wait to hear whether these serve."""
     if not x.is_cuda or x.shape[-1] < LEAST_FOR_BLOCKS or torch.compiler.is_compiling() or is_capturing(x):
         return by_qr(x)
-    return by_blocks(x)
+    return by_blocks(x, product)
 
 
-def by_blocks(x: Arr, side: int = 256) -> Arr:
+def by_blocks(x: Arr, product: Callable[[Arr, Arr], Arr], side: int = 256) -> Arr:
     """Block after block of so many columns is freed of those before it, and divided by the Cholesky factor of its
     products, twice. Where columns of a block are so nearly parallel that products lose their digits, QR.
     """
@@ -264,8 +268,8 @@ def by_blocks(x: Arr, side: int = 256) -> Arr:
         before, block = columns[:, :, :first], x[:, :, first : first + side]
         for is_last in (False, True):
             if first:
-                block = block - matmul(before, matmul(before.mT, block, "float32"), "float32")
-            block, diagonal = divide_by_cholesky(block)
+                block = block - product(before, product(before.mT, block))
+            block, diagonal = divide_by_cholesky(block, product)
             is_good &= ((diagonal - 1).abs().amax(1) < most) if is_last else (diagonal.amin(1) > least)
         columns[:, :, first : first + side] = block
     if not bool(is_good.all()):
@@ -273,13 +277,13 @@ def by_blocks(x: Arr, side: int = 256) -> Arr:
     return columns
 
 
-def divide_by_cholesky(x: Arr) -> tuple[Arr, Arr]:
+def divide_by_cholesky(x: Arr, product: Callable[[Arr, Arr], Arr]) -> tuple[Arr, Arr]:
     """x R^-1 with R^T R = x^T x for x with columns of length 1, and the diagonal of R; 0 where there is none."""
     lengths = torch.linalg.vector_norm(x, dim=-2, keepdim=True)
     x = x / torch.where(lengths > 0, lengths, 1.0)
-    factor, failed = torch.linalg.cholesky_ex(matmul(x.mT, x, "float32"))
+    factor, failed = torch.linalg.cholesky_ex(product(x.mT, x))
     diagonal = torch.where((failed == 0).unsqueeze(-1), factor.diagonal(dim1=-2, dim2=-1), 0.0)
-    return matmul(x, inverted(factor.mT), "float32"), diagonal
+    return product(x, inverted(factor.mT)), diagonal
 
 
 def inverted(x: Arr, side: int = 64) -> Arr:
@@ -315,10 +319,13 @@ def arrange(x: Arr, by: Arr, axis: int) -> Arr:
 
 def largest_column(x: Arr) -> Arr:
     if x.is_cuda:
-        squares = torch.linalg.vector_norm(x, dim=-2, keepdim=True, dtype=torch.float64)
-    else:
-        scaled = x / largest_magnitude(x, (-2, -1)).clamp(min=torch.finfo(x.dtype).tiny)
-        squares = (scaled * scaled).sum(dim=-2, keepdim=True)
+        return take_largest(x, torch.linalg.vector_norm(x, dim=-2, keepdim=True, dtype=torch.float64))
+    scaled = x / largest_magnitude(x, (-2, -1)).clamp(min=torch.finfo(x.dtype).tiny)
+    return take_largest(x, (scaled * scaled).sum(dim=-2, keepdim=True))
+
+
+def take_largest(x: Arr, squares: Arr) -> Arr:
+    """The column of the largest number, of one for each column."""
     index = squares.argmax(dim=-1, keepdim=True)
     return x.gather(-1, index.expand(*x.shape[:-1], 1))
 
