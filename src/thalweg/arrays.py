@@ -342,17 +342,17 @@ def derived(space: Any, select: Callable[..., Any]) -> tuple[list[Callable[..., 
     return always, [word, zeros_reduced, matrix_norm, add_identity, means, largest_magnitude, combine]
 
 
-def in_precisions(
-    space: Mapping[str, Any], matmul: Callable[..., Any], matmul_add: Callable[..., Any]
-) -> dict[str, Any]:
+#: The products of a space that are made in the precision that a rule asks for.
+PRODUCTS = ("matmul", "matmul_symmetric", "matmul_add", "matmul_add_symmetric")
+
+
+def in_precisions(space: Mapping[str, Any], products: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
     """A space, the functions of a module by name, with products in each precision. The products take ``precision``."""
 
     def make(precision: str) -> SimpleNamespace:
-        product, sum_of_both = (functools.partial(function, precision=precision) for function in (matmul, matmul_add))
-        functions: dict[str, Any] = dict.fromkeys(("matmul", "matmul_symmetric"), product)
-        functions |= dict.fromkeys(("matmul_add", "matmul_add_symmetric"), sum_of_both)
-        functions["matmul_rounded"] = lambda x, y, dtype: space["rounded"](product(x, y), dtype)
-        return SimpleNamespace(**{**space, **functions})
+        made: dict[str, Any] = {name: functools.partial(products[name], precision=precision) for name in PRODUCTS}
+        made["matmul_rounded"] = lambda x, y, dtype: space["rounded"](made["matmul"](x, y), dtype)
+        return SimpleNamespace(**{**space, **made})
 
     return {precision: make(precision) for precision in ("float32", "tf32")}
 

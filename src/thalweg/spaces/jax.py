@@ -255,4 +255,4 @@ def largest_column(x: Arr) -> Arr:
     return jnp.take_along_axis(x, index, axis=-1)
 
 
-IN_PRECISION = in_precisions(globals(), matmul, matmul_add)
+IN_PRECISION = in_precisions(globals(), globals())

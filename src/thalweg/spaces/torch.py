@@ -33,6 +33,8 @@ Arr: TypeAlias = torch.Tensor
 LEAST_FOR_BLOCKS = 64
 #: Sizes of matrices of which libraries for GPUs make products up to a hundred times as slowly as sums.
 FEW = 8
+#: Rows of a half of a symmetric product that is cut in two on a CPU, where no library makes half of it.
+LEAST_HALF = 512
 R = TypeVar("R")
 
 
@@ -190,7 +192,23 @@ def few_products(x: Arr, y: Arr) -> Arr:
     return (x.unsqueeze(-1) * y.unsqueeze(-3)).sum(-2)
 
 
-matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
+def matmul_symmetric(x: Arr, y: Arr, precision: str | None = None) -> Arr:
+    size = x.shape[-2]
+    if x.ndim != 3 or size < 2 * LEAST_HALF or not x.is_cpu or is_slow(x) or torch.compiler.is_compiling():
+        return matmul(x, y, precision)
+    half, product = size // 2, x.new_empty(len(x), size, size)
+    product[:, :half, :half] = matmul_symmetric(x[:, :half], y[:, :, :half], precision)
+    product[:, half:, half:] = matmul_symmetric(x[:, half:], y[:, :, half:], precision)
+    product[:, half:, :half] = matmul(x[:, half:], y[:, :, :half], precision)
+    product[:, :half, half:] = product[:, half:, :half].mT
+    return product
+
+
+def matmul_add_symmetric(x: Arr, y: Arr, z: Arr, product: float, plus: float, precision: str | None = None) -> Arr:
+    is_cut = x.ndim == 3 and x.shape[-2] >= 2 * LEAST_HALF and x.is_cpu and not is_slow(x)
+    if not is_cut or not is_number(product) or not is_number(plus) or torch.compiler.is_compiling():
+        return matmul_add(x, y, z, product, plus, precision)
+    return matmul_symmetric(x, y, precision).mul_(product).add_(z, alpha=plus)
 
 
 def in_precision(precision: str) -> Any:
@@ -330,4 +348,4 @@ def take_largest(x: Arr, squares: Arr) -> Arr:
     return x.gather(-1, index.expand(*x.shape[:-1], 1))
 
 
-IN_PRECISION = in_precisions(globals(), matmul, matmul_add)
+IN_PRECISION = in_precisions(globals(), globals())
