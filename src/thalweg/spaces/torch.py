@@ -273,10 +273,10 @@ def orthonormal(x: Arr, product: Callable[[Arr, Arr], Arr] = product_in_float32)
     """Columns as QR makes them; on GPUs by products, where the host may wait to hear whether these serve."""
     if not x.is_cuda or x.shape[-1] < LEAST_FOR_BLOCKS or torch.compiler.is_compiling() or is_capturing(x):
         return by_qr(x)
-    return by_blocks(x, product)
+    return by_blocks(x, product=product)
 
 
-def by_blocks(x: Arr, product: Callable[[Arr, Arr], Arr], side: int = 256) -> Arr:
+def by_blocks(x: Arr, side: int = 256, product: Callable[[Arr, Arr], Arr] = product_in_float32) -> Arr:
     """Block after block of so many columns is freed of those before it, and divided by the Cholesky factor of its
     products, twice. Where columns of a block are so nearly parallel that products lose their digits, QR.
     """
