@@ -373,6 +373,9 @@ class Kron(WholeRule):
         averaged = self.momentum_mode == "ema" and not is_zero(self.momentum)
         return 2 if averaged and self.whiten == "gradient" else 1
 
+    def count_temporaries(self) -> int:
+        return 14
+
     def seen(self, xp: Space[A], x: A) -> A:
         """x as a batch of tensors with an axis for each factor."""
         shape = xp.shape(x)
