@@ -59,7 +59,7 @@ class Case(NamedTuple):
     def run(self) -> Tensor:
         options: dict[str, Any] = dict(symmetric=self.symmetric, beta=self.beta)
         options["alpha"] = 1.0 if self.plus is None else self.alpha
-        return multiply(self.a, self.b, self.plus, b_symmetric=self.b is self.a, **options)
+        return multiply(self.a, self.b, self.plus, **options)
 
     def error(self, found: Tensor) -> float:
         """Of the last matrix, relative to its largest element."""

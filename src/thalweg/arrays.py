@@ -180,7 +180,7 @@ class Space(Protocol[A]):
         ...
 
     def matmul_add_symmetric(self, x: A, y: A, z: A, product: float, plus: float) -> A:
-        """product * (x @ y) + plus * z where x @ y, and each of the three, are known to be symmetric."""
+        """product * (x @ y) + plus * z where x @ y and z are known to be symmetric."""
         ...
 
     def rounded(self, x: A, dtype: str) -> A:
@@ -218,6 +218,10 @@ class Space(Protocol[A]):
 
     def arrange(self, x: A, by: A, axis: int) -> A:
         """The slices of x, (b, ...), along an axis in the order of falling numbers ``by``, (b, n)."""
+        ...
+
+    def mean_power(self, x: A, power: int, unit: Scalar, axes: tuple[int, ...]) -> Scalar:
+        """The mean of ``abs(x / unit) ** power``, with the power 1 or 4 and one unit for each slice: (b, 1, ...)."""
         ...
 
     def largest_column(self, x: A) -> A:
@@ -312,6 +316,10 @@ def derived(space: Any, select: Callable[..., Any]) -> tuple[list[Callable[..., 
     def largest_magnitude(x: Any, axes: Axes) -> Any:
         return space.amax(space.abs(x), axes)
 
+    def mean_power(x: Any, power: int, unit: Any, axes: tuple[int, ...]) -> Any:
+        small = x if is_number(unit) and unit == 1 else space.divided(x, unit, None)
+        return space.means((space.abs(small), axes) if power == 1 else Squares(small * small, axes))[0]
+
     def widened(x: Any) -> Any:
         return x if space.dtype(x) == "float64" else space.astype(x, "float32")
 
@@ -330,21 +338,21 @@ def derived(space: Any, select: Callable[..., Any]) -> tuple[list[Callable[..., 
     def means(*terms: Term) -> tuple[Scalar, ...]:
         return tuple(total / count(x.shape, axes) for total, (x, axes) in zip(space.sums(*terms), terms, strict=True))
 
-    always: list[Callable[..., Any]] = [where, reshape, folded, reshape_like, matmul_rounded, divided]
+    always: list[Callable[..., Any]] = [where, reshape, folded, reshape_like, matmul_rounded, divided, mean_power]
     return always, [word, zeros_reduced, matrix_norm, add_identity, means, largest_magnitude, combine]
 
 
-def in_precisions(
-    space: Mapping[str, Any], matmul: Callable[..., Any], matmul_add: Callable[..., Any]
-) -> dict[str, Any]:
+#: The products of a space that are made in the precision that a rule asks for.
+PRODUCTS = ("matmul", "matmul_symmetric", "matmul_add", "matmul_add_symmetric")
+
+
+def in_precisions(space: Mapping[str, Any], products: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
     """A space, the functions of a module by name, with products in each precision. The products take ``precision``."""
 
     def make(precision: str) -> SimpleNamespace:
-        product, sum_of_both = (functools.partial(function, precision=precision) for function in (matmul, matmul_add))
-        functions: dict[str, Any] = dict.fromkeys(("matmul", "matmul_symmetric"), product)
-        functions |= dict.fromkeys(("matmul_add", "matmul_add_symmetric"), sum_of_both)
-        functions["matmul_rounded"] = lambda x, y, dtype: space["rounded"](product(x, y), dtype)
-        return SimpleNamespace(**{**space, **functions})
+        made: dict[str, Any] = {name: functools.partial(products[name], precision=precision) for name in PRODUCTS}
+        made["matmul_rounded"] = lambda x, y, dtype: space["rounded"](made["matmul"](x, y), dtype)
+        return SimpleNamespace(**{**space, **made})
 
     return {precision: make(precision) for precision in ("float32", "tf32")}
 

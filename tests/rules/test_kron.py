@@ -227,7 +227,7 @@ class TestParts:
         drawn = p @ rng.standard_normal((20_000, 3, 4)) * factors[1][0] ** 2
         rows = np.einsum("kab,kcb->ac", drawn, drawn) / 20_000
         columns = np.einsum("kab,kab->b", drawn, drawn) / 20_000
-        left, right = expected_damping(xp, factors, np.ones((1, 1, 1)))
+        left, right = expected_damping(xp, [p[None], factors[1] ** 2], np.ones((1, 1, 1)))
         assert np.abs(left[0] - rows).max() < MONTE_CARLO * np.abs(rows).max()
         assert np.abs(right[0] - columns).max() < MONTE_CARLO * np.abs(columns).max()
 

@@ -363,6 +363,10 @@ class Padded:
         assert all(axes == (1,) for _, axes in terms)
         return tuple(total / self.lengths.astype(total.dtype) for total in self.space.sums(*terms))
 
+    def mean_power(self, x: Any, power: int, unit: Any, axes: tuple[int, ...]) -> Any:
+        whole, count = self.space.mean_power(x, power, unit, axes), x.shape[1]
+        return whole * (count / self.lengths.astype(whole.dtype))
+
     def without_padding(self, x: Any) -> Any:
         return jnp.where(np.arange(x.shape[1]) < self.lengths, x, 0)
 

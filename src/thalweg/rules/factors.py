@@ -89,12 +89,7 @@ def apply(xp: Space[A], factors: Sequence[A], x: A) -> A:
 
 def square(xp: Space[A], q: A) -> Value:
     """Q^T Q, which one product with it applies."""
-    return q * q if is_diagonal(xp, q) else xp.matmul(transposed(xp, q), q)
-
-
-def precondition(xp: Space[A], factors: Sequence[A], x: A) -> Value:
-    """Q^T Q x."""
-    return apply(xp, [square(xp, q) for q in factors], x)
+    return q * q if is_diagonal(xp, q) else xp.matmul_symmetric(transposed(xp, q), q)
 
 
 def apply_inverse_transpose(xp: Space[A], factors: Sequence[A], x: A) -> A:
@@ -116,15 +111,15 @@ def gram(xp: Space[A], x: A, axis: int, *, diagonal: bool) -> A:
         return xp.reshape(squares, (batch, n))
     if after == 1:
         y = xp.reshape(x, (batch, before, n))
-        return xp.matmul(transposed(xp, y), y)
+        return xp.matmul_symmetric(transposed(xp, y), y)
     y = unfold(xp, x, axis)
-    return xp.matmul(y, transposed(xp, y))
+    return xp.matmul_symmetric(y, transposed(xp, y))
 
 
 def average_gram(xp: Space[A], old: A, x: A, axis: int, weight: Scalar) -> Value:
     """An average of the inner products of slices, which gives those of x this weight."""
     y = unfold(xp, x, axis)
-    return xp.matmul_add(y, transposed(xp, y), old, weight, 1 - weight)
+    return xp.matmul_add_symmetric(y, transposed(xp, y), old, weight, 1 - weight)
 
 
 def norm_bound(xp: Space[A], x: A) -> Value:

@@ -16,7 +16,7 @@ from thalweg.arrays import A, Scalar, Shape, Space, Squares, State, Truth, Value
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules.blocks import average, clip, is_zero, one_minus_power
 from thalweg.rules.entries import Count, Entry, Moment
-from thalweg.rules.factors import apply, merge_axes, per_slice, precondition, square
+from thalweg.rules.factors import apply, merge_axes, per_slice, square
 from thalweg.rules.grid import Grid
 from thalweg.rules.options import PRECISION, Mask, option
 from thalweg.rules.refresh import FactorGradient, Factors, refresh_all
@@ -35,6 +35,12 @@ class Whole(NamedTuple):
     tensors: tuple[Any, ...]
     state: State[Any]
     noise: Noise[Any] | None
+    #: P of each factor, by stacks of blocks; empty: it is not known.
+    whiteners: Sequence[list[Any]] = ()
+
+
+def name_whiteners(whiteners: list[list[Any]]) -> State[Any]:
+    return {f"{j}, {i}": p for j, stack in enumerate(whiteners) for i, p in enumerate(stack)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,18 +262,17 @@ class Kron(WholeRule):
 
     def transform(self, xp, tensors, s, *, due=True, noise=None, kept=None) -> Direction:
         """The first tensor preconditioned and clipped, and the factors, refreshed from the last one if due."""
-        if kept and due is False:
-            whole = Whole(self, xp.in_precision(self.precond_precision), tensors, s, noise)
-            count = len(self.sizes(xp.shape(tensors[0])))
-            whiteners = list(kept.values())
-            return self.direct(whole, [whiteners[i : i + count] for i in range(0, len(whiteners), count)], apply, {})
-        return self.transform_all([Whole(self, xp, tensors, s, noise)], due)[0]
+        count, entries = len(self.sizes(xp.shape(tensors[0]))), list((kept or {}).values())
+        whiteners = [entries[i : i + count] for i in range(0, len(entries), count)]
+        whole = Whole(self, xp, tensors, s, noise, whiteners)
+        if whiteners and due is False:
+            return self.direct(whole._replace(xp=xp.in_precision(self.precond_precision)), whiteners, {})
+        return self.transform_all([whole], due)[0]
 
     def keep(self, xp, s, shape) -> State[Any]:
         """P = Q^T Q of each factor: one product with it takes the place of two with Q."""
         xp = xp.in_precision(self.precond_precision)
-        stacks = self.unpack(xp, s, shape)
-        return {f"{j}, {i}": square(xp, q) for j, (factors, _) in enumerate(stacks) for i, q in enumerate(factors)}
+        return name_whiteners([[square(xp, q) for q in factors] for factors, _ in self.unpack(xp, s, shape)])
 
     @staticmethod
     def transform_all(wholes: Sequence[Whole], due: Truth) -> list[Direction]:
@@ -284,7 +289,11 @@ class Kron(WholeRule):
         new = iter(xp.cond(due, refreshed, lambda: [pair for factors in old for pair in factors]))
         new_stacks = [[next(new) for _ in factors] for factors in old]
         return [
-            whole.rule.direct(whole, [factors for factors, _ in stacks], precondition, whole.rule.pack(whole, stacks))
+            whole.rule.direct(
+                whole,
+                [[square(whole.xp, q) for q in factors] for factors, _ in stacks],
+                whole.rule.pack(whole, stacks),
+            )
             for whole, stacks in zip(wholes, new_stacks, strict=True)
         ]
 
@@ -294,8 +303,8 @@ class Kron(WholeRule):
         grid = self.grid(xp.shape(whole.tensors[-1]))
         drawn = grid.cut(xp, xp.reshape(noise(), xp.shape(y))) if noise is not None and self.needs_noise else []
         # each noise is taken out of the list, so that none outlives its use
-        parts = zip(old, grid.cut(xp, y), strict=True)
-        return [FactorGradient(xp, *q, part, lambda: drawn.pop(0)) for q, part in parts]
+        parts = zip(old, grid.cut(xp, y), whole.whiteners or [[] for _ in old], strict=True)
+        return [FactorGradient(xp, *q, part, lambda: drawn.pop(0), whiteners) for q, part, whiteners in parts]
 
     def pack(self, whole: Whole, new: list[Factors[Any]]) -> State[Any]:
         """Factors and norms as the state has them."""
@@ -306,13 +315,14 @@ class Kron(WholeRule):
             state[f"L_{i}"] = xp.reshape(grid.join_norm(xp, norms), xp.shape(whole.state[f"L_{i}"]))
         return state
 
-    def direct(self, whole: Whole, stacks: list[list[Any]], whiten: Any, state: State[Any]) -> Direction:
-        """The direction, by what whitens the stacks of blocks with something for each of their axes."""
+    def direct(self, whole: Whole, whiteners: list[list[Any]], state: State[Any]) -> Direction:
+        """The direction, by P of each factor. whiteners: of each stack of blocks, for each of their axes."""
         xp, shape = whole.xp, whole.xp.shape(whole.tensors[0])
         grid, x = self.grid(shape), self.seen(xp, whole.tensors[0])
-        h = grid.join(xp, [whiten(xp, by, part) for by, part in zip(stacks, grid.cut(xp, x), strict=True)])
+        h = grid.join(xp, [apply(xp, by, part) for by, part in zip(whiteners, grid.cut(xp, x), strict=True)])
         (h_square,) = xp.means(Squares(h, tuple(range(1, 1 + len(grid.sizes)))))
-        return Direction(xp.reshape(self.clipped(xp, h, h_square), shape), {"square": h_square}, state)
+        h = xp.reshape(self.clipped(xp, h, h_square), shape)
+        return Direction(h, {"square": h_square}, state, name_whiteners(whiteners))
 
     def clipped(self, xp: Space[A], h: A, h_square: Scalar) -> Value:
         """What was preconditioned, within its bounds. h_square: the mean of its squares."""
@@ -362,6 +372,9 @@ class Kron(WholeRule):
         """An average to precondition, a gradient to learn from."""
         averaged = self.momentum_mode == "ema" and not is_zero(self.momentum)
         return 2 if averaged and self.whiten == "gradient" else 1
+
+    def count_temporaries(self) -> int:
+        return 14
 
     def seen(self, xp: Space[A], x: A) -> A:
         """x as a batch of tensors with an axis for each factor."""

@@ -18,8 +18,8 @@ from thalweg.rules.factors import (
     join_stacks,
     norm_bound,
     per_slice,
-    precondition,
     rotate_to_symmetric,
+    square,
     transposed,
 )
 from thalweg.rules.rule import Noise
@@ -39,6 +39,8 @@ class FactorGradient(NamedTuple):
     norms: list[Any]
     y: Any
     noise: Noise[Any] | None
+    #: P = Q^T Q of each factor; empty: it is not known.
+    whiteners: list[Any]
 
 
 #: A factor, its norm, and the two sides that its step makes more equal.
@@ -66,11 +68,11 @@ def refresh_all(xp: Space[A], rule: Kron, gradients: Sequence[FactorGradient], *
     means = alike.combine([xp.log(size) for size in sizes], lambda logs: xp.exp(sum(logs) / len(logs)))
     scales = [mean / size for mean, size in zip(alike.spread(means), sizes, strict=True)]
     rows = zip(stepped, scales, strict=True)
-    stepped = [(xp.combined((per_slice(xp, scale, q), q)), norm) for (q, norm), scale in rows]
+    stepped = [(scaled(xp, scale, q), norm) for (q, norm), scale in rows]
 
-    totals = [numbers(xp, xp.sums((q, inner_axes(xp, q)))[0]) + numbers(xp, norm) for q, norm in stepped]
+    totals = alike.combine([numbers(xp, norm) for _, norm in stepped], sum)
     taught = alike.join([numbers(xp, largest > 0) for _, largest in learned])
-    good = alike.spread(xp.isfinite(alike.combine(totals, sum)) & taught)
+    good = alike.spread(xp.isfinite(means + totals) & taught)
 
     def keep_good(new: list[A], old: list[list[A]]) -> list[list[A]]:
         rows = zip(good, new, alike.gather([x for factors in old for x in factors]), strict=True)
@@ -136,12 +138,16 @@ class Alike:
 
 def learn(rule: Kron, gradient: FactorGradient) -> tuple[list[FactorStep[Any]], Scalar]:
     """The step of every factor, and the largest magnitude in y."""
-    xp, factors, norms, y, noise = gradient
-    axes = tuple(range(1, len(xp.shape(y))))
-    magnitudes = xp.abs(y)
-    largest, (magnitude,) = xp.amax(magnitudes, axes), xp.means((magnitudes, axes))
+    xp, factors, norms, y, noise, known = gradient
+    axes = inner_axes(xp, y)
+    largest, magnitude = xp.largest_magnitude(y, axes), xp.mean_power(y, 1, 1.0, axes)
+    whiteners: list[Any] = []
+    if rule.geometry != "eq":
+        whiteners = known or [square(xp, q) for q in factors]
     if rule.init_scale is None:
-        factors = scale_to(xp, rule, factors, norms, magnitudes, largest)
+        scale = first_scale_of(xp, rule, len(factors), norms[0], y, largest)
+        factors = [scaled(xp, scale, q) for q in factors]
+        whiteners = [scaled(xp, scale * scale, w) for w in whiteners]
     strength = strength_of(rule, magnitude)
     probe = None
     if rule.damping_mode == "noise":
@@ -150,7 +156,7 @@ def learn(rule: Kron, gradient: FactorGradient) -> tuple[list[FactorStep[Any]], 
         y = xp.combined((1, y), (strength, probe))
         if rule.geometry != "eq":  # whose solves are of this noise
             probe = None
-    grams = equilibrium(xp, rule, factors, y, probe, strength)
+    grams = equilibrium(xp, rule, factors, whiteners, y, probe, strength)
     return [(q, norm, *pair) for q, norm, pair in zip(factors, norms, grams, strict=True)], largest
 
 
@@ -160,13 +166,16 @@ def strength_of(rule: Kron, magnitude: Scalar) -> Scalar:
     return rule.damping + relative * magnitude
 
 
-def scale_to(xp: Space[A], rule: Kron, factors: list[A], norms: list[A], y: A, largest: Scalar) -> list[A]:
-    """Before the first refresh: give Q the scale (mean of y**4)**(-1/8) that whitens y."""
-    small = xp.divided(y, unit_of(xp, largest), None)
-    (fourth,) = xp.means(Squares(small * small, tuple(range(1, len(xp.shape(y))))))
-    fourth, largest, norm = (xp.reshape(number, (xp.shape(y)[0],)) for number in (fourth, largest, norms[0]))
-    scale = first_scale(xp, rule, len(factors), fourth, largest, norm)
-    return [q * per_slice(xp, scale, q) for q in factors]
+def first_scale_of(xp: Space[A], rule: Kron, count: int, norm: A, y: A, largest: Scalar) -> Value:
+    """Before the first refresh: what gives Q, of ``count`` factors, the scale (mean of y**4)**(-1/8) that whitens y."""
+    fourth = xp.mean_power(y, 4, unit_of(xp, largest), inner_axes(xp, y))
+    fourth, largest, norm = (numbers(xp, number) for number in (fourth, largest, norm))
+    return first_scale(xp, rule, count, fourth, largest, norm)
+
+
+def scaled(xp: Space[A], scale: A, x: A) -> Value:
+    """x times a number for each slice."""
+    return xp.combined((per_slice(xp, scale, x), x))
 
 
 def unit_of(xp: Space[A], largest: Scalar) -> Scalar:
@@ -182,22 +191,22 @@ def first_scale(xp: Space[A], rule: Kron, count: int, fourth: A, largest: A, nor
 
 
 def equilibrium(
-    xp: Space[A], rule: Kron, factors: list[A], y: A, probe: A | None, strength: Scalar
+    xp: Space[A], rule: Kron, factors: list[A], whiteners: list[A], y: A, probe: A | None, strength: Scalar
 ) -> list[tuple[A, Scalar]]:
     """For each axis the two sides that are equal once y is white.
 
-    "eq" compares Q y with Q^-T of white noise; the other geometries compare P y with the
-    noise's own expectation, so that no inverse is needed.
+    whiteners: P of each factor, which all but "eq" need. "eq" compares Q y with Q^-T of white noise; the other
+    geometries compare P y with the noise's own expectation, so that no inverse is needed.
     """
     diagonals = [is_diagonal(xp, q) for q in factors]
     if rule.geometry == "eq":
         assert probe is not None
         a, b = apply(xp, factors, y), apply_inverse_transpose(xp, factors, probe)
         return [(gram(xp, a, i, diagonal=d), gram(xp, b, i, diagonal=d)) for i, d in enumerate(diagonals)]
-    white = precondition(xp, factors, y)
+    white = apply(xp, whiteners, y)
     left = [gram(xp, white, i, diagonal=d) for i, d in enumerate(diagonals)]
     if rule.damping_mode == "expected":
-        left = [a + b for a, b in zip(left, expected_damping(xp, factors, strength), strict=True)]
+        left = [a + b for a, b in zip(left, expected_damping(xp, whiteners, strength), strict=True)]
     sizes = xp.shape(y)[1:]
     return [(a, math.prod(sizes) / max(1, n)) for a, n in zip(left, sizes, strict=True)]
 
@@ -230,27 +239,19 @@ def moved(rule: Kron, q: A, left: A, right: Scalar, rate: Scalar) -> Value:
     return q * (1 - gain if rule.geometry != "quad" else (1 - gain / 2) * (1 - gain / 2))
 
 
-def expected_damping(xp: Space[A], factors: list[A], strength: Scalar) -> list[A]:
+def expected_damping(xp: Space[A], whiteners: list[A], strength: Scalar) -> list[A]:
     """What white noise of this strength adds to each gram matrix of P y, on average.
 
     For axis i: strength**2 * P_i**2 * product over the other axes j of trace(P_j**2).
     """
-    batch = xp.shape(factors[0])[0]
-    squares, traces = [], []
-    for q in factors:
-        if is_diagonal(xp, q):
-            squares.append(q * q * q * q)
-            (trace,) = xp.sums((squares[-1], (1,)))
-        else:
-            p = xp.matmul(transposed(xp, q), q)
-            squares.append(xp.matmul(p, p))
-            (trace,) = xp.sums(Squares(p, (1, 2)))
-        traces.append(xp.reshape(trace, (batch,)))
+    batch = xp.shape(whiteners[0])[0]
+    squares = [p * p if is_diagonal(xp, p) else xp.matmul_symmetric(p, p) for p in whiteners]
+    traces = [numbers(xp, xp.sums(Squares(p, inner_axes(xp, p)))[0]) for p in whiteners]
     strength = xp.reshape(strength, (batch,))
     added = []
-    for i, square in enumerate(squares):
+    for i, squared in enumerate(squares):
         weight = strength * strength
         for j, trace in enumerate(traces):
             weight = weight * trace if j != i else weight
-        added.append(square * per_slice(xp, weight, square))
+        added.append(squared * per_slice(xp, weight, squared))
     return added

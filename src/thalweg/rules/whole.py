@@ -39,6 +39,8 @@ class Direction(NamedTuple):
     figures: dict[str, Scalar]
     #: The entries with a shape of their own.
     state: State[Any]
+    #: What :meth:`WholeRule.keep` makes of these, where ``transform`` has made it.
+    kept: State[Any] = {}
 
 
 #: The methods of rules of thalweg 0.2.0, with their names now: a rule that defines one of those is refused.

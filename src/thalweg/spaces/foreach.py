@@ -18,6 +18,7 @@ from torch import Tensor
 
 from thalweg.arrays import (
     ELEMENTWISE,
+    PRODUCTS,
     Axes,
     Scalar,
     Shape,
@@ -160,6 +161,8 @@ upper = _lift(single.upper)
 solve = _lift(single.solve)
 matmul = _lift(single.matmul)
 matmul_add = _lift(single.matmul_add)
+matmul_symmetric = _lift(single.matmul_symmetric)
+matmul_add_symmetric = _lift(single.matmul_add_symmetric)
 matmul_rounded = _lift(single.matmul_rounded)
 add_identity = _lift(single.add_identity)
 matrix_norm = _lift(single.matrix_norm)
@@ -167,8 +170,8 @@ divided = _lift(single.divided)
 eigenvectors = _lift(single.eigenvectors)
 orthonormal = _lift(single.orthonormal)
 arrange = _lift(single.arrange)
-largest_column = _lift(single.largest_column)
-matmul_symmetric, matmul_add_symmetric, rounded, word = matmul, matmul_add, astype, single.word
+largest_column, mean_power = _lift(single.largest_column), _lift(single.mean_power)
+rounded, word = astype, single.word
 combined = combine
 
 
@@ -256,4 +259,4 @@ def lifted(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *operands, precision: _apply(functools.partial(function, precision=precision), *operands)
 
 
-IN_PRECISION = in_precisions(globals(), lifted(single.matmul), lifted(single.matmul_add))
+IN_PRECISION = in_precisions(globals(), {name: lifted(getattr(single, name)) for name in PRODUCTS})

@@ -119,7 +119,7 @@ abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = elementwise
 )
 
 _always, _unless_better = derived(sys.modules[__name__], jnp.where)
-where, reshape, folded, reshape_like, matmul_rounded, divided = _always
+where, reshape, folded, reshape_like, matmul_rounded, divided, mean_power = _always
 _, _, matrix_norm, add_identity, means, largest_magnitude, combined = _unless_better
 
 
@@ -255,4 +255,4 @@ def largest_column(x: Arr) -> Arr:
     return jnp.take_along_axis(x, index, axis=-1)
 
 
-IN_PRECISION = in_precisions(globals(), matmul, matmul_add)
+IN_PRECISION = in_precisions(globals(), globals())

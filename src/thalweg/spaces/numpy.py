@@ -84,7 +84,7 @@ def positions(like: Arr) -> tuple[Arr, Arr]:
 abs, sqrt, exp, log, expm1, cos, floor, isfinite, maximum, minimum = elementwise(functools.partial(getattr, np))
 
 _always, _unless_better = derived(sys.modules[__name__], np.where)
-where, reshape, folded, reshape_like, matmul_rounded, divided = _always
+where, reshape, folded, reshape_like, matmul_rounded, divided, mean_power = _always
 word, zeros_reduced, matrix_norm, add_identity, _, largest_magnitude, combined = _unless_better
 
 

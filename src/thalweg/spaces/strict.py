@@ -184,6 +184,9 @@ class Strict(Run):
 
     largest_magnitude = amax
 
+    def mean_power(self, x: Any, power: int, unit: Any, axes: Axes) -> Shaped:
+        return self.reduced(x, axes)
+
     def cond(self, condition: Truth, yes: Callable[[], R], no: Callable[[], R]) -> R:
         if isinstance(condition, bool):
             return yes() if condition else no()

@@ -33,6 +33,8 @@ Arr: TypeAlias = torch.Tensor
 LEAST_FOR_BLOCKS = 64
 #: Sizes of matrices of which libraries for GPUs make products up to a hundred times as slowly as sums.
 FEW = 8
+#: Rows of a half of a symmetric product that is cut in two on a CPU, where no library makes half of it.
+LEAST_HALF = 512
 R = TypeVar("R")
 
 
@@ -81,7 +83,7 @@ def minimum(x: Scalar, y: Scalar) -> Scalar:
 
 
 _always, _unless_better = derived(sys.modules[__name__], torch.where)
-where, reshape, folded, reshape_like, matmul_rounded, divided = _always
+where, reshape, folded, reshape_like, matmul_rounded, divided, mean_power = _always
 word, zeros_reduced, _, _, means, _, _ = _unless_better
 
 
@@ -190,7 +192,23 @@ def few_products(x: Arr, y: Arr) -> Arr:
     return (x.unsqueeze(-1) * y.unsqueeze(-3)).sum(-2)
 
 
-matmul_symmetric, matmul_add_symmetric = matmul, matmul_add
+def matmul_symmetric(x: Arr, y: Arr, precision: str | None = None) -> Arr:
+    size = x.shape[-2]
+    if x.ndim != 3 or size < 2 * LEAST_HALF or not x.is_cpu or is_slow(x) or torch.compiler.is_compiling():
+        return matmul(x, y, precision)
+    half, product = size // 2, x.new_empty(len(x), size, size)
+    product[:, :half, :half] = matmul_symmetric(x[:, :half], y[:, :, :half], precision)
+    product[:, half:, half:] = matmul_symmetric(x[:, half:], y[:, :, half:], precision)
+    product[:, half:, :half] = matmul(x[:, half:], y[:, :, :half], precision)
+    product[:, :half, half:] = product[:, half:, :half].mT
+    return product
+
+
+def matmul_add_symmetric(x: Arr, y: Arr, z: Arr, product: float, plus: float, precision: str | None = None) -> Arr:
+    is_cut = x.ndim == 3 and x.shape[-2] >= 2 * LEAST_HALF and x.is_cpu and not is_slow(x)
+    if not is_cut or not is_number(product) or not is_number(plus) or torch.compiler.is_compiling():
+        return matmul_add(x, y, z, product, plus, precision)
+    return matmul_symmetric(x, y, precision).mul_(product).add_(z, alpha=plus)
 
 
 def in_precision(precision: str) -> Any:
@@ -247,14 +265,18 @@ def eigenvectors(x: Arr) -> Arr:
     return torch.where(is_finite, columns, math.nan).flip(-1).contiguous()
 
 
-def orthonormal(x: Arr) -> Arr:
+def product_in_float32(x: Arr, y: Arr) -> Arr:
+    return matmul(x, y, "float32")
+
+
+def orthonormal(x: Arr, product: Callable[[Arr, Arr], Arr] = product_in_float32) -> Arr:
     """Columns as QR makes them; on GPUs by products, where the host may wait to hear whether these serve."""
     if not x.is_cuda or x.shape[-1] < LEAST_FOR_BLOCKS or torch.compiler.is_compiling() or is_capturing(x):
         return by_qr(x)
-    return by_blocks(x)
+    return by_blocks(x, product=product)
 
 
-def by_blocks(x: Arr, side: int = 256) -> Arr:
+def by_blocks(x: Arr, side: int = 256, product: Callable[[Arr, Arr], Arr] = product_in_float32) -> Arr:
     """Block after block of so many columns is freed of those before it, and divided by the Cholesky factor of its
     products, twice. Where columns of a block are so nearly parallel that products lose their digits, QR.
     """
@@ -264,8 +286,8 @@ def by_blocks(x: Arr, side: int = 256) -> Arr:
         before, block = columns[:, :, :first], x[:, :, first : first + side]
         for is_last in (False, True):
             if first:
-                block = block - matmul(before, matmul(before.mT, block, "float32"), "float32")
-            block, diagonal = divide_by_cholesky(block)
+                block = block - product(before, product(before.mT, block))
+            block, diagonal = divide_by_cholesky(block, product)
             is_good &= ((diagonal - 1).abs().amax(1) < most) if is_last else (diagonal.amin(1) > least)
         columns[:, :, first : first + side] = block
     if not bool(is_good.all()):
@@ -273,13 +295,13 @@ def by_blocks(x: Arr, side: int = 256) -> Arr:
     return columns
 
 
-def divide_by_cholesky(x: Arr) -> tuple[Arr, Arr]:
+def divide_by_cholesky(x: Arr, product: Callable[[Arr, Arr], Arr]) -> tuple[Arr, Arr]:
     """x R^-1 with R^T R = x^T x for x with columns of length 1, and the diagonal of R; 0 where there is none."""
     lengths = torch.linalg.vector_norm(x, dim=-2, keepdim=True)
     x = x / torch.where(lengths > 0, lengths, 1.0)
-    factor, failed = torch.linalg.cholesky_ex(matmul(x.mT, x, "float32"))
+    factor, failed = torch.linalg.cholesky_ex(product(x.mT, x))
     diagonal = torch.where((failed == 0).unsqueeze(-1), factor.diagonal(dim1=-2, dim2=-1), 0.0)
-    return matmul(x, inverted(factor.mT), "float32"), diagonal
+    return product(x, inverted(factor.mT)), diagonal
 
 
 def inverted(x: Arr, side: int = 64) -> Arr:
@@ -315,12 +337,15 @@ def arrange(x: Arr, by: Arr, axis: int) -> Arr:
 
 def largest_column(x: Arr) -> Arr:
     if x.is_cuda:
-        squares = torch.linalg.vector_norm(x, dim=-2, keepdim=True, dtype=torch.float64)
-    else:
-        scaled = x / largest_magnitude(x, (-2, -1)).clamp(min=torch.finfo(x.dtype).tiny)
-        squares = (scaled * scaled).sum(dim=-2, keepdim=True)
+        return take_largest(x, torch.linalg.vector_norm(x, dim=-2, keepdim=True, dtype=torch.float64))
+    scaled = x / largest_magnitude(x, (-2, -1)).clamp(min=torch.finfo(x.dtype).tiny)
+    return take_largest(x, (scaled * scaled).sum(dim=-2, keepdim=True))
+
+
+def take_largest(x: Arr, squares: Arr) -> Arr:
+    """The column of the largest number, of one for each column."""
     index = squares.argmax(dim=-1, keepdim=True)
     return x.gather(-1, index.expand(*x.shape[:-1], 1))
 
 
-IN_PRECISION = in_precisions(globals(), matmul, matmul_add)
+IN_PRECISION = in_precisions(globals(), globals())

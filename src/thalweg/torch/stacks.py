@@ -157,34 +157,43 @@ def space_of_kernels() -> Any:
     from thalweg.kernels.products.stacks import multiply
     from thalweg.kernels.triton import matrices
 
-    def matmul_add(x: Tensor, y: Tensor, z: Tensor, product: float, plus: float, *, symmetric: bool = False) -> Tensor:
-        return multiply(x, y, z, alpha=product, beta=plus, symmetric=symmetric, b_symmetric=symmetric)
-
-    def matmul_rounded(x: Tensor, y: Tensor, dtype: str) -> Tensor:
-        return multiply(x, y, dtype=getattr(torch, dtype))
-
     def combined(*terms: tuple[Any, Tensor]) -> Tensor:
         is_served = len(terms) <= 3 and all(x.dtype == torch.float32 for _, x in terms)
         return cast(Tensor, (matrices if is_served else single).combined(*terms))
 
-    def in_precision(precision: str) -> Any:
-        space = single.in_precision(precision)
+    def make(precision: str | None) -> SimpleNamespace:
+        library = single if precision is None else single.in_precision(precision)
+        product = functools.partial(multiply, precision=precision)
 
-        def matmul(x: Tensor, y: Tensor) -> Tensor:
-            is_vector = y.shape[-1] == 1 and x.ndim == 3 and x.dtype == torch.float32
-            return matrices.times_vector(x, y) if is_vector else space.matmul(x, y)
+        def matmul(x: Tensor, y: Tensor, *, symmetric: bool = False) -> Tensor:
+            if x.ndim != 3 or single.are_few(x, y):
+                is_served = x.ndim == 3 and y.shape[-1] == 1 and x.dtype == torch.float32
+                return cast(Tensor, (matrices.times_vector if is_served else library.matmul)(x, y))
+            return product(x, y, symmetric=symmetric)
 
-        return SimpleNamespace(**{**vars(space), **elementwise, "matmul": matmul})
+        def matmul_add(
+            x: Tensor, y: Tensor, z: Tensor, factor: float, plus: float, *, symmetric: bool = False
+        ) -> Tensor:
+            if x.ndim != 3 or single.are_few(x, y):
+                return cast(Tensor, library.matmul_add(x, y, z, factor, plus))
+            return product(x, y, z, alpha=factor, beta=plus, symmetric=symmetric)
 
-    elementwise = dict(divided=matrices.divided, combined=combined)
-    ours = dict(
-        **elementwise,
-        matmul_rounded=matmul_rounded,
-        matmul_symmetric=functools.partial(multiply, symmetric=True),
-        matmul_add=matmul_add,
-        matmul_add_symmetric=functools.partial(matmul_add, symmetric=True),
-    )
-    return SimpleNamespace(**{**vars(single), **ours, "in_precision": in_precision})
+        ours = dict(
+            divided=matrices.divided,
+            combined=combined,
+            mean_power=matrices.mean_power,
+            largest_column=matrices.largest_column,
+            matmul=matmul,
+            matmul_symmetric=functools.partial(matmul, symmetric=True),
+            matmul_add=matmul_add,
+            matmul_add_symmetric=functools.partial(matmul_add, symmetric=True),
+            matmul_rounded=lambda x, y, dtype: product(x, y, dtype=getattr(torch, dtype)),
+            orthonormal=functools.partial(single.orthonormal, product=functools.partial(multiply, precision="float32")),
+            in_precision=functools.cache(make),
+        )
+        return SimpleNamespace(**{**vars(single), **ours})
+
+    return make(None)
 
 
 def draw_noise(like: Tensor, *, seed: int, names: Sequence[str], t: Any) -> Tensor:

@@ -101,20 +101,30 @@ def test_what_cannot_be_described() -> None:
     assert not stacks.can_describe(draw(2, 24, 24, dtype="float32"), x, None)
 
 
-def test_float32_is_rounded_only_if_the_user_allows_it(precision: Callable[[str], None]) -> None:
+def test_float32_is_rounded_only_if_the_user_or_the_rule_allows_it(precision: Callable[[str], None]) -> None:
     x, r = draw(4, 1024, 256, dtype="float32"), draw(4, 1024, 1024, dtype="float32")
     r = r + r.mT
-    for asked in ("highest", "high"):
-        precision(asked)
-        assert stacks.allows_tf32() == (asked == "high")
-        own = stacks.multiply(x, x.mT, symmetric=True)
-        square = stacks.multiply(r, r, r, symmetric=True, b_symmetric=True)
-        if asked == "high" and stacks.count_processors(r.device):
-            assert torch.equal(own, stacks.multiply_tiles(x, x.mT, None, ROUNDED_SMALL, symmetric=True))
-            assert torch.equal(square, stacks.multiply_tiles(r, r.mT, r, ROUNDED_SMALL, symmetric=True))
-        else:
-            assert torch.equal(own, torch.bmm(x, x.mT))
-            assert torch.equal(square, torch.baddbmm(r, r, r))
+    for switch, asked in (("highest", None), ("high", None), ("high", "float32"), ("highest", "tf32")):
+        precision(switch)
+        assert stacks.allows_tf32() == (switch == "high")
+        is_rounded = (asked or {"high": "tf32"}.get(switch)) == "tf32"
+        for a, b, plus in ((x, x.mT, None), (r, r, r)):
+            found = stacks.multiply(a, b, plus, symmetric=True, precision=asked)
+            assert_near(found, multiply(a, b, plus, 1.0, 1.0), rounded=is_rounded)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="matrices that are too large to be interpreted")
+@pytest.mark.parametrize(("m", "n", "k"), [(768, 3072, 768), (520, 1096, 264), (2048, 512, 2048)])
+def test_products_of_float32_are_as_exact_as_the_library(m: int, n: int, k: int) -> None:
+    """And so are the sums of squares of large matrices, whose errors would all have one sign if sums were cut off."""
+    if not stacks.count_processors(torch.device(DEVICE)):
+        pytest.skip("the library makes them")
+    a, b = draw(3, m, k, dtype="float32"), draw(3, k, n, dtype="float32")
+    for left, right, is_symmetric in ((a, b, False), (turn(a), turn(b), False), (a.abs(), a.abs().mT, True)):
+        expected = left.double() @ right.double()
+        found = stacks.multiply(left, right, symmetric=is_symmetric, precision="float32")
+        error = (found.double() - expected).square().mean().sqrt()
+        assert error <= (torch.bmm(left, right).double() - expected).square().mean().sqrt()
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="matrices that are too large to be interpreted")

@@ -78,8 +78,9 @@ def multiply_tile(
     SIDE: tl.constexpr,
     HALVES: tl.constexpr,
     BK: tl.constexpr,
+    DIGITS: tl.constexpr,
 ):
-    """A tile of a product, in float32."""
+    """A tile of a product, in float32. DIGITS: of float32, "tf32", or "tf32x3": three products for all digits."""
     BN: tl.constexpr = SIDE * HALVES
     total = tl.zeros((SIDE, BN), tl.float32)
     if INTERPRETED:
@@ -91,7 +92,7 @@ def multiply_tile(
     else:
         for at in tl.range(0, depth, BK):
             x = fetch(a, matrix, top, at, A_TURNED, SIDE, BK)
-            total = tl.dot(x, fetch(b, matrix, at, left, B_TURNED, BK, BN), total, input_precision="tf32")
+            total = tl.dot(x, fetch(b, matrix, at, left, B_TURNED, BK, BN), total, input_precision=DIGITS)
     return total
 
 
@@ -140,11 +141,12 @@ def make_tile(
     SIDE: tl.constexpr,
     HALVES: tl.constexpr,
     BK: tl.constexpr,
+    DIGITS: tl.constexpr,
 ):
     """Compute one of the tiles of a stack's products and write it, square by square."""
     matrix = index // tiles
     top, left = place_tile(index % tiles, rows, columns, SIDE, HALVES, SYMMETRIC)
-    x = multiply_tile(a, b, matrix, top, left, depth, A_TURNED, B_TURNED, SIDE, HALVES, BK)
+    x = multiply_tile(a, b, matrix, top, left, depth, A_TURNED, B_TURNED, SIDE, HALVES, BK, DIGITS)
     if HALVES == 1:
         store_square(x, plus, out, matrix, top, left, alpha, beta, ADDS, SYMMETRIC, SIDE)
     else:
@@ -157,6 +159,20 @@ def make_tile(
             is_wanted = left < columns
         if is_wanted:
             store_square(second, plus, out, matrix, top, left, alpha, beta, ADDS, SYMMETRIC, SIDE)
+
+
+@triton.jit
+def turn_kernel(x, out, rows, columns, stack_step, column_step, SIDE: tl.constexpr):
+    """Write matrices whose columns lie in memory as rows, row by row."""
+    wide = tl.cdiv(columns, SIDE)
+    row = tl.program_id(0) // wide * SIDE + tl.arange(0, SIDE)
+    column = tl.program_id(0) % wide * SIDE + tl.arange(0, SIDE)
+    matrix = tl.program_id(1).to(tl.int64)
+    inside = (column < columns)[:, None] & (row < rows)[None, :]
+    at = matrix * stack_step + column.to(tl.int64)[:, None] * column_step + row[None, :]
+    tile = tl.trans(tl.load(x + at, inside))
+    at = matrix * rows * columns + row.to(tl.int64)[:, None] * columns + column[None, :]
+    tl.store(out + at, tile, tl.trans(inside))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -178,6 +194,7 @@ def product_kernel(
     SIDE: tl.constexpr,
     HALVES: tl.constexpr,
     BK: tl.constexpr,
+    DIGITS: tl.constexpr,
 ):
     """alpha a b + beta plus for each matrix. Stacks are described; TURNED: columns of an operand lie as rows."""
     tiles = count_tiles(rows, columns, SIDE, HALVES, SYMMETRIC)
@@ -188,13 +205,13 @@ def product_kernel(
         while index < count * tiles:
             make_tile(
                 index, tiles, a, b, plus, out, rows, columns, depth, alpha, beta,
-                A_TURNED, B_TURNED, ADDS, SYMMETRIC, SIDE, HALVES, BK,
+                A_TURNED, B_TURNED, ADDS, SYMMETRIC, SIDE, HALVES, BK, DIGITS,
             )
             index += tl.num_programs(0)
     else:
         for index in tl.range(tl.program_id(0), count * tiles, tl.num_programs(0)):
             make_tile(
                 index, tiles, a, b, plus, out, rows, columns, depth, alpha, beta,
-                A_TURNED, B_TURNED, ADDS, SYMMETRIC, SIDE, HALVES, BK,
+                A_TURNED, B_TURNED, ADDS, SYMMETRIC, SIDE, HALVES, BK, DIGITS,
             )
     # fmt: on

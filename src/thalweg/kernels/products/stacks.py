@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.products.choices import Tiling, choose_tiling
+from thalweg.spaces.torch_products import in_precision
 
 
 @functools.cache
@@ -44,28 +45,51 @@ def multiply(
     alpha: float = 1.0,
     beta: float = 1.0,
     symmetric: bool = False,
-    b_symmetric: bool = False,
+    precision: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """alpha a b + beta plus for each matrix.
 
     symmetric: the product and what is added to it are known to be symmetric, so that one half need not be computed.
-    b_symmetric: and so is b. dtype: of the result; None: that of the operands.
+    precision: of float32, "float32" or "tf32"; None: as the user's switch says. dtype: of the result; None: that of the
+    operands.
     """
     count, rows, columns, dtype = a.shape[0], a.shape[1], b.shape[2], dtype or a.dtype
     more = plus is not None or dtype != a.dtype
-    precision = str(a.dtype).removeprefix("torch.")
-    if precision == "float32" and allows_tf32():
-        precision = "tf32"
-    tiling = choose_tiling(count_processors(a.device), precision, count, rows, columns, symmetric=symmetric, more=more)
+    digits = str(a.dtype).removeprefix("torch.")
+    if a.dtype == torch.float32:
+        digits = "tf32" if precision == "tf32" or (precision is None and allows_tf32()) else "tf32x3"
+    tiling = choose_tiling(count_processors(a.device), digits, count, rows, columns, symmetric=symmetric, more=more)
     if tiling is not None:
-        laid_out = b.mT if precision == "tf32" and b_symmetric else b
-        if can_describe(a, laid_out, plus):
-            return multiply_tiles(a, laid_out, plus, tiling, alpha=alpha, beta=beta, symmetric=symmetric, dtype=dtype)
-    if plus is not None:
-        return torch.baddbmm(plus, a, b, beta=beta, alpha=alpha).to(dtype)
-    product = torch.bmm(a, b)
+        operands = lay_out(a, b) if a.dtype == torch.float32 else (a, b)
+        if can_describe(*operands, plus):
+            form: dict[str, Any] = dict(symmetric=symmetric, digits=digits, dtype=dtype)
+            return multiply_tiles(*operands, plus, tiling, alpha=alpha, beta=beta, **form)
+    with in_precision(precision, a):
+        if plus is not None:
+            return torch.baddbmm(plus, a, b, beta=beta, alpha=alpha).to(dtype)
+        product = torch.bmm(a, b)
     return (product if alpha == 1 else alpha * product).to(dtype)
+
+
+def lay_out(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The operands with lines along which they are summed: tensor cores take float32 from no others."""
+    is_transpose = a.data_ptr() == b.data_ptr() and a.shape == b.mT.shape and a.stride() == b.mT.stride()
+    a = by_rows(a)
+    return a, a.mT if is_transpose else by_rows(b.mT).mT
+
+
+def by_rows(x: Tensor) -> Tensor:
+    """The same matrices with rows as lines in memory; torch's own copy of turned ones takes three times as long."""
+    if x.stride(2) == 1 or not is_turned(x) or not x.is_cuda:
+        return x if x.stride(2) == 1 else x.contiguous()
+    from thalweg.kernels.products.kernel import turn_kernel
+
+    (count, rows, columns), side = x.shape, 64
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grid = -(-rows // side) * -(-columns // side), count
+    turn_kernel[grid](x, out, rows, columns, x.stride(0), x.stride(2), SIDE=side)
+    return out
 
 
 def is_turned(x: Tensor) -> bool:
@@ -96,9 +120,10 @@ def multiply_tiles(
     alpha: float = 1.0,
     beta: float = 1.0,
     symmetric: bool = False,
+    digits: str = "tf32",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``multiply`` by the kernel, in TF32 where operands are float32. Stacks that can be described, and so results."""
+    """``multiply`` by the kernel. Stacks that can be described, and so results. digits: of float32."""
     from thalweg.kernels.products.kernel import product_kernel
 
     (count, rows, depth), columns = a.shape, b.shape[2]
@@ -126,6 +151,7 @@ def multiply_tiles(
             SIDE=side,
             HALVES=tiling.halves,
             BK=deep,
+            DIGITS="tf32x3" if digits == "tf32x3" else "tf32",
             num_warps=tiling.warps,
             num_stages=tiling.stages,
         )

@@ -42,7 +42,7 @@ def launch_product(
     kinds |= {"count": ("i32", False), **{name: ("i32", size % 16 == 0) for name, size in sizes.items()}}
     kinds |= {"alpha": ("fp32", False), "beta": ("fp32", False)}
     constants: dict[str, Any] = dict(A_TURNED=turned[0], B_TURNED=turned[1], ADDS=adds, SYMMETRIC=symmetric)
-    constants |= dict(SIDE=side, HALVES=tiling.halves, BK=deep)
+    constants |= dict(SIDE=side, HALVES=tiling.halves, BK=deep, DIGITS="tf32")
     kernel = compiled(product_kernel, kinds, constants, tiling.warps, tiling.stages)
     arguments: list[Any] = []
     for i, how in zip(buffers, kernel.metadata.tensordesc_meta, strict=True):

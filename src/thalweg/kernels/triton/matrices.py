@@ -9,8 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thalweg.spaces import torch as single
+
 #: Elements that one program goes through; rows that it multiplies, and columns at a time.
 BLOCK, ROWS, COLUMNS = 4096, 8, 256
+#: Rows at a time of columns that one program sums.
+TALL, NARROW = 64, 32
 
 
 @triton.jit
@@ -57,6 +61,52 @@ def combined(*terms: tuple[Any, Tensor]) -> Tensor:
         grid = triton.cdiv(size, BLOCK), len(first)
         combine_kernel[grid](out, *pairs, *[out] * (6 - len(pairs)), size, TERMS=len(terms), BLOCK=BLOCK)
     return out
+
+
+@triton.jit
+def power_kernel(x, by, out, size, POWER: tl.constexpr, BLOCK: tl.constexpr):
+    matrix, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.abs(tl.load(x + matrix * size + at, at < size, 0.0))
+    if POWER == 4:
+        value = tl.div_rn(value, tl.load(by + matrix))
+        value *= value
+        value *= value
+    tl.store(out + matrix * tl.num_programs(0) + tl.program_id(0), tl.sum(value))
+
+
+def mean_power(x: Tensor, power: int, unit: Any, axes: tuple[int, ...]) -> Tensor:
+    """The mean of ``abs(x / unit) ** power`` of each slice of a stack in float32. axes: all but the first."""
+    count, size, x = len(x), x[0].numel() if len(x) else 0, x.contiguous()
+    by = unit.contiguous() if isinstance(unit, Tensor) else x.new_full((1,), unit).expand(count)
+    sums = x.new_empty(count, max(1, triton.cdiv(size, BLOCK)))
+    if size:
+        power_kernel[sums.shape[1], count](x, by, sums, size, POWER=power, BLOCK=BLOCK)
+    means = sums.sum(1) / size if size else sums.new_zeros(count)
+    return means.reshape(count, *[1] * (x.ndim - 1))
+
+
+@triton.jit
+def column_kernel(x, out, rows, columns, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    matrix, column = tl.program_id(1).to(tl.int64), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    total = tl.zeros((ROWS, COLUMNS), tl.float64)
+    for i in range(STEPS):
+        row = i * ROWS + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (column < columns)
+        value = tl.load(x + matrix * rows * columns + row.to(tl.int64) * columns + column, inside, 0.0).to(tl.float64)
+        total += value * value
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    tl.store(out + matrix * columns + column, tl.sum(total, 0), column < columns)
+
+
+def largest_column(x: Tensor) -> Tensor:
+    """The column of largest norm of each matrix of a stack; torch would first make a copy in float64."""
+    if x.ndim != 3 or x.dtype != torch.float32 or not x.numel():
+        return single.largest_column(x)
+    x, (count, rows, columns) = x.contiguous(), x.shape
+    squares = torch.empty(count, 1, columns, dtype=torch.float64, device=x.device)
+    sizes = dict(STEPS=triton.cdiv(rows, TALL), ROWS=TALL, COLUMNS=NARROW)
+    column_kernel[triton.cdiv(columns, NARROW), count](x, squares, rows, columns, **sizes)
+    return single.take_largest(x, squares)
 
 
 @triton.jit

@@ -102,6 +102,8 @@ class Stack:
         self.whole_keys, self.counts = rule.keys(bucket.shape, PerSlice), rule.keys(bucket.shape, Count)
         #: Of each of the former, the entries of all as one array, if their memory could be joined.
         self.joint = {key: join_memory([s[key] for s in bucket.states]) for key in self.whole_keys}
+        #: Whether what ``transform`` makes of them is what lies there after the step.
+        self.is_kept_exactly = all(s[key].dtype == torch.float32 for s in bucket.states for key in self.whole_keys)
         self.space = space_of_kernels()
         #: Unlike an id, never that of a stack that is gone.
         self.number = next(NUMBERED)
@@ -223,7 +225,9 @@ class Stack:
         }
 
     def derive(self, state: Mapping[str, Tensor]) -> None:
-        derived = self.whole.keep(self.space, dict(state), tuple(self.shown[0].shape))
+        self.put_derived(self.whole.keep(self.space, dict(state), tuple(self.shown[0].shape)))
+
+    def put_derived(self, derived: Mapping[str, Tensor]) -> None:
         if not self.derived:
             self.derived = {key: torch.empty_like(x) for key, x in derived.items()}
         for key, x in derived.items():
@@ -243,7 +247,8 @@ class Stack:
         """The direction, with new factors if they are due."""
         state = self.stacked()
         due = False if self.refreshes_after and self.due == 1 else self.due
-        direction = self.whole.transform(self.space, self.shown, state, due=due, noise=self.draw)
+        known: dict[str, Any] = {"kept": self.derived} if self.derived else {}
+        direction = self.whole.transform(self.space, self.shown, state, due=due, noise=self.draw, **known)
         if not due and not self.rule.learns_always:
             return direction
         for key, stack in direction.state.items():
@@ -257,7 +262,10 @@ class Stack:
                 state[key] = new.to(entries[0].dtype).float()
                 torch._foreach_copy_(entries, list(state[key].unbind()))
         if self.derived:
-            self.derive(state)
+            if direction.kept and self.allowed is None and self.is_kept_exactly:
+                self.put_derived(direction.kept)
+            else:
+                self.derive(state)
             self.versions = self.read_versions()
         return direction
 
