@@ -206,6 +206,15 @@ def test_factors_learn_nothing_from_zeros_and_from_what_is_not_finite(geometry: 
     assert max(rms) < 5
 
 
+def test_a_factor_of_zeros_takes_no_other_with_it() -> None:
+    """All factors of a tensor get one largest entry, which a zero cannot have."""
+    state, _ = learn(polyak(**BARE), coloured(5, *covariance_roots(1e2)))
+    state = {**state, "Q_0": np.zeros_like(state["Q_0"])}
+    with np.errstate(all="ignore"):
+        after, _ = learn(polyak(**BARE), coloured(5, *covariance_roots(1e2)), state=state, start=5)
+    assert all((after[key] == state[key]).all() for key in ("Q_0", "Q_1", "L_0", "L_1"))
+
+
 @pytest.mark.slow
 def test_factors_in_bfloat16_stay_positive_on_low_rank_gradients() -> None:
     pytest.importorskip("ml_dtypes")

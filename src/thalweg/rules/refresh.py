@@ -70,9 +70,9 @@ def refresh_all(xp: Space[A], rule: Kron, gradients: Sequence[FactorGradient], *
     rows = zip(stepped, scales, strict=True)
     stepped = [(scaled(xp, scale, q), norm) for (q, norm), scale in rows]
 
-    totals = alike.combine([numbers(xp, norm) for _, norm in stepped], sum)
+    totals = [scale + numbers(xp, norm) for scale, (_, norm) in zip(scales, stepped, strict=True)]
     taught = alike.join([numbers(xp, largest > 0) for _, largest in learned])
-    good = alike.spread(xp.isfinite(means + totals) & taught)
+    good = alike.spread(xp.isfinite(alike.combine(totals, sum)) & taught)
 
     def keep_good(new: list[A], old: list[list[A]]) -> list[list[A]]:
         rows = zip(good, new, alike.gather([x for factors in old for x in factors]), strict=True)
