@@ -11,9 +11,8 @@ from published_runs import peer
 torch = pytest.importorskip("torch")
 
 import thalweg.torch  # noqa: E402
-from thalweg.audit import AuditError  # noqa: E402
-from thalweg.audit.causes import AS_PAGE  # noqa: E402
-from thalweg.rules import AdamW, Muon, Spikes  # noqa: E402
+from thalweg.audit import AS_PAGE, AuditError  # noqa: E402
+from thalweg.rules import SGD, AdamW, Muon, Spikes  # noqa: E402
 
 
 def make_model(dtype: Any = None, *, bias: bool = True) -> Any:
@@ -73,22 +72,19 @@ def test_other_libraries(name: str, options: dict[str, Any], dtype: str) -> None
             optimizer.train()
         audit = audited(optimizer, model, steps)
         audit.check()
-        assert {line.verdict for line in audit.report.lines} == {AS_PAGE}
+        assert {line.verdict for line in audit.lines} == {AS_PAGE}
 
 
 def test_momentum_of_torchs_muon_in_bfloat16() -> None:
     """Without Nesterov's, torch 2.13 orthogonalizes its buffer where it is, which divides it by its norm."""
     model = make_model(torch.bfloat16, bias=False)
     audit = audited(torch.optim.Muon(model.parameters(), nesterov=False), model)
-    assert audit.report.faults[0].startswith("0.weight: its state 'momentum_buffer' is ")
-    assert "times that of the page" in audit.report.faults[0]
+    assert audit.faults[0].startswith("0.weight: its state 'momentum_buffer' moved ")
+    assert "times as far as the page" in audit.faults[0]
 
 
 def test_a_class_that_no_table_has() -> None:
     class OurAdamW(torch.optim.Optimizer):
-        def __init__(self, params: Any) -> None:
-            super().__init__(params, dict(lr=0.1, weight_decay=0.1))
-
         @torch.no_grad()
         def step(self, closure: Any = None) -> None:
             for p in self.param_groups[0]["params"]:
@@ -96,13 +92,11 @@ def test_a_class_that_no_table_has() -> None:
                 self.state[p]["exp_avg"] = 0.1 * p.grad
 
     model = make_model()
-    optimizer = OurAdamW(model.parameters())
-    audit = audited(optimizer, model)
-    audit.check()
-    assert "OurAdamW is in no table: audited by the page of AdamW, its name" in str(audit)
-    with pytest.raises(AuditError, match="audit its first step"):
+    optimizer = OurAdamW(model.parameters(), {"lr": 0.1})
+    with pytest.raises(AuditError, match="OurAdamW is in no table: say its page"):
         audited(optimizer, model)
-    with pytest.raises(AuditError, match="keeps exp_avg, exp_avg_sq, and its state has exp_avg:"):
+    audited(OurAdamW(model.parameters(), {"lr": 0.1}), model, rule=AdamW(weight_decay=0.1)).check()
+    with pytest.raises(AuditError, match="keeps exp_avg_sq, which the state of OurAdamW has not: audit its first step"):
         audited(optimizer, model, rule=AdamW())
 
 
@@ -117,13 +111,16 @@ def test_what_an_audit_cannot_see() -> None:
     with pytest.raises(AuditError, match="2 steps were taken"), thalweg.torch.audit(optimizer):
         [optimizer.step() for _ in range(2)]
     twice = torch.optim.LBFGS(model.parameters(), max_iter=2)
-    with pytest.raises(AuditError, match="closure more than once"), thalweg.torch.audit(twice, rule=AdamW()):
+    with (
+        pytest.raises(AuditError, match="2 steps were taken within, counted by calls"),
+        thalweg.torch.audit(twice, rule=SGD()),
+    ):
         twice.step(lambda: backward(model) or torch.tensor(1.0))
     with pytest.raises(ZeroDivisionError), thalweg.torch.audit(optimizer):
         raise ZeroDivisionError
     with pytest.raises(AuditError, match="int is no optimizer"):
         thalweg.torch.audit(3)
-    with pytest.raises(AuditError, match="no report yet"):
+    with pytest.raises(AuditError, match="seen no step yet"):
         thalweg.torch.audit(optimizer).check()
 
 
@@ -145,9 +142,9 @@ def test_a_sample_has_the_smallest_and_the_largest_of_each_kind() -> None:
     for p in model:
         p.grad = torch.ones_like(p)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with thalweg.torch.audit(optimizer, model, memory=400) as audit:
+    with thalweg.torch.audit(optimizer, model, memory=480) as audit:
         optimizer.step()
-    assert [line.names for line in audit.report.lines] == [("0",), ("1",)]
+    assert [line.name for line in audit.lines] == ["0", "1"]
     assert "2 of 4 tensors" in str(audit)
 
 
@@ -162,7 +159,7 @@ def test_wrappers_and_several_optimizers() -> None:
         backward(model)
         mixture.step()
     audit.check()
-    assert {line.page.partition(":")[0] for line in audit.report.lines} == {"Muon", "AdamW"}
+    assert {line.page.partition(":")[0] for line in audit.lines} == {"Muon", "AdamW"}
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["before the step", "within it"])
@@ -182,8 +179,8 @@ def test_the_page_may_be_said_for_each_parameter() -> None:
     pages = {1: AdamW(weight_decay=0.0), 2: Muon(nesterov=False)}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     audit = audited(optimizer, model, rule=lambda name, p: pages[p.ndim])
-    assert [line.page for line in audit.report.lines][:2] == ["Muon: matrix 16 x 8", "AdamW"]
-    assert all("as SGD with momentum=0.0 would" in finding for finding in audit.report.findings)
+    assert [line.page for line in audit.lines][:2] == ["Muon: matrix 16 x 8", "AdamW"]
+    assert all("as SGD would" in finding for finding in audit.findings)
 
 
 def test_under_inference_mode_and_around_a_skipped_step() -> None:
@@ -204,4 +201,4 @@ def test_random_numbers_are_those_of_the_optimizers_own_names() -> None:
     model = make_model()
     audit = audited(thalweg.torch.Kron(model.parameters(), lr=0.01, damping=0.5), model)
     audit.check()
-    assert audit.report.lines[0].names == ("0.weight",)
+    assert audit.lines[0].name == "0.weight"

@@ -31,4 +31,4 @@ def test_ranks_are_silent(layout: str, make: str, options: dict[str, Any]) -> No
 
 def test_a_replica_that_differs_is_named() -> None:
     for findings in world(2).run(audited_on_ranks, "DDP", "torch.AdamW", dict(lr=0.01), "rate"):
-        assert "its replica on rank 1 differs from the others after the step" in findings[-2]
+        assert "bias on rank 1: was equal to module.2.bias on rank 0, and the step has set them apart" in findings[-2]

@@ -13,19 +13,13 @@ import thalweg.torch  # noqa: E402
 from thalweg.rules import AdamW, Muon, Rule  # noqa: E402
 
 AdamWOfTorch: Any = torch.optim.AdamW
-#: A direction in which a class of no table moves a parameter, by the parameter and its state.
-Direction = Callable[[Any, Any], Any]
 PAGE = Muon(momentum=0.95, nesterov=False, ns_dtype="float32", eps=0.0)
-#: By name: a function that yields the audit; and the words that it must have.
+#: By name: a function that makes the audit; and the words that it must have.
 INCIDENTS: dict[str, tuple[Callable[[], Any], str]] = {}
 
 
-def incident(words: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    def keep(run: Callable[[], Any]) -> Callable[[], Any]:
-        INCIDENTS[run.__name__] = run, words
-        return run
-
-    return keep
+def incident(words: str) -> Callable[[Callable[[], Any]], None]:
+    return lambda run: INCIDENTS.update({run.__name__: (run, words)})
 
 
 def make_model(*shapes: tuple[int, ...], dtype: Any = None) -> Any:
@@ -41,9 +35,7 @@ def renew_gradients(model: Any) -> None:
         p.grad = torch.randn(p.shape).to(p.dtype)
 
 
-def audited(
-    optimizer: Any, model: Any, *, steps: int = 0, before: Callable[[], Any] = lambda: None, **options: Any
-) -> Any:
+def audited(optimizer: Any, model: Any, steps: int = 0, before: Callable[[], Any] = list, **options: Any) -> Any:
     """The audit of the step after some others. before: what happens between these and that."""
     for _ in range(steps):
         optimizer.step()
@@ -55,8 +47,8 @@ def audited(
     return audit
 
 
-def moving_along(direction: Direction, rule: Rule, model: Any | None = None, steps: int = 0) -> Any:
-    """The audit of a class that no table has."""
+def moving_along(direction: Callable[[Any, Any], Any], rule: Rule, model: Any = None, steps: int = 0) -> Any:
+    """The audit of a class that no table has. direction: of a step, by the parameter and its state."""
 
     class Simple(torch.optim.Optimizer):
         @torch.no_grad()
@@ -65,7 +57,7 @@ def moving_along(direction: Direction, rule: Rule, model: Any | None = None, ste
                 p.sub_(0.02 * direction(p, self.state[p]))
 
     model = model or make_model((16, 8))
-    return audited(Simple(model.parameters(), {"lr": 0.02}), model, steps=steps, rule=rule)
+    return audited(Simple(model.parameters(), {"lr": 0.02}), model, steps, rule=rule)
 
 
 def stepped_with(model: Any, groups: Any, steps: int = 0, **hidden: Any) -> Any:
@@ -78,7 +70,7 @@ def stepped_with(model: Any, groups: Any, steps: int = 0, **hidden: Any) -> Any:
             super().step()
             self.param_groups[0].update(shown)
 
-    return audited(Hiding(groups, weight_decay=0.1), model, steps=steps)
+    return audited(Hiding(groups, weight_decay=0.1), model, steps)
 
 
 def momentum(p: Any, state: Any) -> Any:
@@ -109,14 +101,14 @@ def a_clipping_of_every_update() -> Any:
     )
 
 
-@incident("in no group, and never stepped: 1")
+@incident("1: in no group, and never stepped")
 def groups_thrown_away() -> Any:
     model = make_model()
     groups = [{"params": [p], "weight_decay": 0.1 * p.ndim} for p in model.parameters()]
     return audited(AdamWOfTorch(groups[:1]), model)
 
 
-@incident("were equal, as if tied, and the step has set them apart")
+@incident("was equal to 0 on rank 0, and the step has set them apart")
 def a_tied_embedding_on_two_replicas() -> Any:
     model = make_model((16, 8), (16, 8))
     model[1].data.copy_(model[0].data)
@@ -124,7 +116,7 @@ def a_tied_embedding_on_two_replicas() -> Any:
     return audited([AdamWOfTorch([model[0]]), torch.optim.SGD([model[1]], lr=0.1)], model)
 
 
-@incident("tied parameters in groups [0, 1]")
+@incident("0 of group 0 and a tensor of group 1: one tensor, tied, and stepped more than once")
 def a_tied_embedding_stepped_twice() -> Any:
     model = make_model((16, 8))
     twin = torch.nn.Parameter(model[0].data)
@@ -132,7 +124,7 @@ def a_tied_embedding_stepped_twice() -> Any:
     return audited(torch.optim.SGD([{"params": [model[0]]}, {"params": [twin]}], lr=0.1), model)
 
 
-@incident("before step 3 its state exp_avg, exp_avg_sq is all zero")
+@incident("1: before step 3 its state exp_avg, exp_avg_sq is all zero")
 def saved_state_partly_zeros() -> Any:
     model = make_model((16, 8), (16, 8))
     optimizer = AdamWOfTorch(model.parameters())
@@ -141,10 +133,10 @@ def saved_state_partly_zeros() -> Any:
         for key in ("exp_avg", "exp_avg_sq"):
             optimizer.state[model[1]][key].zero_()
 
-    return audited(optimizer, model, steps=2, before=load)
+    return audited(optimizer, model, 2, load)
 
 
-@incident("others of their shape by AdamW, lr 0.02, decay 0.01: 2")
+@incident("of one shape, and stepped by AdamW, lr 0.02, decay 0.01; by AdamW, lr 0.0003, decay 0.01")
 def matrices_with_the_rate_of_vectors() -> Any:
     model = make_model((16, 8), (16, 8), (16, 8), (8,))
     return audited(AdamWOfTorch([{"params": [*model][:2], "lr": 0.02}, {"params": [*model][2:], "lr": 3e-4}]), model)
@@ -186,7 +178,7 @@ def nan_at_a_zero_gradient() -> Any:
     return moving_along(by_rows, Muon(nesterov=False, normalize="rows"), model)
 
 
-@incident("its state 'line_squares' is 2 times that of the page")
+@incident("its state 'line_squares' moved 2 times as far as the page")
 def second_moment_after_scaling() -> Any:
     def by_rows(p: Any, state: Any) -> Any:
         scaled = orthogonal(momentum(p, state)) * 2**0.5  # before its squares are averaged
@@ -204,7 +196,7 @@ def a_transposed_fan_in_on_a_convolution() -> Any:
     return moving_along(lambda p, state: (orthogonal(momentum(p, state)) * scale).reshape(p.shape), PAGE, model)
 
 
-@incident("decay is coupled: added to the gradient")
+@incident("as with decoupled=False; it has True")
 def a_fused_adamw_with_the_decay_of_adam() -> Any:
     model = make_model()
     return stepped_with(model, model.parameters(), steps=2, decoupled_weight_decay=False)
@@ -226,7 +218,7 @@ def state_cast_on_load() -> Any:
         for state in optimizer.state.values():
             state["momentum_buffer"] = state["momentum_buffer"].bfloat16()
 
-    return audited(optimizer, model, steps=1, before=load)
+    return audited(optimizer, model, 1, load)
 
 
 @incident("not moved: its gradient is 0, and the page moves by its state")
@@ -238,10 +230,10 @@ def an_expert_without_tokens_is_skipped() -> Any:
             super().step()
 
     model = make_model((16, 8), (16, 8))
-    return audited(SkipsExperts(model.parameters()), model, steps=2, before=lambda: model[1].grad.zero_())
+    return audited(SkipsExperts(model.parameters()), model, 2, lambda: model[1].grad.zero_())
 
 
-@incident("the lr of group 1 is 1 of its first, and that of others is 0.5")
+@incident("group 1 is at 1: of its first lr, and others are at 0.5: it does not follow their scheduler")
 def a_scheduler_that_moves_one_of_two() -> Any:
     model = make_model((16, 8), (16, 8), (8,))
     pair = [torch.optim.SGD([*model][:1], lr=0.1), AdamWOfTorch([*model][1:])]
@@ -277,7 +269,7 @@ def state_of_another_tensor() -> Any:
             self.state[first], self.state[second] = self.state[second], self.state[first]
 
     model = make_model((16, 8), (16, 8))
-    return audited(Confused(model.parameters()), model, steps=2)
+    return audited(Confused(model.parameters()), model, 2)
 
 
 @incident("bias correction is missing")

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thalweg.torch
-from thalweg.audit.causes import AS_PAGE
+from thalweg.audit import AS_PAGE
 from thalweg.errors import NonFiniteError
 from thalweg.rules import RULES, Rule
 from thalweg.torch.exchange import to_tensor
@@ -63,6 +63,6 @@ def check_silent(
                 optimizer.step()
         except NonFiniteError:
             return
-        for line in audit.report.lines:
+        for line in audit.lines:
             assert line.verdict.startswith(SILENT), (str(audit), options)
-        assert not [fault for fault in audit.report.faults if "lost in rounding" not in fault], (str(audit), options)
+        assert not [fault for fault in audit.faults if "lost in rounding" not in fault], (str(audit), options)

@@ -44,4 +44,4 @@ def audited_on_ranks(layout: str, make: str, options: dict[str, Any], fault: str
             optimizer.param_groups[0]["lr"] *= 2
         with thalweg.torch.audit(optimizer, model) as audit:
             optimizer.step()
-    return [*audit.report.findings, str(audit)]
+    return [*audit.findings, str(audit)]

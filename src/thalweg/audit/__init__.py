@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from thalweg.audit.explanations import AS_PAGE
 from thalweg.audit.report import AuditError, Line, Report
 
-__all__ = ["AuditError", "Line", "Report"]
+__all__ = ["AS_PAGE", "AuditError", "Line", "Report"]

@@ -1,17 +1,21 @@
-"""What an audit says: a line for each tensor, then faults and remarks in words."""
+"""What an audit says: what became of each tensor in a step, in words, and what is to be told beside that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
 
-from thalweg.audit.causes import AS_PAGE, Groups, find_verdict
-from thalweg.audit.page import Comparison, Step
-from thalweg.dtypes import DTYPES
+import numpy as np
+
+from thalweg.audit.explanations import AS_PAGE, judge
+from thalweg.audit.page import Step
+from thalweg.dtypes import DTYPES, NARROW
 from thalweg.errors import OptimError
-
-HEAD = ("name", "shape", "page", "lr", "decay", "state", "off", "allowed", "verdict")
+from thalweg.rules.entries import Factor
 
 
 class AuditError(OptimError):
@@ -19,34 +23,28 @@ class AuditError(OptimError):
 
 
 class Line(NamedTuple):
-    """One tensor, or several that are alike: off and allowed are parts of the page's move."""
+    """What is told of one tensor."""
 
-    names: tuple[str, ...]
+    name: str
     shape: str
     page: str
     lr: str
     decay: str
     #: Bytes for an element, and dtypes.
     state: str
+    #: How far the move is off the page's, and how far dtypes allow, as parts of it.
+    off: str
+    allowed: str
     verdict: str
-    off: float
-    allowed: float
-
-    @property
-    def is_page(self) -> bool:
-        return self.verdict.startswith(AS_PAGE)
-
-    def cells(self) -> tuple[str, ...]:
-        return told(self.names, 1), *self[1:6], f"{self.off:.1e}", f"{self.allowed:.1e}", self.verdict
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
     """What an audit tells when printed; :meth:`check` raises it."""
 
     title: str
-    lines: Sequence[Line]
-    #: Faults beside the verdicts of lines: of the model, of state, of replicas.
+    lines: Sequence[Line] = ()
+    #: Faults beside the verdicts of lines: of state, of the model, of replicas.
     faults: Sequence[str] = ()
     #: What a reader should know and may be meant.
     remarks: Sequence[str] = ()
@@ -54,8 +52,8 @@ class Report:
     @property
     def findings(self) -> list[str]:
         """All that is not as the page, in words."""
-        of_lines = [f"{line.names[0]} ({line.page}): {line.verdict}" for line in self.lines if not line.is_page]
-        return [*of_lines, *self.faults]
+        others = [line for line in self.lines if not line.verdict.startswith(AS_PAGE)]
+        return [*(f"{line.name} ({line.page}): {line.verdict}" for line in others), *self.faults]
 
     def check(self) -> None:
         """Raise an AuditError if anything is not as the page."""
@@ -63,46 +61,77 @@ class Report:
             raise AuditError("\n".join([self.title, *self.findings]))
 
     def __str__(self) -> str:
-        alike: dict[tuple[str, ...], Line] = {}
-        for line in self.lines:  # of those that are alike the one that is furthest off
-            names = alike[line[1:7]].names if line[1:7] in alike else ()
-            furthest = max(alike.get(line[1:7], line), line, key=lambda one: one.off)
-            alike[line[1:7]] = furthest._replace(names=names + line.names)
-        cells = [HEAD, *(line.cells() for line in alike.values())] if self.lines else []
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        rows = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+        rows = [Line._fields, *self.lines] if self.lines else []
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         beside = [f"fault: {fault}" for fault in self.faults] + [f"remark: {remark}" for remark in self.remarks]
-        return "\n".join([self.title, *rows, *beside])
+        return "\n".join([self.title, *table, *beside])
+
+    def tell(
+        self,
+        steps: Sequence[Step],
+        groups: Sequence[Mapping[str, Any]] = (),
+        found: Mapping[str, list[str]] = MappingProxyType({}),
+    ) -> Self:
+        """Fill it. groups: options of all, with "lr". found: faults in words, each with the names of what has them."""
+        self.lines = [line_of(step, *judge(step, steps, groups)) for step in steps]
+        self.faults = [*(fault for step in steps for fault in faults_of_state(step)), *list_words(found)]
+        self.remarks = [*list_words(remark(steps))]
+        return self
 
 
-def report_on(
-    title: str, steps: Sequence[Step], groups: Groups = (), faults: Iterable[str] = (), remarks: Iterable[str] = ()
-) -> Report:
-    """A report on steps. groups: of parameters, with their options and lr."""
-    lines = [line_of(step, step.compare(), steps, groups) for step in steps]
-    of_state = [f"{step.name}: {fault}" for step in steps for fault in step.faults_of_state()]
-    return Report(title, lines, [*of_state, *faults], [*dict.fromkeys(remarks)])
-
-
-def line_of(step: Step, compared: Comparison, steps: Sequence[Step], groups: Groups) -> Line:
-    """The line of a tensor."""
-    shape, dtypes = step.before.shape, step.state_dtypes
+def line_of(step: Step, verdict: str, off: float, allowed: float) -> Line:
+    shape = step.gradient.shape
     treatment, page = step.rule.treatment(shape), type(step.rule).__name__
-    sizes = {key: DTYPES[dtypes[key]].bytes if dtypes[key] in DTYPES else 1 for key in step.state_after}
-    state = sum(entry.size * sizes[key] for key, entry in step.state_after.items()) / step.before.size
+    kept = {key: DTYPES[dtype].bytes if dtype in DTYPES else 1 for key, dtype in step.dtypes.items() if key}
+    size = sum(step.after[key].size * kept[key] for key in kept if key in step.after) / max(1, step.gradient.size)
     return Line(
-        (step.name,),
-        f"{'x'.join(map(str, shape)) or '()'} {step.dtype}",
+        step.name,
+        f"{'x'.join(map(str, shape)) or '()'} {step.dtypes['']}",
         page if treatment == "elementwise" else f"{page}: {treatment}",
         "by the page" if step.lr is None else f"{step.rate:.4g}",
         f"{step.decay:g}",
-        f"{state:.3g} B {', '.join(sorted(set(dtypes.values())))}",
-        find_verdict(step, compared, steps, groups),
-        compared.off,
-        compared.allowed,
+        f"{size:.3g} B {', '.join(sorted({step.dtypes[key] for key in kept}))}",
+        f"{off:.1e}",
+        f"{allowed:.1e}",
+        verdict,
     )
 
 
-def told(names: Sequence[str], most: int = 4) -> str:
-    """Some names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def faults_of_state(step: Step) -> Iterator[str]:
+    """The entries of state that are not those of the page. Factors are of no use for that: many are as good."""
+    for key, entry in step.rule.entries(step.gradient.shape).items():
+        is_compared = step.dtypes.get(key) in DTYPES and not isinstance(entry, Factor)
+        if is_compared and np.isfinite(step.page[key]).all():
+            verdict, *_ = judge(step, key=key)
+            yield from [] if verdict.startswith(AS_PAGE) else [f"{step.name}: its state {key!r} {verdict}"]
+
+
+def remark(steps: Iterable[Step]) -> Mapping[str, list[str]]:
+    """What may be meant, and a reader should know: in words, each with the names of what it is about."""
+    remarks: dict[str, list[str]] = defaultdict(list)
+    ways: dict[Any, dict[str, str]] = defaultdict(dict)
+    for step in steps:
+        dtype, kept = step.dtypes[""], {key: dtype for key, dtype in step.dtypes.items() if key}
+        empty = sorted(key for key in step.before.keys() & kept.keys() if not step.before[key].any())
+        if empty and step.t > 1 and step.gradient.any() and step.gradient.size > 1:
+            remarks[f"before step {step.t} its state {', '.join(empty)} is all zero"].append(step.name)
+        narrow = [key for key in kept if kept[key] in NARROW and kept[key] != dtype]
+        if narrow and step.precision.dtype in NARROW:
+            remarks[f"its state {', '.join(narrow)} is in 16 bits, and it is in {dtype}"].append(step.name)
+        bits, stored = re.search(r"(\d+) ?_?bit", step.kind), ", ".join(sorted({*kept.values()}))
+        if bits and kept and "int" not in stored and bits[1] not in stored:
+            remarks[f"{step.kind} has {bits[1]} bits in its name, and keeps its state in {stored}"].append(step.name)
+        if step.gradient.ndim > 1:
+            ways[step.gradient.shape][f"{type(step.rule).__name__}, lr {step.rate:g}, decay {step.decay:g}"] = step.name
+    for names in ways.values():
+        if len(names) > 1:
+            remarks[f"of one shape, and stepped by {'; by '.join(names)}"] += names.values()
+    return remarks
+
+
+def list_words(found: Mapping[str, Sequence[str]], most: int = 4) -> Iterator[str]:
+    """Sentences of names, and of words about them."""
+    for words, names in found.items():
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        yield from [f"{', '.join(names[:most])}{more}: {words}"] if names else []

@@ -3,69 +3,64 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain, zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from thalweg.audit.model import faults_of_groups, remarks_on, replicas_apart, told_by_ranks
-from thalweg.audit.page import SKIPPED, Arr, Step
-from thalweg.audit.report import AuditError, Report, report_on
-from thalweg.audit.treated import Treated, list_treated, name_state, read_state
-from thalweg.boundary import seen
+from thalweg.audit.page import Precision, Step
+from thalweg.audit.report import AuditError, Report
+from thalweg.audit.treated import hold, list_treatments, to_host
 from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError
-from thalweg.settings import Handling
-from thalweg.spaces import torch as xp
+from thalweg.rules import Rule
+from thalweg.rules.noise import tensor_id
 from thalweg.spaces.torch_sums import squares_of_each
-from thalweg.storage import RECORD, SPIKES, arithmetic
-from thalweg.torch.sharding.shards import count_ranks, whole
+from thalweg.storage import SPIKES, arithmetic
+from thalweg.torch.params.explain import Treatment
+from thalweg.torch.params.groups import homes_in
+from thalweg.torch.sharding.collectives import gather_objects
+from thalweg.torch.sharding.shards import count_ranks, local, whole
 from thalweg.torch.step.joint import decide
 
 #: Bytes of copies on the host, if none are said.
 MEMORY = 64 * 2**20
+#: The rounding of TF32, in which GPUs multiply matrices where a rule lets them.
+TF32 = 2.0**-10
+#: How far a joint norm may be from 1 that was clipped to it, and how far apart rates that were scheduled alike.
+CLIPPED, ALIKE = 1e-4, 1e-6
 
 
-class Audit:
-    """A context manager around one step; afterwards :attr:`report` says whether it was the step of its page.
+class Audit(Report):
+    """A context manager around one step, and afterwards a report on whether it was the step of its page.
 
     optimizer: of torch or of any library, several in a list, or a wrapper with ``.optimizer`` or ``.optimizers``.
     model: to look for parameters that no group has, or two. memory: bytes of copies on the host: of what does not fit,
-    the smallest and the largest tensors of each kind are audited. rule: the page of an optimizer that no table has: a
+    the smallest and the largest tensors of each kind come first. rule: the page of an optimizer that no table has: a
     rule such as ``thalweg.rules.Muon(momentum=0.95)``, or a function of a parameter's name and the parameter.
     """
 
     def __init__(
         self, optimizer: Any, model: nn.Module | None = None, *, memory: int = MEMORY, rule: Any = None
     ) -> None:
-        self.optimizers, self.model, self.memory, self.rule = list(unwrapped(optimizer)), model, memory, rule
-        self._report: Report | None = None
-
-    @property
-    def report(self) -> Report:
-        if self._report is None:
-            raise AuditError("there is no report yet: read it after the with block, which one step has to be in")
-        return self._report
-
-    def check(self) -> None:
-        """Raise an AuditError if anything is not as the page."""
-        self.report.check()
+        super().__init__("an audit", faults=["it has seen no step yet: ask it after the with block"])
+        self.optimizers, self.model, self.memory, self.rule = list(unwrap(optimizer)), model, memory, rule
 
     def __str__(self) -> str:
-        if self._report is not None and count_ranks() > 1 and torch.distributed.get_rank():
-            return "the report is on rank 0"
-        return str(self._report or "an audit that has seen no step")
+        is_shown = count_ranks() == 1 or not torch.distributed.get_rank()
+        return super().__str__() if is_shown else "the report is on rank 0"
 
     def __enter__(self) -> Audit:
         self._depth, self._stepped, self._problem, self._joint = 0, 0, "", 0.0
-        #: The optimizers whose steps have begun, and those whose gradients were there.
-        self._begun, self._given = list[int](), list[int]()
-        self._taken: list[tuple[Treated, Step]] = []
-        self._names = {} if self.model is None else {id(p): name for name, p in self.model.named_parameters()}
-        self._before = {id(p): numbers_of(p) for p in choose(self.optimizers, self.memory)}
+        self._sample = {id(p) for p in choose(self.optimizers, self.memory)}
+        #: How often each optimizer was given gradients; and steps that have begun, with what reads their arrays.
+        self._given, self._begun = Counter[Any](), list[tuple[Step, Callable[[], Any]]]()
         before = [optimizer.register_step_pre_hook(self._begin) for optimizer in self.optimizers]
         self._hooks = [*before, *(optimizer.register_step_post_hook(self._end) for optimizer in self.optimizers)]
         return self
@@ -75,127 +70,98 @@ class Audit:
             hook.remove()
         try:
             if kind is None:
-                self._report = self._replay()
+                self._compare()
         finally:
-            self._before, self._taken = {}, []
-
-    # ---- around the step
+            self._begun = []
 
     def _begin(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> Any:
-        """Copy what the step is given: after its closure, if that makes gradients."""
+        """Read what the step is given: after its closure, if that makes gradients."""
         self._depth += 1
+        closure = named.get("closure", args[1] if args[1:] else None)
         if self._depth > 1:  # a step may call that of the class that it derives from
             return None
-        self._begun.append(id(optimizer))
-        if self._begun.count(id(optimizer)) > 1:
-            return None
-        closure = named.get("closure", args[1] if args[1:] else None)
         if closure is None:
-            self._copy_all(optimizer)
+            self._read(optimizer)
             return None
 
-        def seen_closure() -> Any:
+        def closure_then_read() -> Any:
             loss = closure()
-            self._copy_all(optimizer)
+            self._read(optimizer)
             return loss
 
-        return args[:1], {**named, "closure": seen_closure}
+        return args[:1], {**named, "closure": closure_then_read}
 
     def _end(self, *_: Any) -> None:
         self._depth -= 1
 
     @torch.no_grad()
-    def _copy_all(self, optimizer: torch.optim.Optimizer) -> None:
+    def _read(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy what a step is given. What is wrong is said after it, and does not keep it from being taken."""
-        if id(optimizer) in self._given:
-            self._problem = "the step called its closure more than once, and an audit is of one gradient"
-        self._given.append(id(optimizer))
+        self._given[optimizer] += 1
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self._problem = "a CUDA graph is being captured, where nothing can be read: audit a step before that"
-        if self._problem:
+        if self._problem or self._given[optimizer] > 1:
             return
         try:
-            stepped = [one for one in list_treated(optimizer, self.rule) if one.treatment.p.grad is not None]
-            self._stepped += len(stepped)
-            scale, joint = scale_all(optimizer, stepped)
-            self._joint = math.hypot(self._joint, joint)
-            sampled = [one for one in stepped if id(one.treatment.p) in self._before]
-            self._taken += [(one, self._copy(one, scale)) for one in sampled]
-        except OptimError as error:
+            self._begun += self._steps(optimizer)
+        except (OptimError, RuntimeError) as error:
             self._problem = str(error)
 
-    def _copy(self, one: Treated, scale: float) -> Step:
-        """What the step is given for one tensor."""
-        name, p, group, setting, lr, factor, _ = one.treatment
-        dtype, kept = xp.dtype(p), name_state(one)
-        before = host(seen(xp, whole(p.detach()), kept)) if RECORD in kept else self._before[id(p)]
-        gradient: Any = p.grad
-        dtypes = [dtype, *(xp.dtype(entry) for entry in kept.values() if xp.dtype(entry) in DTYPES)]
-        narrowest = min(dtypes, key=lambda name: DTYPES[name].digits)
-        return Step(
-            name=self._names.get(id(p), name),
-            setting=replace(setting, rule=setting.rule_at(one.t), lr_scale=float(factor) * setting.lr_scale),
-            before=before,
-            gradient=numbers_of(gradient),
-            after=before,
-            state={key: host(entry) for key, entry in read_state(one).items()},
-            t=one.t,
-            lr=None if lr is None else float(lr),
-            scale=scale,
-            group=group,
-            dtype=dtype,
-            arithmetic=arithmetic(dtype) if one.is_ours else narrowest,
-            sums="float64" if one.is_ours else arithmetic(dtype),
-            on_gpu=p.is_cuda,
-            biases="" if one.is_ours else "float64",
-            drawn_by=name,
-        )
-
-    # ---- after it
+    def _steps(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Step, Callable[[], Any]]]:
+        """The step of each tensor of the sample, as if nothing had moved, and what reads it again."""
+        treated = [(one, keys) for one, keys in list_treatments(optimizer, self.rule) if one.p.grad is not None]
+        scale, joint = scale_all(optimizer, [one for one, _ in treated])
+        self._joint, self._stepped = math.hypot(self._joint, joint), self._stepped + len(treated)
+        names = {} if self.model is None else {p: name for name, p in self.model.named_parameters()}
+        for (name, p, group, setting, lr, factor, _), keys in treated:
+            if id(p) not in self._sample:
+                continue
+            state, settings = optimizer.state.get(p, {}), optimizer.param_groups[group]
+            t = int(state.get("step", settings.get("step", settings.get("k", len(state) > 0)))) + 1
+            setting = replace(setting, rule=setting.rule_at(t), lr_scale=float(factor) * setting.lr_scale)
+            read = partial(hold, optimizer, p, setting.rule, keys, t)
+            arrays, dtypes = read()
+            rate, gradient, kind = None if lr is None else float(lr), to_host(whole(p.grad)), type(optimizer).__name__
+            precision = find_precision(setting.rule, dtypes, p, is_ours=keys is None)
+            given = setting, t, rate, scale, gradient, arrays, arrays, dtypes, precision, tensor_id(name), kind, group
+            yield Step(names.get(p, name), *given), read
 
     @torch.no_grad()
-    def _replay(self) -> Report:
-        wanted = sorted(map(id, self.optimizers))
-        if not self._problem and (sorted(self._begun) != wanted or sorted(self._given) != wanted):
+    def _compare(self) -> None:
+        """Read what the step has made of its tensors, and tell of them."""
+        counts = [self._given[optimizer] for optimizer in self.optimizers]
+        if not self._problem and set(counts) != {1}:
             self._problem = (
-                f"{len(self._begun) or 'no'} steps were taken within, and an audit is of one of each optimizer: call "
-                "step() once in the with block. A GradScaler that found infinities, a replayed graph and "
-                "step_parameter() take none"
+                f"{sum(counts) or 'no'} steps were taken within, counted by calls of closures where they have them, "
+                "and an audit is of one of each optimizer: call step() once in the with block. A GradScaler that found "
+                "infinities, a replayed graph and step_parameter() take none"
             )
-        if not self._problem and not self._stepped:
+        elif not self._problem and not self._stepped:
             self._problem = "no parameter had a gradient: call backward() before step()"
-        if problem := next(filter(None, told_by_ranks(self._problem)), ""):
+        if problem := next(filter(None, gather(self._problem)), ""):
             raise AuditError(problem)
+        steps = [replace(step, **dict(zip(("after", "dtypes"), read(), strict=True))) for step, read in self._begun]
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        treated, steps = [one for one, _ in self._taken], [complete(*each) for each in self._taken]
-        faults = [*faults_of_groups(groups, self.model, steps), *replicas_apart(steps)]
-        named, size = ", ".join(type(each).__name__ for each in self.optimizers), sum(len(g["params"]) for g in groups)
-        title = f"audit of {named}: {len(steps)} of {size} tensors, joint norm of gradients {self._joint:.4g}"
-        return report_on(title, steps, groups, faults, remarks_on(treated, steps, self._joint))
+        size, kinds = sum(len(group["params"]) for group in groups), [type(one).__name__ for one in self.optimizers]
+        self.title = (
+            f"audit of {', '.join(kinds)}: {len(steps)} of {size} tensors, joint norm of gradients {self._joint:.4g}"
+        )
+        self.tell(steps, groups, {**find_faults(groups, self.model), **find_apart(steps)})
+        if abs(self._joint - 1) < CLIPPED:
+            self.remarks.append("the joint norm of gradients is 1.000: they were clipped to it before the step")
 
 
 #: Around one step: copy a sample of tensors, replay the step by its page in float64, and say where it differs.
 audit = Audit
 
 
-def complete(one: Treated, step: Step) -> Step:
-    """A step with what it has made of the tensor and its state."""
-    kept, p = name_state(one), one.treatment.p
-    return replace(
-        step,
-        after=host(seen(xp, whole(p.detach()), kept)) if RECORD in kept else numbers_of(p),
-        state_after={key: host(entry) for key, entry in read_state(one).items() if key in kept},
-        state_dtypes={key: xp.dtype(entry) for key, entry in kept.items()},
-    )
-
-
-def unwrapped(optimizer: Any) -> Iterator[torch.optim.Optimizer]:
+def unwrap(optimizer: Any) -> Iterator[torch.optim.Optimizer]:
     """The optimizers of torch that are given, or within a wrapper."""
     inner = getattr(optimizer, "optimizers", None) or getattr(optimizer, "optimizer", None)
     if isinstance(optimizer, (list, tuple)):
-        yield from (single for one in optimizer for single in unwrapped(one))
+        yield from (single for one in optimizer for single in unwrap(one))
     elif inner is not None:
-        yield from unwrapped(inner)
+        yield from unwrap(inner)
     elif isinstance(optimizer, torch.optim.Optimizer):
         yield optimizer
     else:
@@ -203,49 +169,87 @@ def unwrapped(optimizer: Any) -> Iterator[torch.optim.Optimizer]:
         raise AuditError(f"{kind} is no optimizer of torch, and has none as .optimizer: give the one that is stepped")
 
 
-def numbers_of(p: Tensor) -> Arr:
-    return host(whole(p.detach()))
-
-
-def host(x: Tensor) -> Arr:
-    """A copy on the host, with all digits."""
-    copy: Arr = (x if x.dtype is torch.float64 else x.float()).to("cpu", copy=True).numpy()
-    return copy
-
-
-def choose(optimizers: Sequence[torch.optim.Optimizer], memory: int) -> list[Tensor]:
-    """All parameters, or of each kind the smallest and the largest, of which copies fit into so many bytes."""
+def choose(optimizers: Sequence[torch.optim.Optimizer], memory: int) -> Iterator[Tensor]:
+    """Parameters of which copies fit into so many bytes: of each kind the smallest, the largest, then what is left."""
     kinds: dict[Any, list[tuple[int, Tensor]]] = defaultdict(list)
     for optimizer in optimizers:
-        for index, group in enumerate(optimizer.param_groups):
-            for p in (p for p in group["params"] if p.requires_grad and p.numel()):
-                state = sum(e.numel() for e in optimizer.state.get(p, {}).values() if isinstance(e, Tensor))
-                size = (3 * p.numel() + (state or 2 * p.numel())) * (8 if p.dtype is torch.float64 else 4)
-                kinds[id(optimizer), index, p.ndim, p.dtype].append((size, p))
-    if sum(size for kind in kinds.values() for size, _ in kind) <= memory:
-        return [p for kind in kinds.values() for _, p in kind]
-    chosen: dict[int, Tensor] = {}
-    for which in (min, max):
-        for kind in sorted(kinds.values(), key=lambda kind: max(size for size, _ in kind)):
-            if fitting := [(size, p) for size, p in kind if size <= memory]:
-                size, p = which(fitting, key=lambda one: one[0])
-                memory -= 0 if id(p) in chosen else size
-                chosen[id(p)] = p
-    return list(chosen.values())
+        for _, p, index in homes_in(optimizer.param_groups):
+            state = sum(x.numel() for x in optimizer.state.get(p, {}).values() if isinstance(x, Tensor))
+            size = (3 * p.numel() + 2 * (state or 2 * p.numel())) * (8 if p.dtype is torch.float64 else 4)
+            kinds[id(optimizer), index, p.ndim, p.dtype] += [(size, p)] if p.requires_grad and p.numel() else []
+    rows = [sorted(kind, key=lambda pair: pair[0]) for kind in kinds.values()]
+    for size, p in filter(None, chain(*zip_longest(*([*row[:1], *reversed(row[1:])] for row in rows)))):
+        if size <= memory:
+            memory -= size
+            yield p
 
 
-def scale_all(optimizer: torch.optim.Optimizer, stepped: Sequence[Treated]) -> tuple[float, float]:
+def scale_all(optimizer: torch.optim.Optimizer, treatments: Sequence[Treatment]) -> tuple[float, float]:
     """What multiplies all gradients in a step, by a GradScaler, clipping and spikes; and their joint norm."""
-    gradients = [whole(one.treatment.p.grad.detach()) for one in stepped if one.treatment.p.grad is not None]
-    wide = [squares_of_each([g], torch.promote_types(g.dtype, torch.float32)) for g in gradients]
-    squares = torch.cat([each.double().cpu() for each in wide] or [torch.zeros(1)])
-    handling = stepped[0].treatment.setting.handling if stepped else Handling()
+    if not treatments:
+        return 1.0, 0.0
+    handling, gradients = treatments[0].setting.handling, [whole(one.p.grad.detach()) for one in treatments]
+    wide = [squares_of_each([g], torch.promote_types(g.dtype, torch.float32)).double().cpu() for g in gradients]
     scaler, infinite = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     unscale = None if scaler is None else 1 / scaler.double().cpu()
     allowed = None if infinite is None else (infinite == 0).cpu()
-    norms = [one.state[SPIKES].cpu() for one in stepped if SPIKES in one.state]
-    first = [torch.zeros(handling.guard.kept_shape, dtype=torch.float64)] if handling.guard else [None]
-    outcome = decide(handling, squares, unscale, allowed, (norms or first)[0])
+    norms = torch.zeros(handling.guard.kept_shape, dtype=torch.float64) if handling.guard else None
+    norms = optimizer.state.get(treatments[0].p, {}).get(SPIKES, norms)
+    squares = torch.cat(wide)
+    outcome = decide(handling, squares, unscale, allowed, norms if norms is None else norms.cpu())
     joint = math.sqrt(float(squares.sum())) * (1.0 if unscale is None else float(unscale))
-    scale = 1.0 if outcome.scale is None else float(outcome.scale)
-    return SKIPPED if outcome.allowed is not None and not bool(outcome.allowed) else scale, joint
+    is_skipped = outcome.allowed is not None and not bool(outcome.allowed)
+    return 0.0 if is_skipped else 1.0 if outcome.scale is None else float(outcome.scale), joint
+
+
+def find_precision(rule: Rule, dtypes: Mapping[str, str], p: Tensor, *, is_ours: bool) -> Precision:
+    """How exactly a parameter is stepped. Others compute in the narrowest dtype that they have."""
+    usual = arithmetic(dtypes[""])
+    if not is_ours:
+        narrowest = min(dtypes.values() & DTYPES.keys(), key=lambda name: DTYPES[name].digits)
+        return Precision(narrowest, sums=usual)
+    is_cut = p.is_cuda and usual == "float32" and getattr(rule, "precond_precision", "") == "tf32"
+    return Precision(usual, products=TF32 if is_cut else 0.0)
+
+
+def find_faults(groups: Sequence[Mapping[str, Any]], model: nn.Module | None) -> dict[str, list[str]]:
+    """What groups lack, or have twice, and rates that do not follow: in words, each with the names of what has it."""
+    named = {} if model is None else {p: name for name, p in model.named_parameters() if p.requires_grad}
+    homes, places = Counter(p for group in groups for p in group["params"]), defaultdict[Any, dict[Tensor, str]](dict)
+    for index, p in ((index, p) for index, group in enumerate(groups) for p in group["params"]):
+        if address := local(p.detach()).data_ptr():
+            places[p.device, address][p] = f"{named.get(p, 'a tensor')} of group {index}"
+    shares = [float(g["lr"]) / float(g.get("initial_lr") or g["lr"]) if g["lr"] else 1.0 for g in groups]
+    usual = Counter(shares).most_common(1)[0][0]
+    return {
+        "in no group, and never stepped": [name for p, name in named.items() if not homes[p]],
+        "in two groups, and stepped twice": [named.get(p, "a tensor") for p in homes if homes[p] > 1],
+        "requires a gradient and has none": [name for p, name in named.items() if homes[p] and p.grad is None],
+        "one tensor, tied, and stepped more than once": [
+            " and ".join(of.values()) for of in places.values() if len(of) > 1
+        ],
+        f"of its first lr, and others are at {usual:.4g}: it does not follow their scheduler": [
+            f"group {i} is at {share:.4g}" for i, share in enumerate(shares) if abs(share - usual) > ALIKE
+        ],
+    }
+
+
+def find_apart(steps: Sequence[Step]) -> dict[str, list[str]]:
+    """Tensors that were equal before the step, as replicas and tied ones with equal gradients, and are not after it."""
+    alike: dict[Any, dict[str, int]] = defaultdict(dict)
+    sums = {s.name: [zlib.crc32(x.tobytes()) for x in (s.before[""], s.gradient, s.after[""])] for s in steps}
+    for rank, of_rank in enumerate(gather(sums)):
+        for name, (before, gradient, after) in of_rank.items():
+            for key in ((name, before), (before, gradient)):
+                alike[key][f"{name} on rank {rank}"] = after
+    apart = {}
+    for afters in alike.values():
+        usual = Counter(afters.values()).most_common(1)[0][0]
+        like = next(name for name, after in afters.items() if after == usual)
+        apart[f"was equal to {like}, and the step has set them apart"] = [n for n, a in afters.items() if a != usual]
+    return apart
+
+
+def gather(words: Any) -> list[Any]:
+    """What each rank has to say."""
+    return gather_objects(words, None) if count_ranks() > 1 else [words]

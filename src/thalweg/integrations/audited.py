@@ -40,7 +40,7 @@ class ChosenStep:
                 raise
             LOG.warning("step %d was not audited: %s", self.step, error)
             return
-        self.report = audit.report
-        LOG.log(logging.WARNING if self.report.findings else logging.INFO, "step %d: %s", self.step, audit)
+        self.report = audit
+        LOG.log(logging.WARNING if audit.findings else logging.INFO, "step %d: %s", self.step, audit)
         if self.check:
             audit.check()

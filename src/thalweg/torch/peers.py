@@ -44,6 +44,13 @@ class Peer(Source):
         """Whether a group may be one of this optimizer, and can be continued."""
         return self.options.keys() <= group.keys() and all(group.get(key, v) == v for key, v in self.only.items())
 
+    def convert(self, group: Group, dtypes: Sequence[torch.dtype]) -> dict[str, Any]:
+        """Our options for one of its groups, whose parameters have these dtypes."""
+        options = dict(self.always)
+        for key, name in self.options.items():
+            options |= {name: group[key]} if isinstance(name, str) else name(group[key], dtypes)
+        return options
+
 
 def names(text: str) -> dict[str, Any]:
     """Names there, each with the name here: "momentum trust_clip=clip" has the first in common."""
@@ -177,9 +184,7 @@ def convert_group(peer: Peer, theirs: Group, ours: Group, home: Group, changed: 
             f"{unknown[0]!r}, if it changes no numbers, this run can be continued"
         )
     dtypes = list({p.dtype for p in home["params"]})
-    options = {"maximize": False, **vars(peer.rule()), **peer.always}
-    for key, name in peer.options.items():
-        options |= {name: theirs[key]} if isinstance(name, str) else name(theirs[key], dtypes)
+    options = {"maximize": False, **vars(peer.rule()), **peer.convert(theirs, dtypes)}
     group = {key: value for key, value in ours.items() if key not in options} | to_plain(options)
     for key in options:
         if differ(ours.get(key), group.get(key)):
