@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +22,7 @@ from thalweg.dtypes import spelt_dtype
 from thalweg.errors import OptionError, say_where
 from thalweg.given import (
     OverrideList,
+    Overrides,
     Pattern,
     Standard,
     as_written,
@@ -225,19 +227,6 @@ class RuleOptions:
         object.__setattr__(self, "base", combined(ParameterOptions(rule(), Handling()), {**usual, **given}))
         object.__setattr__(self, "overrides", tuple(self.checked_overrides()))
 
-    def within(self, whole: Handling, overrides: OverrideList, others: Sequence[Entry], where: str) -> RuleOptions:
-        """The options in a mixture, with what is given for the whole step.
-
-        overrides: of all rules; its own come later. others: entries that are there already. where: for messages.
-        """
-        if any(known.rule is not self.rule and known.rule.__name__ == self.rule.__name__ for _, known in others):
-            raise OptionError(f"two rules are named {self.rule.__name__}: checkpoints need names that differ")
-        given = {**self.given, **{name: getattr(whole, name) for name in WHOLE_STEP}}
-        with say_where(where):
-            options = RuleOptions(self.rule, given, self.variant, (*overrides, *self.overrides), self.lr)
-            options.validate_lr(self.lr)
-        return options
-
     def __repr__(self) -> str:
         given = {"lr": self.lr, **({"variant": self.variant} if self.variant else {}), **self.given}
         if self.overrides:
@@ -412,17 +401,88 @@ def check_own(rule: type[Rule] | None, options: Mapping[str, Any]) -> type[Rule]
     return rule
 
 
-def check_mixture(entries: Any, whole: Handling, overrides: OverrideList) -> list[Entry]:
-    """The entries of a mixture, each with the options of the whole step and the overrides of all rules."""
-    whole.validate()
-    wanted = (
-        "a mixture is a list of (pattern, options), such as "
-        "[('*.weight', Kron.options(lr=3e-4)), ('*', AdamW.options(lr=3e-4))]"
-    )
-    checked = list[Entry]()
-    for pattern, options in check_entries(entries, RuleOptions, wanted):
-        checked.append((pattern, options.within(whole, overrides, checked, f"entry {pattern!r}")))
-    return checked
+class Rules:
+    """The rules that an optimizer steps by, each with its options, for the parameters that its pattern chooses.
+
+    An optimizer of one rule is a mixture of one entry. overrides: those that come first in every entry.
+    """
+
+    def __init__(self, entries: Iterable[Entry], overrides: OverrideList = ()) -> None:
+        self.entries, self.overrides_of_all = list(entries), overrides
+
+    @classmethod
+    def mix(cls, entries: Any, whole: Mapping[str, Any], overrides: Overrides) -> Rules:
+        """A mixture, checked. whole: options of the whole step."""
+        wanted = (
+            "a mixture is a list of (pattern, options), such as "
+            "[('*.weight', Kron.options(lr=3e-4)), ('*', AdamW.options(lr=3e-4))]"
+        )
+        rules = cls((), check_overrides(overrides))
+        for pattern, options in check_entries(entries, RuleOptions, wanted):
+            with say_where(f"entry {pattern!r}"):
+                rules.add(pattern, options, whole)
+        return rules
+
+    def add(self, pattern: Pattern | None, options: RuleOptions, whole: Mapping[str, Any]) -> None:
+        """Add an entry. whole: options of the whole step."""
+        rule = options.rule
+        if any(known.rule is not rule and known.rule.__name__ == rule.__name__ for _, known in self.entries):
+            raise OptionError(f"two rules are named {rule.__name__}: checkpoints need names that differ")
+        overrides = (*self.overrides_of_all, *options.overrides)
+        options = RuleOptions(rule, {**options.given, **whole}, options.variant, overrides, options.lr)
+        options.validate_lr(options.lr)
+        self.entries.append((pattern, options))
+
+    @property
+    def are_mixed(self) -> bool:
+        return len(self.entries) > 1
+
+    def at(self, place: Any) -> RuleOptions:
+        """The options of an entry, which a group names by its place."""
+        if place not in range(len(self.entries)):
+            raise OptionError(
+                f"entry={place!r} in a parameter group is no entry of this optimizer, which has {len(self.entries)}: "
+                "leave it out of groups that come from another mixture"
+            )
+        return self.entries[place][1]
+
+    @property
+    def overrides(self) -> OverrideList:
+        """The overrides of all entries."""
+        return tuple(override for _, options in self.entries for override in options.overrides)
+
+    def find_place(self, rule: Any, wanted: int | None) -> int:
+        """The place of a rule's entry, by its name: the wanted one, as of a group that an optimizer had before."""
+        names = [options.rule.__name__ for _, options in self.entries]
+        if rule not in names:
+            raise OptionError(
+                f"rule={rule!r} is not a rule of this optimizer, which has {', '.join(dict.fromkeys(names))}: give "
+                "options, such as AdamW.options(lr=1e-3)"
+            )
+        is_wanted = wanted is not None and self.at(wanted).rule.__name__ == rule
+        return wanted if is_wanted else names.index(rule)  # type: ignore[return-value]
+
+    def check_options_of(self, rule: type[Rule], given: Collection[str]) -> None:
+        """Refuse options that belong to another rule, which would have no effect on this one."""
+        owners = {name: options.rule for _, options in self.entries for name in option_names(options.rule)}
+        for name in sorted(owners.keys() & set(given) - {*option_names(rule)}):
+            raise OptionError(
+                f"{rule.__name__} has no option {name!r}, which {owners[name].__name__} has: give parameters of "
+                "different rules in groups of their own"
+            )
+
+    def find_unused(self, members: Sequence[Sequence[tuple[str, Any]]]) -> tuple[list[Pattern], list[Pattern]]:
+        """The patterns of overrides that match no parameter of their entries, and of entries without parameters.
+
+        members: the parameters of each entry, with their names.
+        """
+        unused = unused_patterns([pattern for pattern, _ in self.overrides_of_all], chain(*members))
+        for (_, options), named in zip(self.entries, members, strict=True):
+            unused += unused_patterns(
+                [pattern for pattern, _ in options.overrides[len(self.overrides_of_all) :]], named
+            )
+        idle = [pattern for (pattern, _), named in zip(self.entries, members, strict=True) if not named]
+        return unused, [pattern for pattern in idle if pattern is not None] if self.are_mixed else []
 
 
 def in_words(rules: Iterable[str]) -> str:
