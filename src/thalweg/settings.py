@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from thalweg.arrays import is_number
 from thalweg.dtypes import Name as DType
@@ -21,12 +20,9 @@ from thalweg.dtypes import StateName as StateDType
 from thalweg.dtypes import spelt_dtype
 from thalweg.errors import OptionError, say_where
 from thalweg.given import (
-    OverrideList,
-    Overrides,
     Pattern,
     Standard,
     as_written,
-    check_entries,
     check_known,
     check_overrides,
     differ,
@@ -174,6 +170,15 @@ class ParameterOptions:
         """Equal for settings that differ in the values of numbers alone: state and code for them are the same."""
         return structure_of(self.rule), self.handling
 
+    def is_same(self, other: ParameterOptions) -> bool:
+        """Whether other options are equal; those that are traced are equal to themselves alone."""
+        if self is other:
+            return True
+        alike = type(self.rule) is type(other.rule) and self.handling == other.handling
+        if not alike or self.lr_scale != other.lr_scale:
+            return False
+        return not any(differ(getattr(self.rule, f.name), getattr(other.rule, f.name)) for f in fields(self.rule))
+
     def for_shape(self, shape: tuple[int, ...]) -> ParameterOptions:
         """These options for a parameter of this shape, which decides some of them."""
         rule = self.rule.for_shape(shape)
@@ -208,7 +213,7 @@ class RuleOptions:
     usual: Mapping[str, Any] = field(init=False, repr=False, compare=False)
     #: For which answers to "is lr None?" options are known to have an effect.
     checked_for: set[bool] = field(init=False, default_factory=set, repr=False, compare=False)
-    #: What was found for parameters, by their shapes and the entries of ``overrides`` that match them.
+    #: What was found for parameters, by their shapes, what was given first, and the entries that match them.
     chosen: dict[tuple[Any, ...], ParameterOptions] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -279,22 +284,26 @@ class RuleOptions:
             require(used, f"{name}={value!r} has no effect here: it needs {idle[name]}")
 
     def choose(
-        self, name: str, parameter: Any, base: ParameterOptions | None = None, *, shape: tuple[int, ...] | None = None
+        self,
+        name: str,
+        parameter: Any,
+        *,
+        first: tuple[tuple[str, Any], ...] = (),
+        shape: tuple[int, ...] | None = None,
     ) -> tuple[ParameterOptions, list[int]]:
         """What holds for a parameter, and which entries of ``overrides`` matched it.
 
-        base: what holds where no override applies, if it is not the same for all parameters. shape: what counts as the
+        first: options of this parameter that overrides win over, with their names. shape: what counts as the
         parameter's shape, if it is not its own.
         """
         matched = [i for i, (pattern, _) in enumerate(self.overrides) if matches(pattern, name, parameter)]
         shape = tuple(parameter.shape) if shape is None else shape
-        if base is not None:
-            return self.overridden(base, name, shape, matched), matched
-        key = shape, *matched
+        key = shape, first, *matched
         if key not in self.chosen:
-            setting = self.overridden(self.base, name, shape, matched)
+            base = combined(self.base, dict(first)) if first else self.base
+            setting = self.overridden(base, name, shape, matched)
             # equal settings are one object, so that their parameters are stepped together
-            self.chosen[key] = next((same for same in self.chosen.values() if same == setting), setting)
+            self.chosen[key] = next((same for same in self.chosen.values() if same.is_same(setting)), setting)
         return self.chosen[key], matched
 
     def overridden(
@@ -383,106 +392,6 @@ def check_schedules(rule: Rule) -> None:
         if callable(value):
             number = f.name in number_options(type(rule))
             require(number, f"{f.name} cannot be a function of the step: it must be {f.type}")
-
-
-# ---- mixtures: several rules in one optimizer, each for the parameters that a pattern chooses
-
-
-#: A pattern, and what holds for the parameters that it is the first to match. None: it matches none.
-Entry: TypeAlias = tuple[Pattern | None, RuleOptions]
-
-
-def check_own(rule: type[Rule] | None, options: Mapping[str, Any]) -> type[Rule]:
-    """Refuse options of the whole step, which cannot belong to one rule of several."""
-    if rule is None:
-        raise OptionError("options() is for the class of one rule, such as AdamW.options(lr=1e-3)")
-    for name in WHOLE_STEP:
-        require(name not in options, f"{name} concerns the whole step: give it to the mixture, not to one of its rules")
-    return rule
-
-
-class Rules:
-    """The rules that an optimizer steps by, each with its options, for the parameters that its pattern chooses.
-
-    An optimizer of one rule is a mixture of one entry. overrides: those that come first in every entry.
-    """
-
-    def __init__(self, entries: Iterable[Entry], overrides: OverrideList = ()) -> None:
-        self.entries, self.overrides_of_all = list(entries), overrides
-
-    @classmethod
-    def mix(cls, entries: Any, whole: Mapping[str, Any], overrides: Overrides) -> Rules:
-        """A mixture, checked. whole: options of the whole step."""
-        wanted = (
-            "a mixture is a list of (pattern, options), such as "
-            "[('*.weight', Kron.options(lr=3e-4)), ('*', AdamW.options(lr=3e-4))]"
-        )
-        rules = cls((), check_overrides(overrides))
-        for pattern, options in check_entries(entries, RuleOptions, wanted):
-            with say_where(f"entry {pattern!r}"):
-                rules.add(pattern, options, whole)
-        return rules
-
-    def add(self, pattern: Pattern | None, options: RuleOptions, whole: Mapping[str, Any]) -> None:
-        """Add an entry. whole: options of the whole step."""
-        rule = options.rule
-        if any(known.rule is not rule and known.rule.__name__ == rule.__name__ for _, known in self.entries):
-            raise OptionError(f"two rules are named {rule.__name__}: checkpoints need names that differ")
-        overrides = (*self.overrides_of_all, *options.overrides)
-        options = RuleOptions(rule, {**options.given, **whole}, options.variant, overrides, options.lr)
-        options.validate_lr(options.lr)
-        self.entries.append((pattern, options))
-
-    @property
-    def are_mixed(self) -> bool:
-        return len(self.entries) > 1
-
-    def at(self, place: Any) -> RuleOptions:
-        """The options of an entry, which a group names by its place."""
-        if place not in range(len(self.entries)):
-            raise OptionError(
-                f"entry={place!r} in a parameter group is no entry of this optimizer, which has {len(self.entries)}: "
-                "leave it out of groups that come from another mixture"
-            )
-        return self.entries[place][1]
-
-    @property
-    def overrides(self) -> OverrideList:
-        """The overrides of all entries."""
-        return tuple(override for _, options in self.entries for override in options.overrides)
-
-    def find_place(self, rule: Any, wanted: int | None) -> int:
-        """The place of a rule's entry, by its name: the wanted one, as of a group that an optimizer had before."""
-        names = [options.rule.__name__ for _, options in self.entries]
-        if rule not in names:
-            raise OptionError(
-                f"rule={rule!r} is not a rule of this optimizer, which has {', '.join(dict.fromkeys(names))}: give "
-                "options, such as AdamW.options(lr=1e-3)"
-            )
-        is_wanted = wanted is not None and self.at(wanted).rule.__name__ == rule
-        return wanted if is_wanted else names.index(rule)  # type: ignore[return-value]
-
-    def check_options_of(self, rule: type[Rule], given: Collection[str]) -> None:
-        """Refuse options that belong to another rule, which would have no effect on this one."""
-        owners = {name: options.rule for _, options in self.entries for name in option_names(options.rule)}
-        for name in sorted(owners.keys() & set(given) - {*option_names(rule)}):
-            raise OptionError(
-                f"{rule.__name__} has no option {name!r}, which {owners[name].__name__} has: give parameters of "
-                "different rules in groups of their own"
-            )
-
-    def find_unused(self, members: Sequence[Sequence[tuple[str, Any]]]) -> tuple[list[Pattern], list[Pattern]]:
-        """The patterns of overrides that match no parameter of their entries, and of entries without parameters.
-
-        members: the parameters of each entry, with their names.
-        """
-        unused = unused_patterns([pattern for pattern, _ in self.overrides_of_all], chain(*members))
-        for (_, options), named in zip(self.entries, members, strict=True):
-            unused += unused_patterns(
-                [pattern for pattern, _ in options.overrides[len(self.overrides_of_all) :]], named
-            )
-        idle = [pattern for (pattern, _), named in zip(self.entries, members, strict=True) if not named]
-        return unused, [pattern for pattern in idle if pattern is not None] if self.are_mixed else []
 
 
 def in_words(rules: Iterable[str]) -> str:

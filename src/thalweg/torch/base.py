@@ -19,8 +19,7 @@ from thalweg.explain import Explanation
 from thalweg.given import Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
-from thalweg.settings import ParameterOptions, RuleOptions, Rules, check_own
-from thalweg.storage import warn_converted
+from thalweg.settings import ParameterOptions, RuleOptions
 from thalweg.torch import private
 from thalweg.torch.engines.admission import check_code, foresee_engine
 from thalweg.torch.engines.lists import Lists
@@ -48,15 +47,13 @@ from thalweg.torch.params.groups import (
     read_rate,
     show_rate,
 )
+from thalweg.torch.params.rules import Rules, check_own
 from thalweg.torch.params.states import (
-    check_state,
     convert_count,
-    convert_entries,
-    fit_around,
+    fit_state,
     follow_parameter,
     form_of,
     is_count_tensor,
-    is_kept_otherwise,
     make_state,
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
@@ -513,18 +510,10 @@ class Optimizer(torch.optim.Optimizer):
     def _fit_state(self, name: str, p: Tensor, setting: ParameterOptions) -> None:
         setting.rule.check_shape(name, tuple(p.shape))
         state = self.state.get(p)
-        if state and (changed := fit_around(name, p, setting, state)) and not self._conversion_told:
+        changed = fit_state(name, p, setting, state) if state else ""
+        if changed and not self._conversion_told:
             self._conversion_told = True
             warn(changed, ResumeWarning)
-        if state:
-            check_state(name, p, setting, state)
-        if state and is_kept_otherwise(p, setting, state):
-            entries = convert_entries(setting, p, name, state)
-            if not self._conversion_told:
-                self._conversion_told = True
-                warn_converted(name, state, entries)
-            state.clear()
-            state.update(entries)
 
     def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None:
         """Make tensors of counts of steps that users have written into state as plain numbers."""

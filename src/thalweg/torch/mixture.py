@@ -7,9 +7,10 @@ from typing import Any, Literal, TypeAlias
 
 from thalweg.given import Overrides, Pattern
 from thalweg.rules import Spikes
-from thalweg.settings import RuleOptions, Rules
+from thalweg.settings import RuleOptions
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.groups import EngineName, Params, check_given, choose_engine
+from thalweg.torch.params.rules import Rules
 from thalweg.torch.sharding.sharing import Sharing
 
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]

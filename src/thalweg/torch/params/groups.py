@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
@@ -23,7 +23,6 @@ from thalweg.given import (
     OverrideList,
     Overrides,
     Pattern,
-    first_match,
     hint_for,
     places_of,
     plain,
@@ -32,8 +31,9 @@ from thalweg.given import (
 from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
 from thalweg.rules.spikes import Spikes
-from thalweg.settings import JOINT, WHOLE_STEP, Entry, RuleOptions, Rules, around_options, option_names
+from thalweg.settings import JOINT, WHOLE_STEP, RuleOptions, around_options, option_names
 from thalweg.torch.params.checks import check_exchanged, check_parameter, reason_against_flat
+from thalweg.torch.params.rules import Rules, check_chosen
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
 
 Params: TypeAlias = Iterable[Any]
@@ -54,22 +54,6 @@ FOREIGN = ("max_momentum", "base_momentum", "lr_scale", "wd_scale", "weight_deca
 SHOWN_IF_SET = ("momentum",)
 #: Asked of groups at every step.
 NAMES_OF = operator.methodcaller("get", "param_names")
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The pattern of parameters that were chosen by name for a role."""
-
-    role: str
-    names: frozenset[str]
-    #: What to tell of some of them, by name.
-    hints: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def __call__(self, name: str, parameter: Tensor) -> bool:
-        return name in self.names
-
-    def __repr__(self) -> str:
-        return f"<{self.role}>"
 
 
 class Groups:
@@ -268,10 +252,7 @@ class Groups:
 
     def find_unused(self, groups: Sequence[Group]) -> tuple[list[Pattern], list[Pattern]]:
         """The patterns of overrides that match no parameter of their entries, and of entries without parameters."""
-        members: list[list[tuple[str, Tensor]]] = [[] for _ in self.rules.entries]
-        for name, p, index in homes_in(groups):
-            members[groups[index].get("entry", 0)].append((name, p))
-        return self.rules.find_unused(members)
+        return self.rules.find_unused([(name, p, groups[i].get("entry", 0)) for name, p, i in homes_in(groups)])
 
     def hints_about(self, name: str, group: Group) -> Sequence[str]:
         """What was not understood about a parameter of a group, or assumed."""
@@ -380,18 +361,6 @@ def name_parameters(params: Any, names: Sequence[str] | None, position: int) -> 
         if not isinstance(p, Tensor):
             raise ParameterError(f"parameter {name!r} must be a tensor, got {type(p).__name__}")
     return pairs, bool(named)
-
-
-def check_chosen(entries: Sequence[Entry], pairs: Sequence[tuple[str, Tensor]]) -> None:
-    """Refuse parameters that are not of the model whose parameters were chosen by name."""
-    chosen = [pattern for pattern, _ in entries if isinstance(pattern, Chosen)]
-    rules = dict.fromkeys(repr(options.rule.__name__) for _, options in entries)
-    for name, p in pairs:
-        if chosen and first_match(entries, name, p) is None:
-            raise ParameterError(
-                f"parameter {name!r} is not of the model that this mixture was made for: say which rule steps it, as "
-                f'"rule": {" or ".join(rules)} in its parameter group'
-            )
 
 
 # ---- arguments
