@@ -227,8 +227,7 @@ class Optimizer:
 
     def _resolve(self, name: Name, weights: Arr, tracked: Tracked, is_raw: bool) -> None:
         """Find what holds for a parameter that is new, or whose options have changed, and fit its state to that."""
-        shape = (1, weights.size) if is_raw else None
-        setting, _ = self._settings.choose(str(name), weights, shape=shape)
+        setting, _ = self._settings.choose(str(name), weights, shape=(1, weights.size) if is_raw else None)
         setting.rule.check_shape(name, weights.shape)
         check_update(setting.rule, weights.shape)
         with np.errstate(all="ignore"):  # some processors find a signalling NaN invalid

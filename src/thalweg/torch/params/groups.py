@@ -182,8 +182,7 @@ class Groups:
     def complete(self, group: dict[str, Any], defaults: Group) -> dict[str, Any]:
         """A group that is to be added, with all of its options, checked. defaults: of all groups."""
         rule = self.entry_of(group).rule
-        self.rules.check_options_of(rule, group)
-        check_group(rule, group)
+        check_group(rule, group, self.rules.owners())
         given = {name: plain(group[name]) for name in option_names(rule) if name in group}
         whole = {**self.defaults_for(group, defaults), **group, **given}
         made = self.make_settings(whole).base.rule
@@ -506,16 +505,21 @@ def has_spikes_skipped(group: Group) -> bool:
     return spikes is True or (isinstance(spikes, Spikes) and spikes.action == "skip")
 
 
-def check_group(rule: type[Rule], group: Group) -> None:
-    """Refuse a misspelt option; keys of other tools, which resemble none, are theirs to keep here."""
+def check_group(rule: type[Rule], group: Group, owners: Mapping[str, str]) -> None:
+    """Refuse options that are misspelt or another rule's; keys of other tools, which resemble none, may be here.
+
+    owners: by each option of the optimizer, the name of a rule that has it.
+    """
     options = option_names(rule)
     require(
         not group.get("use_fallback"),
         f"use_fallback=True asks for AdamW in place of {rule.__name__}, which is the only rule of this optimizer: "
         "give these parameters to a mixture, such as thalweg.torch.kron_adamw(model)",
     )
-    for name in group:
-        hint = "" if name in (*options, *BESIDE, *FOREIGN) else hint_for(rule, name, options, cutoff=0.85)
+    for name in [key for key in group if key not in (*options, *BESIDE, *FOREIGN)]:
+        hint = hint_for(rule, name, options, cutoff=0.85)
+        if name in owners:
+            hint = f"{owners[name]} has it: give parameters of different rules in groups of their own"
         require(not hint, f"{rule.__name__} has no option {name!r}: {hint}")
     check_no_functions({name: group[name] for name in (*options, "lr") if name in group})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -104,14 +104,9 @@ class Rules:
         is_wanted = wanted is not None and self.at(wanted).rule.__name__ == rule
         return wanted if is_wanted else names.index(rule)  # type: ignore[return-value]
 
-    def check_options_of(self, rule: type[Rule], given: Collection[str]) -> None:
-        """Refuse options that belong to another rule, which would have no effect on this one."""
-        owners = {name: options.rule for _, options in self.entries for name in option_names(options.rule)}
-        for name in sorted(owners.keys() & set(given) - {*option_names(rule)}):
-            raise OptionError(
-                f"{rule.__name__} has no option {name!r}, which {owners[name].__name__} has: give parameters of "
-                "different rules in groups of their own"
-            )
+    def owners(self) -> dict[str, str]:
+        """By each option of the rules, the name of one that has it."""
+        return {name: options.rule.__name__ for _, options in self.entries for name in option_names(options.rule)}
 
     def find_unused(self, stepped: Sequence[tuple[str, Any, int]]) -> tuple[list[Pattern], list[Pattern]]:
         """The patterns of overrides that match no parameter of their entries, and of entries without parameters.
