@@ -285,8 +285,8 @@ def test_saving_writes_through_no_link(tmp_path: Path) -> None:
 #: States that would take much, or whose errors once were not ours: where they lie, and what is said of it.
 LIARS: list[tuple[tuple[Any, ...], Any, str]] = [
     (("state", 0, "step"), WIDE, "step.* of 'a' must be a whole number"),
-    (("state", 0, "step"), np.array(-3.0), "the step of 'a' must be a whole number >= 0"),
-    (("state", 0, "step"), np.array(np.nan), "the step of 'a' must be a whole number >= 0"),
+    (("state", 0, "step"), np.array(-3.0), r"state\['step'\] of 'a' must be a whole number >= 0"),
+    (("state", 0, "step"), np.array(np.nan), r"state\['step'\] of 'a' must be a whole number >= 0"),
     (("state", 0, "exp_avg"), np.full((3, 2), 1j), "the state of 'a' must be arrays of floating point"),
     (("state", 0, "exp_avg"), np.ones((3, 2), bool), "the state of 'a' must be arrays of floating point"),
     (("state", 0, "more"), 3, "is damaged"),

@@ -43,22 +43,15 @@ def advance(
     s: State[A],
     *,
     t: Scalar,
-    lr: Scalar | None,
-    lr_scale: Scalar,
     tensor: Scalar,
-    grad_scale: Scalar | None = None,
     allowed: Truth | None = None,
-    noise: Noise[A] | None = None,
+    **given: Any,
 ) -> Advance:
     """Step one parameter. Nothing is written to p, g or s; the new ones are returned.
 
-    tensor: the parameter's number for random bits. grad_scale: multiplies the gradient.
-    allowed: False leaves everything as it was.
-    noise: gives the numbers of ``rules.noise.normal`` by other means.
+    allowed: False leaves everything as it was. All else is as :func:`proposed` takes it.
     """
-    update = proposed(
-        xp, rule, handling, p, g, s, t=t, lr=lr, lr_scale=lr_scale, tensor=tensor, grad_scale=grad_scale, noise=noise
-    )
+    update = proposed(xp, rule, handling, p, g, s, t=t, tensor=tensor, **given)
     new, record = written(xp, handling, p, s, update.delta, tensor=tensor, t=t)
     update.state.update(record)
     finite = finite_throughout(xp, update, new) if handling.on_nonfinite != "propagate" else None
@@ -101,7 +94,11 @@ def proposed(
     grad_scale: Scalar | None = None,
     noise: Noise[A] | None = None,
 ) -> Update:
-    """What the rule answers: delta in the precision of the arithmetic, state as it is stored."""
+    """What the rule answers: delta in the precision of the arithmetic, state as it is stored.
+
+    tensor: the parameter's number for random bits. grad_scale: multiplies the gradient. noise: gives the numbers of
+    ``rules.noise.normal`` by other means.
+    """
     wide, gradient, old, now = widened(xp, rule, handling, p, g, s, t=t, grad_scale=grad_scale)
     noise = noise or (lambda: normal(xp, wide, seed=handling.seed, tensor=tensor, t=t))
     update = rule.update(xp, gradient, old, wide, t=now, lr=lr, lr_scale=lr_scale, noise=noise)

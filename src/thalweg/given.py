@@ -74,15 +74,11 @@ def plain(value: Any) -> Any:
         return value
     if is_list(value):
         return tuple(map(plain, value))
-    if type(value).__name__ in ("bool_", "bool") and type(value).__module__ == "numpy":
-        return bool(value)
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
-        return value.item()
-    return value
+        value = value.item()
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else value
 
 
 def is_list(value: Any) -> bool:

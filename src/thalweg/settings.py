@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from thalweg.arrays import is_number
 from thalweg.dtypes import Name as DType
@@ -20,11 +20,9 @@ from thalweg.dtypes import StateName as StateDType
 from thalweg.dtypes import spelt_dtype
 from thalweg.errors import OptionError, say_where
 from thalweg.given import (
-    OverrideList,
     Pattern,
     Standard,
     as_written,
-    check_entries,
     check_known,
     check_overrides,
     differ,
@@ -172,6 +170,15 @@ class ParameterOptions:
         """Equal for settings that differ in the values of numbers alone: state and code for them are the same."""
         return structure_of(self.rule), self.handling
 
+    def is_same(self, other: ParameterOptions) -> bool:
+        """Whether other options are equal; those that are traced are equal to themselves alone."""
+        if self is other:
+            return True
+        alike = type(self.rule) is type(other.rule) and self.handling == other.handling
+        if not alike or self.lr_scale != other.lr_scale:
+            return False
+        return not any(differ(getattr(self.rule, f.name), getattr(other.rule, f.name)) for f in fields(self.rule))
+
     def for_shape(self, shape: tuple[int, ...]) -> ParameterOptions:
         """These options for a parameter of this shape, which decides some of them."""
         rule = self.rule.for_shape(shape)
@@ -206,7 +213,7 @@ class RuleOptions:
     usual: Mapping[str, Any] = field(init=False, repr=False, compare=False)
     #: For which answers to "is lr None?" options are known to have an effect.
     checked_for: set[bool] = field(init=False, default_factory=set, repr=False, compare=False)
-    #: What was found for parameters, by their shapes and the entries of ``overrides`` that match them.
+    #: What was found for parameters, by their shapes, what was given first, and the entries that match them.
     chosen: dict[tuple[Any, ...], ParameterOptions] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -224,19 +231,6 @@ class RuleOptions:
         object.__setattr__(self, "usual", {**defaults(rule), **usual})
         object.__setattr__(self, "base", combined(ParameterOptions(rule(), Handling()), {**usual, **given}))
         object.__setattr__(self, "overrides", tuple(self.checked_overrides()))
-
-    def within(self, whole: Handling, overrides: OverrideList, others: Sequence[Entry], where: str) -> RuleOptions:
-        """The options in a mixture, with what is given for the whole step.
-
-        overrides: of all rules; its own come later. others: entries that are there already. where: for messages.
-        """
-        if any(known.rule is not self.rule and known.rule.__name__ == self.rule.__name__ for _, known in others):
-            raise OptionError(f"two rules are named {self.rule.__name__}: checkpoints need names that differ")
-        given = {**self.given, **{name: getattr(whole, name) for name in WHOLE_STEP}}
-        with say_where(where):
-            options = RuleOptions(self.rule, given, self.variant, (*overrides, *self.overrides), self.lr)
-            options.validate_lr(self.lr)
-        return options
 
     def __repr__(self) -> str:
         given = {"lr": self.lr, **({"variant": self.variant} if self.variant else {}), **self.given}
@@ -290,22 +284,26 @@ class RuleOptions:
             require(used, f"{name}={value!r} has no effect here: it needs {idle[name]}")
 
     def choose(
-        self, name: str, parameter: Any, base: ParameterOptions | None = None, *, shape: tuple[int, ...] | None = None
+        self,
+        name: str,
+        parameter: Any,
+        *,
+        first: tuple[tuple[str, Any], ...] = (),
+        shape: tuple[int, ...] | None = None,
     ) -> tuple[ParameterOptions, list[int]]:
         """What holds for a parameter, and which entries of ``overrides`` matched it.
 
-        base: what holds where no override applies, if it is not the same for all parameters. shape: what counts as the
+        first: options of this parameter that overrides win over, with their names. shape: what counts as the
         parameter's shape, if it is not its own.
         """
         matched = [i for i, (pattern, _) in enumerate(self.overrides) if matches(pattern, name, parameter)]
         shape = tuple(parameter.shape) if shape is None else shape
-        if base is not None:
-            return self.overridden(base, name, shape, matched), matched
-        key = shape, *matched
+        key = shape, first, *matched
         if key not in self.chosen:
-            setting = self.overridden(self.base, name, shape, matched)
+            base = combined(self.base, dict(first)) if first else self.base
+            setting = self.overridden(base, name, shape, matched)
             # equal settings are one object, so that their parameters are stepped together
-            self.chosen[key] = next((same for same in self.chosen.values() if same == setting), setting)
+            self.chosen[key] = next((same for same in self.chosen.values() if same.is_same(setting)), setting)
         return self.chosen[key], matched
 
     def overridden(
@@ -394,35 +392,6 @@ def check_schedules(rule: Rule) -> None:
         if callable(value):
             number = f.name in number_options(type(rule))
             require(number, f"{f.name} cannot be a function of the step: it must be {f.type}")
-
-
-# ---- mixtures: several rules in one optimizer, each for the parameters that a pattern chooses
-
-
-#: A pattern, and what holds for the parameters that it is the first to match. None: it matches none.
-Entry: TypeAlias = tuple[Pattern | None, RuleOptions]
-
-
-def check_own(rule: type[Rule] | None, options: Mapping[str, Any]) -> type[Rule]:
-    """Refuse options of the whole step, which cannot belong to one rule of several."""
-    if rule is None:
-        raise OptionError("options() is for the class of one rule, such as AdamW.options(lr=1e-3)")
-    for name in WHOLE_STEP:
-        require(name not in options, f"{name} concerns the whole step: give it to the mixture, not to one of its rules")
-    return rule
-
-
-def check_mixture(entries: Any, whole: Handling, overrides: OverrideList) -> list[Entry]:
-    """The entries of a mixture, each with the options of the whole step and the overrides of all rules."""
-    whole.validate()
-    wanted = (
-        "a mixture is a list of (pattern, options), such as "
-        "[('*.weight', Kron.options(lr=3e-4)), ('*', AdamW.options(lr=3e-4))]"
-    )
-    checked = list[Entry]()
-    for pattern, options in check_entries(entries, RuleOptions, wanted):
-        checked.append((pattern, options.within(whole, overrides, checked, f"entry {pattern!r}")))
-    return checked
 
 
 def in_words(rules: Iterable[str]) -> str:

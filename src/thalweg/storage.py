@@ -17,6 +17,7 @@ from thalweg.errors import ResumeWarning, StateError, warn
 from thalweg.rules import Rule
 from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Entry, Spread
+from thalweg.rules.spikes import Spikes
 from thalweg.settings import Handling
 
 #: The key of what rounding has cost a parameter of 16 bits, in 256ths of the distance to its neighbours.
@@ -152,14 +153,13 @@ def converted(xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A]) -
     return {key: same.get(key, new[key]) for key in new}
 
 
-def warn_converted(name: object, before: Iterable[str], now: Iterable[str]) -> None:
-    """Tell that state is kept otherwise than it was. before, now: its keys then and now."""
+def describe_conversion(name: object, before: Iterable[str], now: Iterable[str]) -> str:
+    """What to tell of state that is kept otherwise than it was. before, now: its keys then and now."""
     lost = ", ".join(sorted(set(before) - set(now))) or "nothing else"
     added = ", ".join(sorted(set(now) - set(before))) or "nothing else"
-    warn(
-        f"state was kept otherwise than state_dtype, momentum_dtype and rounding have it now, and was converted: that "
-        f"of {name!r} now has {added} and has no longer {lost}, and all others alike",
-        ResumeWarning,
+    return (
+        "state was kept otherwise than state_dtype, momentum_dtype and rounding have it now, and was converted: that "
+        f"of {name!r} now has {added} and has no longer {lost}"
     )
 
 
@@ -232,6 +232,15 @@ def check_shapes(name: object, shapes: Mapping[str, Shape], wanted: Mapping[str,
         raise StateError(
             f"the state of {name!r} does not fit its options: they need {wanted}, and the state has {shapes}; restore "
             "the options that it was made with, state_dtype and rounding too, or drop it: clear_state(), in JAX init()"
+        )
+
+
+def check_norms(spikes: Spikes, shape: Shape) -> None:
+    """Refuse norms that are kept of another window. shape: of what is kept."""
+    if shape != spikes.kept_shape:
+        raise StateError(
+            f"spikes has window={spikes.window}, and the norms of {math.prod(shape) - 1} steps are kept: use that "
+            "window, or drop them: clear_state(), in JAX init()"
         )
 
 

@@ -103,11 +103,6 @@ def check_entries(rule: Rule, shape: Shape) -> Mapping[str, Entry]:
     return entries
 
 
-#: Rules and shapes that were tried, at most MOST_TRIED, with what was looked at.
-_tried: dict[Hashable, int] = {}
-MOST_TRIED = 4096
-
-
 def kind_of(rule: Rule, shape: Shape) -> Hashable:
     """Parameters whose shapes are of equal kind may be stepped together, and by the same code."""
     looks_at = find_looks(rule, shape)
@@ -133,25 +128,18 @@ def check_update(rule: Rule, shape: Shape) -> int:
     """
     if not find_own(rule):
         return NOTHING
-    rule = ParameterOptions(rule, Handling()).rule_at(1)
-    try:
-        kind = stand_in(rule), shape
-        if kind in _tried:
-            return _tried[kind]
-    except TypeError:  # an option that has no hash is looked at each time
-        kind = None
+    rule = stand_in(ParameterOptions(rule, Handling()).rule_at(1))
     if isinstance(rule, Wrapped):  # the rule by itself: what is around it may stumble over its answer
         check_update(rule.RULE(**{f.name: getattr(rule, f.name) for f in fields(rule.RULE)}), shape)
-    looks_at = try_update(rule, shape)
-    if kind is not None:
-        if len(_tried) >= MOST_TRIED:
-            _tried.clear()
-        _tried[kind] = looks_at
-    return looks_at
+    try:
+        hash(rule)
+    except TypeError:  # an option that has no hash is looked at each time
+        return try_update(rule, shape)
+    return try_once(rule, shape)
 
 
 def try_update(rule: Rule, shape: Shape) -> int:
-    """Run ``update`` once over shapes, check what it returns, and tell what it has looked at."""
+    """Run ``update`` over shapes, check what it returns, and tell what it has looked at."""
     name, files = type(rule).__name__, files_of(type(rule), ALL_METHODS)
     xp = Strict(name, files)
     entries = check_entries(rule, xp.shown(shape))
@@ -175,6 +163,9 @@ def try_update(rule: Rule, shape: Shape) -> int:
         raise RuleError(f"{name}, {place or 'update'}: {problem}{hint}") from error
     check_answer(answer, shape, state, rule.stacked_axes, where(rule, "apply" if goes_in_parts else "update"))
     return xp.looks_at
+
+
+try_once = functools.lru_cache(maxsize=4096)(try_update)
 
 
 def step_in_parts(

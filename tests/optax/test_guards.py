@@ -85,7 +85,7 @@ def test_a_mixture_has_one_norm_and_spikes_are_counted(kind: str) -> None:
 
 def test_state_of_another_window_is_refused() -> None:
     state = lamb(0.1, spikes=True).init(PARAMS)
-    with pytest.raises(StateError, match="spikes has window=8, and the state has 128 norms"):
+    with pytest.raises(StateError, match="spikes has window=8, and the norms of 128 steps are kept"):
         lamb(0.1, spikes=Spikes(window=8)).update(PARAMS, state, PARAMS)
     with pytest.raises(StateError, match="not a state of this optimizer"):
         lamb(0.1).update(PARAMS, state, PARAMS)

@@ -246,7 +246,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         lambda: Mixture(model().parameters(), [("*.weight", Kron.options()), ("*", AdamW.options())]),
         r"entries by name \('\*.weight'\) need a name for every parameter",
     ),
-    (grown(betas=(0.5, 0.5)), "Kron has no option 'betas', which AdamW has"),
+    (grown(betas=(0.5, 0.5)), "Kron has no option 'betas': AdamW has it"),
     (grown(rule="LARS"), "rule='LARS' is not a rule of this optimizer, which has Kron, AdamW"),
     (grown(rule=LAMB.options(), lr=-1.0), "lr must be"),
     (grown(max_grad_norm=1.0), "max_grad_norm concerns the whole step"),

@@ -20,7 +20,7 @@ from thalweg.explain import Explanation, explain_parameter
 from thalweg.given import Overrides, Standard, as_written, check_known, check_overrides
 from thalweg.rules import RULES, Rule
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import ParameterOptions, RuleOptions, combined, defaults, option_names
+from thalweg.settings import ParameterOptions, RuleOptions, defaults, option_names
 from thalweg.storage import arithmetic, first_state
 from thalweg.trial import check_rule
 
@@ -114,10 +114,8 @@ class Optimizer(keras.optimizers.Optimizer):
 
     def _setting(self, name: str, variable: Any) -> ParameterOptions:
         """What holds for a variable, which may be one of those without weight decay."""
-        base = self._settings.base
-        if not self._use_weight_decay(variable) and hasattr(base.rule, "weight_decay"):
-            base = combined(base, {"weight_decay": 0.0})
-        setting, _ = self._settings.choose(name, variable, base)
+        decays = self._use_weight_decay(variable) or not hasattr(self._settings.base.rule, "weight_decay")
+        setting, _ = self._settings.choose(name, variable, first=() if decays else (("weight_decay", 0.0),))
         check_matrix(name, tuple(variable.shape), setting.rule)
         setting.rule.check_shape(name, tuple(variable.shape))
         return setting

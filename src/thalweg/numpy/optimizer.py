@@ -16,7 +16,7 @@ import numpy as np
 
 from thalweg.arrays import Shape
 from thalweg.boundary import Advance, seen
-from thalweg.errors import NonFiniteError, OptionError, ParameterError, StateError, say_where
+from thalweg.errors import NonFiniteError, OptionError, ParameterError, ResumeWarning, StateError, say_where, warn
 from thalweg.exchange import pack_state, read_state
 from thalweg.explain import Explanation, explain_parameter
 from thalweg.given import Overrides, as_written, plain, warn_of_unused
@@ -42,7 +42,16 @@ from thalweg.rules.checks import check_flag, check_number
 from thalweg.rules.spikes import judge, warn_if_clipped
 from thalweg.settings import RuleOptions
 from thalweg.spaces import numpy as xp
-from thalweg.storage import SPIKES, check_fits, completed, converted, first_state, read_count, warn_converted
+from thalweg.storage import (
+    SPIKES,
+    check_fits,
+    check_norms,
+    completed,
+    converted,
+    describe_conversion,
+    first_state,
+    read_count,
+)
 from thalweg.trial import check_update
 
 Self = TypeVar("Self", bound="Optimizer")
@@ -218,8 +227,7 @@ class Optimizer:
 
     def _resolve(self, name: Name, weights: Arr, tracked: Tracked, is_raw: bool) -> None:
         """Find what holds for a parameter that is new, or whose options have changed, and fit its state to that."""
-        shape = (1, weights.size) if is_raw else None
-        setting, _ = self._settings.choose(str(name), weights, shape=shape)
+        setting, _ = self._settings.choose(str(name), weights, shape=(1, weights.size) if is_raw else None)
         setting.rule.check_shape(name, weights.shape)
         check_update(setting.rule, weights.shape)
         with np.errstate(all="ignore"):  # some processors find a signalling NaN invalid
@@ -230,7 +238,7 @@ class Optimizer:
             state = converted(xp, *facts, before)
         if self._is_loaded and state.keys() != before.keys():
             self._is_loaded = False
-            warn_converted(name, before, state)
+            warn(f"{describe_conversion(name, before, state)}, and all others alike", ResumeWarning)
         tracked.state, tracked.operand, tracked.refused = state, None, None
         tracked.setting, tracked.shape, tracked.is_raw = setting, weights.shape, is_raw
 
@@ -242,11 +250,7 @@ class Optimizer:
             scales.append(1 / max(1.0, norm / handling.max_grad_norm) if math.isfinite(norm) else math.nan)
         if guard is not None:
             norms = np.zeros(guard.kept_shape) if self._norms is None else self._norms
-            if norms.shape != guard.kept_shape:
-                raise StateError(
-                    f"spikes has window={guard.window}, and the norms of {norms.size - 1} steps are kept: use that "
-                    "window, or drop them with clear_state()"
-                )
+            check_norms(guard, norms.shape)
             with np.errstate(all="ignore"):
                 judgement = judge(xp, guard, np.array([norm]), norms)
             is_skipped = judgement.skips and judgement.is_spike.item()
@@ -350,8 +354,7 @@ class Optimizer:
             setting, _ = self._settings.choose(str(name), weights)
             setting = replace(setting, lr_scale=setting.lr_scale * self.lr_scale(name))
             facts = str(name), weights.shape, xp.dtype(weights), setting
-            squares = squares_of([weights], self._wanted_engine)[0] if weights.size else None
-            rms = None if squares is None else math.sqrt(squares / weights.size)
+            rms = math.sqrt(squares_of([weights], self._wanted_engine)[0] / weights.size) if weights.size else None
             rows.append(explain_parameter(*facts, lr=lr, rms=rms, counter_bytes=0))
         return Explanation(rows, self._settings.unused_overrides(arrays))
 

@@ -26,49 +26,6 @@ from thalweg.storage import SPIKES
 Entries: TypeAlias = dict[str, Any]
 
 
-class LarsState(NamedTuple):
-    count: Any
-    momentum_buffer: Tree
-    skipped: Any = None
-
-
-class LambState(NamedTuple):
-    count: Any
-    #: The average of gradients, and of their squares.
-    exp_avg: Tree
-    exp_avg_sq: Tree
-    skipped: Any = None
-
-
-class AdafactorState(NamedTuple):
-    count: Any
-    #: Averages of squares along the later and the earlier of two axes, which keep size 1.
-    row_var: Tree
-    col_var: Tree
-    #: All squares, for parameters that are not factored.
-    variance: Tree
-    #: The average of updates, with momentum.
-    exp_avg: Tree
-    skipped: Any = None
-
-
-class MuonState(NamedTuple):
-    count: Any
-    momentum_buffer: Tree
-    skipped: Any = None
-
-
-class KronState(NamedTuple):
-    count: Any
-    momentum_buffer: Tree
-    #: A tuple of factors for each parameter, and of their smoothed norms.
-    Q: Tree
-    L: Tree
-    #: How much of the next refresh has come together.
-    refresh: Tree
-    skipped: Any = None
-
-
 class MixtureState(NamedTuple):
     #: The state of each entry's transformation, in their order.
     inner_states: tuple[Any, ...]
@@ -84,42 +41,43 @@ class SpikedMixtureState(NamedTuple):
     spikes: Any
 
 
-#: Rules whose states have a class above.
-WRITTEN: dict[type[Rule], type[Any]] = {
-    LARS: LarsState,
-    LAMB: LambState,
-    Adafactor: AdafactorState,
-    Muon: MuonState,
-    Kron: KronState,
+#: The fields that states of a rule have whatever its options are, beside those of every state.
+USUAL: Mapping[type[Rule], tuple[str, ...]] = {
+    LARS: ("momentum_buffer",),
+    LAMB: ("exp_avg", "exp_avg_sq"),
+    # averages of squares along two axes, all squares where it is not factored, the average of updates
+    Adafactor: ("row_var", "col_var", "variance", "exp_avg"),
+    Muon: ("momentum_buffer",),
+    # a tuple of factors for each parameter, and of their norms; how much of the next refresh has come together
+    Kron: ("momentum_buffer", "Q", "L", "refresh"),
 }
-#: The classes of states, also those that are made, with the rules they are of.
-STATE_CLASSES: dict[type[Any], type[Rule]] = {state_class: rule for rule, state_class in WRITTEN.items()}
+#: Fields with several arrays for each parameter.
+SEVERAL = ("Q", "L")
+#: The classes of states that were made, with the rules they are of.
+STATE_CLASSES: dict[type[Any], type[Rule]] = {}
 
 
 def state_class_for(
-    rule: type[Rule], keys: tuple[str, ...], beside: tuple[str, ...], *, is_spiked: bool = False
+    rule: type[Rule], keys: tuple[str, ...] = (), beside: tuple[str, ...] = (), *, is_spiked: bool = False
 ) -> type[Any]:
     """The class of states of a rule that keeps these entries. beside: scales and records that are kept with them.
 
     is_spiked: whether it has the norms of former steps.
     """
-    written = WRITTEN.get(rule)
-    counts = (SPIKES,) if is_spiked else ()
-    if written is None:
-        return make_state_class(rule, (*keys, *beside), counts)
-    usual = fields_of(written)
-    # what an option adds to what the rule usually keeps
-    more = [key for key in keys if key not in usual and key.rpartition("_")[0] not in SEVERAL]
-    return make_state_class(rule, (*usual, *more, *beside), counts) if more or beside or counts else written
+    usual = USUAL.get(rule, ())
+    joined = {*usual} & {*SEVERAL}
+    more = [key for key in keys if key not in usual and key.rpartition("_")[0] not in joined]
+    return make_state_class(rule, (*usual, *more, *beside), (SPIKES,) if is_spiked else ())
 
 
 @functools.cache
-def make_state_class(rule: type[Rule], keys: tuple[str, ...], counts: tuple[str, ...] = ()) -> type[Any]:
-    """The class of states of a rule that has none here, with a field for every entry that it keeps.
+def make_state_class(rule: type[Rule], keys: tuple[str, ...], counts: tuple[str, ...]) -> type[Any]:
+    """The class of states of a rule with a field for every entry that it keeps.
 
     counts: fields that are one for all parameters, beside those that every state has.
     """
-    name = f"{rule.__name__.replace('+', '_')}State"
+    shown = rule.__name__.capitalize() if rule.__name__.isupper() else rule.__name__.replace("+", "_")
+    name = f"{shown}State"
     fields: Any = namedtuple(name, ["count", *keys, *counts, "skipped"], defaults=[None])  # type: ignore[misc]
 
     def reduce(state: Any) -> Any:
@@ -136,6 +94,9 @@ def remade(rule: type[Rule], keys: tuple[str, ...], values: tuple[Any, ...], cou
     return make_state_class(rule, keys, counts)(*values)
 
 
+LarsState, LambState, AdafactorState, MuonState, KronState = map(state_class_for, USUAL)
+
+
 def first_count(leaves: Sequence[Any]) -> Any:
     """A count of steps before the first, where parameters are: one that moves there is compiled for twice."""
     return jnp.zeros([], jnp.int32, device=replicated_with(leaves[0]) if leaves else None)
@@ -150,8 +111,6 @@ def first_norms(spikes: Spikes, leaves: Sequence[Any]) -> Any:
 
 #: Fields that are one for all parameters.
 COUNTS = ("count", "skipped", SPIKES)
-#: Fields with several arrays for each parameter.
-SEVERAL = ("Q", "L")
 
 
 def fields_of(state_class: Any) -> list[str]:

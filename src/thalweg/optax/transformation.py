@@ -27,9 +27,9 @@ from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parame
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
 from thalweg.rules.spikes import SpikeCheck, judge
-from thalweg.settings import Handling, ParameterOptions, RuleOptions, combined
+from thalweg.settings import Handling, ParameterOptions, RuleOptions
 from thalweg.spaces import jax as whole
-from thalweg.storage import SPIKES, arithmetic, describe_state
+from thalweg.storage import SPIKES, arithmetic, check_norms, check_shapes, describe_state
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,6 @@ class Transformation(Stepping):
     specs: Any
     engine: Engine = "auto"
     layout: Any = None
-    #: Options by what was decided for a leaf, so that leaves of equal settings are known to be so.
-    known: dict[Any, ParameterOptions] = field(default_factory=dict)
 
     def state_class(self, leaves: Sequence[Leaf]) -> type[Any]:
         """The class of states for these parameters."""
@@ -290,11 +288,8 @@ class Transformation(Stepping):
 
     def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], state: Any) -> None:
         """Refuse state that these options do not make."""
-        if self.spikes and state.spikes.shape != self.spikes.kept_shape:
-            raise StateError(
-                f"spikes has window={self.spikes.window}, and the state has {state.spikes.size - 1} norms: use "
-                "that window, or make the state with init() of this optimizer"
-            )
+        if self.spikes:
+            check_norms(self.spikes, state.spikes.shape)
         if self.settings.base.handling.may_skip != (state.skipped is not None):
             raise StateError(
                 "on_nonfinite='skip' and spikes that are skipped keep a counter in the state, and other values do not: "
@@ -306,12 +301,7 @@ class Transformation(Stepping):
             if alike not in shapes:
                 first = jax.eval_shape(lambda p, leaf=leaf: first_entries(replace(leaf, p=p)), leaf.p)
                 shapes[alike] = {key: entry.shape for key, entry in first.items()}
-            present = {key: jnp.shape(entry) for key, entry in entries.items()}
-            if present != shapes[alike]:
-                raise StateError(
-                    f"the state of parameter {leaf.names[0]!r} does not fit its options: they need {shapes[alike]}, "
-                    f"and the state has {present}; make the state with init() of this optimizer"
-                )
+            check_shapes(leaf.names[0], {key: jnp.shape(entry) for key, entry in entries.items()}, shapes[alike])
 
     def leaves(self, params: Tree, flat: Named, *, report: bool = False) -> list[Leaf]:
         """The parameters, with what holds for each."""
@@ -342,18 +332,11 @@ class Transformation(Stepping):
 
     def setting(self, name: str, p: Any, values: tuple[Any, ...]) -> tuple[ParameterOptions, list[int]]:
         """What holds for a leaf: the options of all, those of its mask, those of its name."""
-        decided: list[Any] = []
+        first: dict[str, Any] = {}
         for choice, value in zip(self.choices, values, strict=True):
             known = plain(concrete(value))
             if not isinstance(known, int) or known not in choice.options:
                 wanted = "True or False" if len(choice.options) == 2 else "a number of axes"
                 raise OptionError(f"{choice.name} must be {wanted} for parameter {name!r}, got {value!r}")
-            decided.append(known)
-        base = self.known.get(tuple(decided))
-        if base is None:
-            base = self.settings.base
-            for choice, known in zip(self.choices, decided, strict=True):
-                base = combined(base, choice.options[known])
-            self.known[tuple(decided)] = base
-        setting, matched = self.settings.choose(name, p, base)
-        return self.known.setdefault((tuple(decided), tuple(matched), tuple(p.shape)), setting), matched
+            first |= choice.options[known]
+        return self.settings.choose(name, p, first=tuple(first.items()))

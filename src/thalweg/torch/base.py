@@ -16,11 +16,10 @@ from torch import Tensor
 from thalweg.arrays import Shape
 from thalweg.errors import OptimError, OptionError, ParameterError, ResumeWarning, no_fused_code, refusal, warn
 from thalweg.explain import Explanation
-from thalweg.given import OverrideList, Overrides
+from thalweg.given import Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
-from thalweg.settings import Entry, ParameterOptions, RuleOptions, check_own
-from thalweg.storage import warn_converted
+from thalweg.settings import ParameterOptions, RuleOptions
 from thalweg.torch import private
 from thalweg.torch.engines.admission import check_code, foresee_engine
 from thalweg.torch.engines.lists import Lists
@@ -48,15 +47,13 @@ from thalweg.torch.params.groups import (
     read_rate,
     show_rate,
 )
+from thalweg.torch.params.rules import Rules, check_own
 from thalweg.torch.params.states import (
-    check_state,
     convert_count,
-    convert_entries,
-    fit_around,
+    fit_state,
     follow_parameter,
     form_of,
     is_count_tensor,
-    is_kept_otherwise,
     make_state,
 )
 from thalweg.torch.sharding.agreement import Agreement, in_words
@@ -131,21 +128,13 @@ class Optimizer(torch.optim.Optimizer):
         options |= name_positional(self.rule, positional, options)
         entry = check_options(self.rule, lr, options, variant, overrides)
         engine = choose_engine(engine, foreach, fused, differentiable)
-        self._begin(params, [("*", entry)], (), engine, capturable, Sharing(replicas, divide_work))
+        self._begin(params, Rules([("*", entry)]), engine, capturable, Sharing(replicas, divide_work))
 
-    def _begin(
-        self,
-        params: Params,
-        entries: list[Entry],
-        overrides: OverrideList,
-        engine: EngineName,
-        capturable: bool,
-        sharing: Sharing,
-    ) -> None:
-        """Take parameters that are to be stepped by the rules of these entries. overrides: of all entries."""
+    def _begin(self, params: Params, rules: Rules, engine: EngineName, capturable: bool, sharing: Sharing) -> None:
+        """Take parameters that are to be stepped by these rules."""
         check_flag("capturable", capturable)
         sharing.check(engine)
-        self._groups = Groups(entries, overrides)
+        self._groups = Groups(rules)
         self._forget(engine, sharing)
         super().__init__(params, {**self._groups.defaults, "capturable": capturable, "layout": LAYOUT})
         if not self.param_groups:
@@ -321,7 +310,7 @@ class Optimizer(torch.optim.Optimizer):
         groups, places = self.param_groups, self._places()
         self._groups.report(groups)
         rules = list(map(self._rule_of, groups))
-        self._agreement.reach(rules, places, groups, self._groups.overrides, one_by_one=one_by_one)
+        self._agreement.reach(rules, places, groups, self._groups.rules.overrides, one_by_one=one_by_one)
         return places
 
     def _given(self) -> list[list[Tensor]]:
@@ -371,14 +360,14 @@ class Optimizer(torch.optim.Optimizer):
         The patterns of a mixture divide it, unless its ``"rule"`` says which rule steps it: options that ``options()``
         of a class has made, or the name of a rule of this optimizer.
         """
-        index, entries = len(self.param_groups), len(self._groups.entries)
+        index, entries = len(self.param_groups), len(self._groups.rules.entries)
         try:
             for group in self._groups.divide(param_group, self.num_parameters):
                 complete = self._groups.complete(group, self.defaults)
                 super().add_param_group(dict(complete))
                 self._groups.check_added(self.param_groups, complete)
         except Exception:
-            del self.param_groups[index:], self._groups.entries[entries:]
+            del self.param_groups[index:], self._groups.rules.entries[entries:]
             raise
         if not any(group["params"] for group in self.param_groups[index:]):
             warn_if_used_up(param_group["params"], f"parameter group {index}")
@@ -521,18 +510,10 @@ class Optimizer(torch.optim.Optimizer):
     def _fit_state(self, name: str, p: Tensor, setting: ParameterOptions) -> None:
         setting.rule.check_shape(name, tuple(p.shape))
         state = self.state.get(p)
-        if state and (changed := fit_around(name, p, setting, state)) and not self._conversion_told:
+        changed = fit_state(name, p, setting, state) if state else ""
+        if changed and not self._conversion_told:
             self._conversion_told = True
             warn(changed, ResumeWarning)
-        if state:
-            check_state(name, p, setting, state)
-        if state and is_kept_otherwise(p, setting, state):
-            entries = convert_entries(setting, p, name, state)
-            if not self._conversion_told:
-                self._conversion_told = True
-                warn_converted(name, state, entries)
-            state.clear()
-            state.update(entries)
 
     def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None:
         """Make tensors of counts of steps that users have written into state as plain numbers."""
@@ -616,7 +597,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _describe_arguments(self) -> str:
         """What a checkpoint remembers of the arguments that are not in groups."""
-        entries = [f"({in_words(pattern)}, {in_words(dict(options))})" for pattern, options in self._groups.overrides]
+        entries = [
+            f"({in_words(pattern)}, {in_words(dict(options))})" for pattern, options in self._groups.rules.overrides
+        ]
         return f"engine={self._wanted_engine!r}, overrides=[{', '.join(entries)}]"
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -643,8 +626,7 @@ class Optimizer(torch.optim.Optimizer):
             engine.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        rules = self._groups.entries, self._groups.overrides_of_all
-        ours = {"_rules": rules, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
+        ours = {"_rules": self._groups.rules, "_wanted_engine": self._wanted_engine, "_skips": self._joint.skips}
         # without the process group of replicas, which has no copies
         return {**super().__getstate__(), **ours, "_divide_work": self._sharing.divide_work}
 
@@ -653,7 +635,7 @@ class Optimizer(torch.optim.Optimizer):
         ours = {key: state.pop(key) for key in ("_rules", "_wanted_engine", "_skips") if key in state}
         super().__setstate__(state)
         if ours:  # a copy or a pickle, and not load_state_dict, which comes here too
-            self._groups = Groups(*ours["_rules"])
+            self._groups = Groups(ours["_rules"])
             self._forget(ours["_wanted_engine"], sharing)
             self._joint.skips = ours["_skips"]
         self._is_evaluated = have_weights(self.state)

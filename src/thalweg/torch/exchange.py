@@ -35,7 +35,7 @@ def export_state(optimizer: Optimizer) -> dict[str, Any]:
 def import_state(optimizer: Optimizer, exported: Mapping[str, Any]) -> None:
     """Continue from what another front end exported. On any error nothing is changed."""
     rules = rules_by_name(optimizer)
-    states = read_state(exported, rules, optimizer.defaults if len(optimizer._groups.entries) == 1 else None)
+    states = read_state(exported, rules, None if optimizer._groups.rules.are_mixed else optimizer.defaults)
     state = {
         place: {key: int(entry) if key == "step" else to_tensor(entry) for key, entry in states[name].items()}
         for place, name in enumerate(rules)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from thalweg.given import Overrides, Pattern, check_overrides
+from thalweg.given import Overrides, Pattern
 from thalweg.rules import Spikes
-from thalweg.settings import Handling, RuleOptions, check_mixture
+from thalweg.settings import RuleOptions
 from thalweg.torch.base import Optimizer
 from thalweg.torch.params.groups import EngineName, Params, check_given, choose_engine
+from thalweg.torch.params.rules import Rules
 from thalweg.torch.sharding.sharing import Sharing
 
 Entries: TypeAlias = Sequence[tuple[Pattern, RuleOptions]]
@@ -53,10 +54,9 @@ class Mixture(Optimizer):
         differentiable: bool = False,
     ) -> None:
         check_given(params)
-        whole = Handling(
+        whole = dict(
             maximize=maximize, max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, seed=seed, spikes=spikes
         )
-        for_all = check_overrides(overrides)
-        checked = check_mixture(entries, whole, for_all)
+        rules = Rules.mix(entries, whole, overrides)
         engine = choose_engine(engine, foreach, fused, differentiable)
-        self._begin(params, checked, for_all, engine, capturable, Sharing(replicas, divide_work))
+        self._begin(params, rules, engine, capturable, Sharing(replicas, divide_work))

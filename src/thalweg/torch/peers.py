@@ -132,9 +132,9 @@ def import_peer(optimizer: Optimizer, state_dict: Any, source: str | None = None
     Learning rates and options become those of the run, as ``load_state_dict`` has it; a ResumeWarning tells which were
     others here. What has no equal here is refused.
     """
-    if not isinstance(optimizer, Optimizer) or len(optimizer._groups.entries) > 1:
+    if not isinstance(optimizer, Optimizer) or optimizer._groups.rules.are_mixed:
         raise StateError(f"this needs an optimizer of thalweg.torch with one rule, got {type(optimizer).__name__}")
-    if optimizer._groups.overrides:
+    if optimizer._groups.rules.overrides:
         raise StateError("this optimizer has overrides, and the run had none: divide parameters into groups instead")
     with read_as("this state"):
         saved, homes = read_state_dict(state_dict), optimizer.param_groups

@@ -16,7 +16,7 @@ from thalweg.rules import AdamW, Kron, Muon, Rule
 from thalweg.settings import around_options, option_names, rates_with_adamw
 from thalweg.torch.mixture import Mixture
 from thalweg.torch.optimizers import optimizer
-from thalweg.torch.params.groups import Chosen
+from thalweg.torch.params.rules import Chosen
 from thalweg.torch.routing import HIDDEN, OTHER, UNSPLIT, VECTORS, Role, roles_of
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})

@@ -16,7 +16,7 @@ from thalweg.rules.entries import Count
 from thalweg.settings import ParameterOptions, around_options
 from thalweg.settings import in_words as rules_in_words
 from thalweg.spaces import torch as xp
-from thalweg.storage import SPIKES, WEIGHTS, check_layout, check_saved, check_version, read_count
+from thalweg.storage import SPIKES, WEIGHTS, check_layout, check_saved, check_version
 from thalweg.torch.params.groups import (
     EVALUATED_LAYOUT,
     LAYOUT,
@@ -223,10 +223,9 @@ def restore_entries(
     if WEIGHTS in saved:
         wanted[WEIGHTS] = meta_like(p).to(saved[WEIGHTS].dtype)
     entries = {key: value for key, value in saved.items() if key != "step"}
-    read_count(f"the step of {name!r}", convert_count(name, saved.get("step")))
     check_saved(xp, name, entries, wanted, whole)
     counts = setting.rule.keys(tuple(p.shape), Count)
-    state = {"step": torch.as_tensor(saved["step"], dtype=torch.float32).to(place_of_counts, copy=True)}
+    state = {"step": convert_count(name, saved.get("step")).to(place_of_counts)}
     for key, value in entries.items():
         # a loader that writes into the tensors of this run rounds what it reads to their dtype
         if value.dtype.itemsize < 4 <= wanted[key].dtype.itemsize:

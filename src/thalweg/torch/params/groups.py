@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
@@ -17,24 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.arrays import Shape
-from thalweg.errors import HintWarning, OptionError, ParameterError, warn
+from thalweg.errors import HintWarning, OptionError, ParameterError, say_where, warn
 from thalweg.explain import list_hints
 from thalweg.given import (
     OverrideList,
     Overrides,
     Pattern,
-    first_match,
     hint_for,
     places_of,
     plain,
-    unused_patterns,
     warn_of_unused,
 )
 from thalweg.rules import RULES, Annealed, Rule
 from thalweg.rules.checks import check_choice, check_flag, require
 from thalweg.rules.spikes import Spikes
-from thalweg.settings import JOINT, WHOLE_STEP, Entry, RuleOptions, around_options, option_names
+from thalweg.settings import JOINT, WHOLE_STEP, RuleOptions, around_options, option_names
 from thalweg.torch.params.checks import check_exchanged, check_parameter, reason_against_flat
+from thalweg.torch.params.rules import Rules, check_chosen
 from thalweg.torch.sharding.agreement import BESIDE_OPTIONS
 
 Params: TypeAlias = Iterable[Any]
@@ -57,31 +56,14 @@ SHOWN_IF_SET = ("momentum",)
 NAMES_OF = operator.methodcaller("get", "param_names")
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The pattern of parameters that were chosen by name for a role."""
-
-    role: str
-    names: frozenset[str]
-    #: What to tell of some of them, by name.
-    hints: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def __call__(self, name: str, parameter: Tensor) -> bool:
-        return name in self.names
-
-    def __repr__(self) -> str:
-        return f"<{self.role}>"
-
-
 class Groups:
     """The parameter groups of one optimizer, as they were at the last look.
 
-    entries: its rules with their options, of which there is one or several. A group's "entry" is the place of its own
-    among several. overrides_of_all: those that come first in every entry.
+    rules: what it steps by. A group's "entry" is the place of its own among several.
     """
 
-    def __init__(self, entries: list[Entry], overrides_of_all: OverrideList) -> None:
-        self.entries, self.overrides_of_all = entries, overrides_of_all
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
         #: The parameters of all groups, and the name and the group of each.
         self.params: list[Tensor] = []
         self.places: dict[Tensor, tuple[str, int]] = {}
@@ -108,7 +90,7 @@ class Groups:
         if sizes == self.sizes and self.have_same_names(groups) and all(map(operator.is_, params, self.params)):
             return False
         places = self.find_places(groups)
-        check_names(groups, self.overrides)
+        check_names(groups, self.rules.overrides)
         self.places, self.sizes, self.params = places, sizes, params
         self.positions = dict(zip(params, chain.from_iterable(map(range, sizes)), strict=True))
         self.note_shapes(groups)
@@ -158,12 +140,14 @@ class Groups:
     # ---- new groups
 
     @property
+    def whole(self) -> dict[str, Any]:
+        """The options of the whole step, which are the same in all entries."""
+        return {name: self.rules.at(0).options[name] for name in WHOLE_STEP}
+
+    @property
     def defaults(self) -> dict[str, Any]:
         """What groups of all entries hold, unless they say otherwise."""
-        _, first = self.entries[0]
-        if len(self.entries) == 1:
-            return defaults_of(first)
-        return to_plain({name: first.options[name] for name in WHOLE_STEP})
+        return to_plain(self.whole) if self.rules.are_mixed else defaults_of(self.rules.at(0))
 
     def defaults_for(self, group: Group, defaults: Group) -> dict[str, Any]:
         """What a group holds, unless it says otherwise. defaults: of the optimizer, which are of one rule alone."""
@@ -174,63 +158,37 @@ class Groups:
         """A group for each entry that gets some of the parameters. position: how many parameters there are already."""
         if not isinstance(group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(group).__name__}")
-        rule, group = group.get("rule"), dict(group)
+        rule, group, rules = group.get("rule"), dict(group), self.rules
         if isinstance(rule, RuleOptions):
             del group["rule"]
-            whole = self.entries[0][1].base.handling
-            where = "rule of a parameter group"
-            self.entries.append((None, rule.within(whole, self.overrides_of_all, self.entries, where)))
-            yield {**group, "entry": len(self.entries) - 1}
+            with say_where("rule of a parameter group"):
+                rules.add(None, rule, self.whole)
+            yield {**group, "entry": len(rules.entries) - 1}
         elif rule is not None:
-            place = self.place_of(rule, group.pop("entry", None))
-            yield {**group, "entry": place} if len(self.entries) > 1 else group
-        elif [pattern for pattern, _ in self.entries] == ["*"]:
+            place = rules.find_place(rule, group.pop("entry", None))
+            yield {**group, "entry": place} if rules.are_mixed else group
+        elif [pattern for pattern, _ in rules.entries] == ["*"]:
             yield group
         else:
             pairs, are_named = name_parameters(group["params"], group.pop("param_names", None), position)
             if pairs and not are_named:
-                check_names_unneeded("entries", [pattern for pattern, _ in self.entries])
-            check_chosen(self.entries, pairs)
-            places = places_of(self.entries, pairs)
+                check_names_unneeded("entries", [pattern for pattern, _ in rules.entries])
+            check_chosen(rules.entries, pairs)
+            places = places_of(rules.entries, pairs)
             for place in sorted(set(places)):
                 members = [pair for pair, home in zip(pairs, places, strict=True) if home == place]
                 yield {**group, "params": members if are_named else [p for _, p in members], "entry": place}
 
-    def place_of(self, rule: Any, wanted: Any) -> int:
-        """The place of a rule's entry: the wanted one, as of a group that an optimizer had before, or its first."""
-        names = [options.rule.__name__ for _, options in self.entries]
-        if rule not in names:
-            raise OptionError(
-                f"rule={rule!r} is not a rule of this optimizer, which has {', '.join(dict.fromkeys(names))}: give "
-                "options, such as AdamW.options(lr=1e-3)"
-            )
-        if wanted is not None:
-            self.entry_of({"entry": wanted})
-        return wanted if wanted is not None and names[wanted] == rule else names.index(rule)
-
-    def check_options_of(self, group: Group, rule: type[Rule]) -> None:
-        """Refuse options that belong to another rule, which would have no effect in this group."""
-        owners = {name: options.rule for _, options in self.entries for name in option_names(options.rule)}
-        for name in sorted(owners.keys() & group.keys() - {*option_names(rule)}):
-            raise OptionError(
-                f"{rule.__name__} has no option {name!r}, which {owners[name].__name__} has: give parameters of "
-                "different rules in groups of their own"
-            )
-
     def complete(self, group: dict[str, Any], defaults: Group) -> dict[str, Any]:
         """A group that is to be added, with all of its options, checked. defaults: of all groups."""
-        entry = self.entry_of(group)
-        self.check_options_of(group, entry.rule)
-        check_group(entry.rule, group)
-        given = {name: plain(group[name]) for name in option_names(entry.rule) if name in group}
-        for name in JOINT:
-            if given.get(name, defaults.get(name)) != defaults.get(name):
-                raise OptionError(f"{name} concerns the whole step and cannot differ between groups")
+        rule = self.entry_of(group).rule
+        check_group(rule, group, self.rules.owners())
+        given = {name: plain(group[name]) for name in option_names(rule) if name in group}
         whole = {**self.defaults_for(group, defaults), **group, **given}
-        rule = self.make_settings(whole).base.rule
+        made = self.make_settings(whole).base.rule
         if "lr" in group:
-            check_rate(rule, group["lr"])
-            whole |= show_rate(rule, group["lr"])
+            check_rate(made, group["lr"])
+            whole |= show_rate(made, group["lr"])
         if "lr_is_scale" in group:
             whole["lr_is_scale"] = group["lr_is_scale"]
         return to_plain(whole)
@@ -240,7 +198,7 @@ class Groups:
         index = len(groups) - 1
         for name in groups[index].keys() - {*names, *MEMBERS}:  # torch fills in defaults, which are not of every rule
             del groups[index][name]
-        check_names(groups, self.overrides)
+        check_names(groups, self.rules.overrides)
         settings = self.check_settings(groups, index)
         against_flat = reason_against_flat(settings, groups[index])
         for name, p in ((name, p) for name, p, home in homes_in(groups) if home == index):
@@ -253,19 +211,9 @@ class Groups:
 
     # ---- options
 
-    @property
-    def overrides(self) -> OverrideList:
-        """The overrides of all rules."""
-        return tuple(override for _, entry in self.entries for override in entry.overrides)
-
     def entry_of(self, group: Group) -> RuleOptions:
-        place: int = group.get("entry", 0)
-        if place not in range(len(self.entries)):
-            raise OptionError(
-                f"entry={place!r} in a parameter group is no entry of this optimizer, which has {len(self.entries)}: "
-                "leave it out of groups that come from another mixture"
-            )
-        return self.entries[place][1]
+        """The options of a group's entry."""
+        return self.rules.at(group.get("entry", 0))
 
     def make_settings(self, group: Group) -> RuleOptions:
         entry = self.entry_of(group)
@@ -303,20 +251,11 @@ class Groups:
 
     def find_unused(self, groups: Sequence[Group]) -> tuple[list[Pattern], list[Pattern]]:
         """The patterns of overrides that match no parameter of their entries, and of entries without parameters."""
-        members: list[list[tuple[str, Tensor]]] = [[] for _ in self.entries]
-        for name, p, index in homes_in(groups):
-            members[groups[index].get("entry", 0)].append((name, p))
-        unused = unused_patterns([pattern for pattern, _ in self.overrides_of_all], chain(*members))
-        for (_, entry), pairs in zip(self.entries, members, strict=True):
-            unused += unused_patterns([pattern for pattern, _ in entry.overrides[len(self.overrides_of_all) :]], pairs)
-        if len(self.entries) == 1:
-            return unused, []
-        idle = zip(self.entries, members, strict=True)
-        return unused, [pattern for (pattern, _), pairs in idle if pattern is not None and not pairs]
+        return self.rules.find_unused([(name, p, groups[i].get("entry", 0)) for name, p, i in homes_in(groups)])
 
     def hints_about(self, name: str, group: Group) -> Sequence[str]:
         """What was not understood about a parameter of a group, or assumed."""
-        return getattr(self.entries[group.get("entry", 0)][0], "hints", {}).get(name, ())  # type: ignore[no-any-return]
+        return getattr(self.rules.entries[group.get("entry", 0)][0], "hints", {}).get(name, ())  # type: ignore[no-any-return]
 
     def compare_rates(self, groups: Sequence[Group]) -> None:
         """Warn if the rates of different rules were different, and are now the same."""
@@ -421,18 +360,6 @@ def name_parameters(params: Any, names: Sequence[str] | None, position: int) -> 
         if not isinstance(p, Tensor):
             raise ParameterError(f"parameter {name!r} must be a tensor, got {type(p).__name__}")
     return pairs, bool(named)
-
-
-def check_chosen(entries: Sequence[Entry], pairs: Sequence[tuple[str, Tensor]]) -> None:
-    """Refuse parameters that are not of the model whose parameters were chosen by name."""
-    chosen = [pattern for pattern, _ in entries if isinstance(pattern, Chosen)]
-    rules = dict.fromkeys(repr(options.rule.__name__) for _, options in entries)
-    for name, p in pairs:
-        if chosen and first_match(entries, name, p) is None:
-            raise ParameterError(
-                f"parameter {name!r} is not of the model that this mixture was made for: say which rule steps it, as "
-                f'"rule": {" or ".join(rules)} in its parameter group'
-            )
 
 
 # ---- arguments
@@ -578,16 +505,21 @@ def has_spikes_skipped(group: Group) -> bool:
     return spikes is True or (isinstance(spikes, Spikes) and spikes.action == "skip")
 
 
-def check_group(rule: type[Rule], group: Group) -> None:
-    """Refuse a misspelt option; keys of other tools, which resemble none, are theirs to keep here."""
+def check_group(rule: type[Rule], group: Group, owners: Mapping[str, str]) -> None:
+    """Refuse options that are misspelt or another rule's; keys of other tools, which resemble none, may be here.
+
+    owners: by each option of the optimizer, the name of a rule that has it.
+    """
     options = option_names(rule)
     require(
         not group.get("use_fallback"),
         f"use_fallback=True asks for AdamW in place of {rule.__name__}, which is the only rule of this optimizer: "
         "give these parameters to a mixture, such as thalweg.torch.kron_adamw(model)",
     )
-    for name in group:
-        hint = "" if name in (*options, *BESIDE, *FOREIGN) else hint_for(rule, name, options, cutoff=0.85)
+    for name in [key for key in group if key not in (*options, *BESIDE, *FOREIGN)]:
+        hint = hint_for(rule, name, options, cutoff=0.85)
+        if name in owners:
+            hint = f"{owners[name]} has it: give parameters of different rules in groups of their own"
         require(not hint, f"{rule.__name__} has no option {name!r}: {hint}")
     check_no_functions({name: group[name] for name in (*options, "lr") if name in group})
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from thalweg.codecs import CODECS
 from thalweg.errors import StateError
-from thalweg.given import plain
 from thalweg.rules import Rule
 from thalweg.rules.around import is_kept_around, keys_around
 from thalweg.rules.entries import Count
@@ -25,12 +24,14 @@ from thalweg.storage import (
     RECORD,
     SPIKES,
     check_fits,
-    check_shapes,
+    check_norms,
     coded_keys,
     converted,
+    describe_conversion,
     describe_state,
     first_state,
     keys_like_parameter,
+    read_count,
 )
 from thalweg.torch.sharding.layouts import check_groups, make_owned_state, place_state
 from thalweg.torch.sharding.shards import is_distributed, local, meta_like, part_of
@@ -77,12 +78,39 @@ def expected_entries(setting: ParameterOptions, p: Tensor, name: str) -> dict[st
 # ---- does it fit its options?
 
 
+def fit_state(name: str, p: Tensor, setting: ParameterOptions, state: dict[str, Tensor]) -> str:
+    """Make a state what its options need now; what was changed, in words. One that does not fit stays and is refused.
+
+    What is new around a rule is made, what is no longer there is dropped, and eight bits are made or undone.
+    """
+    rule, shape, said = setting.rule_at(1), tuple(p.shape), []
+    beside = entries_beside(meta_like(p), setting.handling)
+    needed = {*rule.entries(shape), *beside}
+    dropped = [key for key in state if (is_kept_around(key) or key == SPIKES) and key not in needed]
+    fitted = {key: entry for key, entry in state.items() if key not in dropped}
+    if dropped:
+        said.append(f"{', '.join(map(repr, dropped))} of {name!r} is dropped, which nothing needs any longer")
+    if new := sorted((keys_around(rule, shape) | beside.keys()) - state.keys()):
+        first = first_entries(p, setting, name)
+        fitted |= {key: first[key] for key in new}
+        said.append(f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step")
+    check_state(name, p, setting, fitted)
+    if is_kept_otherwise(p, setting, fitted):
+        before, fitted = fitted, convert_entries(setting, p, name, fitted)
+        said.append(describe_conversion(name, before, fitted))
+    if not said:
+        return ""
+    state.clear()
+    state.update(fitted)
+    return f"{'; '.join(said)}; and so for all others alike"
+
+
 def check_state(name: str, p: Tensor, setting: ParameterOptions, state: Mapping[str, Tensor]) -> None:
     """Refuse state that is not what the options need, in whatever dtypes it is kept. It has an entry at least."""
     entries = {key: entry for key, entry in state.items() if key not in ("step", SPIKES)}
     check_fits(xp, name, setting.rule_at(1), tuple(p.shape), entries)
     if (guard := setting.handling.guard) is not None:
-        check_shapes(name, {SPIKES: tuple(state[SPIKES].shape)}, {SPIKES: guard.kept_shape})
+        check_norms(guard, tuple(state[SPIKES].shape))
     for key, entry in state.items():
         places = zip(entry.shape, entry.stride(), strict=True)
         if entry.numel() and any(size > 1 and stride == 0 for size, stride in places):
@@ -126,23 +154,6 @@ def is_kept_otherwise(p: Tensor, setting: ParameterOptions, state: Mapping[str, 
     return coded != set(coded_keys(xp, entries)) or (RECORD in described) != (RECORD in entries)
 
 
-def fit_around(name: str, p: Tensor, setting: ParameterOptions, state: dict[str, Tensor]) -> str:
-    """Make what is new around a rule, and drop what is no longer; what was done, in words."""
-    rule, shape, said = setting.rule_at(1), tuple(p.shape), []
-    beside = entries_beside(meta_like(p), setting.handling)
-    if dropped := [
-        key for key in state if (is_kept_around(key) or key == SPIKES) and key not in {*rule.entries(shape), *beside}
-    ]:
-        for key in dropped:
-            del state[key]
-        said.append(f"{', '.join(map(repr, dropped))} of {name!r} is dropped, which nothing needs any longer")
-    if new := sorted((keys_around(rule, shape) | beside.keys()) - state.keys()):
-        entries = first_entries(p, setting, name)
-        state.update({key: entries[key] for key in new})
-        said.append(f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step")
-    return f"{'; '.join(said)}; and so for all others alike" if said else ""
-
-
 # ---- converted
 
 
@@ -159,18 +170,8 @@ def convert_entries(setting: ParameterOptions, p: Tensor, name: str, s: Mapping[
 
 def convert_count(name: str, step: Any) -> Tensor:
     """A count of steps, which may be a plain number or another tensor of one number, as engines read it."""
-    if not isinstance(step, Tensor):
-        step = plain(step)
-        is_number = isinstance(step, (int, float)) and not isinstance(step, bool)
-        is_valid = is_number and step >= 0 and float(step).is_integer()
-    else:
-        is_valid = step.numel() == 1
-    if not is_valid:
-        raise StateError(
-            f"state['step'] of {name!r} must be a whole number >= 0, or a tensor of one, got {step!r}; to begin anew, "
-            "call clear_state()"
-        )
-    return torch.as_tensor(step, dtype=torch.float32).reshape(()).clone()
+    number = step.reshape(()) if isinstance(step, Tensor) and step.numel() == 1 else step
+    return torch.tensor(float(read_count(f"state['step'] of {name!r}", number)))
 
 
 def is_count_tensor(step: Any) -> bool:
