@@ -131,7 +131,7 @@ def run(
     if bad:
         draws[1][bad] = draws[1][bad].at[(-1,) * draws[1][bad].ndim].set(jnp.nan)
     solver = make()
-    state = solver.init(before)
+    state = jit(solver.init)(before)
     states, alone, step = state_specs(state, before, specs), (before, state), jit(as_step(solver))
     for g in draws:
         alone = step(*alone, g)
