@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from typing import Any
 
@@ -13,6 +12,7 @@ pytest.importorskip("optax")
 import jax
 import optax
 from check_faulty_jax import FAULTS
+from day import BY_DAY
 from offered import NOT_OFFERED_BY_OPTAX, assert_keeps
 
 import thalweg.optax
@@ -60,7 +60,7 @@ def by_jit(name: str) -> Any:
 @pytest.mark.parametrize("rule", RULES)
 def test_ours_keep_what_users_rely_on(rule: str) -> None:
     name = rule.lower()
-    is_short = rule != "LAMB" and "THALWEG_TESTS_SOON" in os.environ
+    is_short = BY_DAY and rule != "LAMB"
     subject, only = (by_jit(name), FEW) if is_short else (f"thalweg.optax:{name}", None)
     report = check(subject, only=only, learning_rate=0.01)
     not_offered = NOT_OFFERED_BY_OPTAX.get(name, set())

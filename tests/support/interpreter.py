@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import triton
 import triton.language as tl
+from day import BY_DAY
 from triton.runtime import interpreter
 
 from thalweg.kernels import triton as kernels
@@ -38,21 +38,21 @@ def shape_of(sizes: tuple[int, ...]) -> tuple[Any, Any]:
     return tl.core.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(math.prod(sizes))
 
 
-def make_tensor(self: Any, handle: Any, type: Any) -> None:
-    self.handle, self.type, self.dtype = handle, type, type.scalar
-    self.shape, self.numel = shape_of(type.shape if type.is_block() else ())
+def make_tensor(self: Any, handle: Any, kind: Any) -> None:
+    self.handle, self.type, self.dtype = handle, kind, kind.scalar
+    self.shape, self.numel = shape_of(kind.shape if kind.is_block() else ())
 
 
-def dtype_of_elements(type: Any) -> Any:
+def dtype_of_elements(kind: Any) -> Any:
     """What numpy has for a dtype, or for that of a block."""
-    return np.dtype(np.uint64) if isinstance(type.scalar, tl.pointer_type) else numpy_dtype(type.scalar)
+    return np.dtype(np.uint64) if isinstance(kind.scalar, tl.pointer_type) else numpy_dtype(kind.scalar)
 
 
 if triton.__version__.startswith("3.6."):  # whose interpreter this was written for
     interpreter._patch_lang = replace_once
     interpreter._get_np_dtype = dtype_of_elements
     tl.tensor.__init__ = make_tensor
-if "THALWEG_TESTS_SOON" in os.environ:
+if BY_DAY:
     # looking for overflows of integers takes a quarter of the time, and is left to make test-all
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
