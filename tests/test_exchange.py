@@ -107,14 +107,17 @@ def in_jax(case: str, params: Mapping[str, Any], state: Any = None) -> Run:
     rule = RULES[case.split()[0]]
     solver = optax.chain(optax.identity(), thalweg.optax.transformation(rule, options.pop("lr"), **options))
     run: dict[str, Any] = {"params": tree(params)}
-    run["state"] = solver.init(run["params"])
+    run["state"] = jax.jit(solver.init)(run["params"])
     if state is not None:
         run["state"] = thalweg.optax.import_state(run["state"], run["params"], state)
-    update = jax.jit(solver.update)
+
+    @jax.jit
+    def take(grads: Any, state: Any, params: Any) -> Any:
+        updates, state = solver.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
 
     def step(grads: Mapping[str, Any]) -> None:
-        updates, run["state"] = update(tree(grads), run["state"], run["params"])
-        run["params"] = optax.apply_updates(run["params"], updates)
+        run["params"], run["state"] = take(tree(grads), run["state"], run["params"])
 
     return Run(step, lambda: flat(run["params"]), lambda: thalweg.optax.export_state(run["state"], run["params"]))
 
