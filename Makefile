@@ -27,9 +27,10 @@ race: $(if $(wildcard .venv/ready-to-test),.venv/ready-to-test,.venv/ready-to-ra
 # One thread each: tests run side by side, and small matrices gain nothing from more. Compiled Python is kept, whatever
 # the machine is used to: dozens of processes import the package.
 ALONE := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
-# jax compiles what is run once without optimization, by a code generator that takes a seventh of the time; and Triton's
-# interpreter does not look for overflows of integers. In test-all both are as users have them.
-SOON := $(ALONE) THALWEG_TESTS_SOON=1 XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+# jax compiles what is run once without optimization, by a code generator that takes a seventh of the time, and not in
+# parallel; and Triton's interpreter does not look for overflows of integers. In test-all both are as users have them.
+SOON := $(ALONE) THALWEG_TESTS_SOON=1 XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+	--xla_cpu_parallel_codegen_split_count=1"
 # What compilers make for rules and programs, under names that say what of, serves all processes and the next calls.
 KEPT := $(CURDIR)/build/tests
 SOON += THALWEG_CACHE=$(KEPT)/native JAX_COMPILATION_CACHE_DIR=$(KEPT)/jax JAX_COMPILATION_CACHE_MAX_SIZE=500000000 \

@@ -33,6 +33,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip()
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
 import optax  # noqa: E402
 from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
@@ -44,10 +45,11 @@ BATCH, LENGTH, WIDTH, HEADS, LAYERS = 16, 64, 64, 4, 2
 LETTERS = 128
 
 
-def text() -> jax.Array:
+def text() -> np.ndarray:
     folder = Path(sysconfig.get_paths()["stdlib"])
     source = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))[:40])
-    return jnp.asarray([letter for letter in source if letter < LETTERS], jnp.int32)
+    letters = np.frombuffer(source, np.uint8)
+    return letters[letters < LETTERS].astype(np.int32)
 
 
 def model(key: jax.Array) -> Any:
@@ -89,18 +91,17 @@ def loss_of(params: Any, letters: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(normed(x) @ params["embed"].T, next_ones).mean()
 
 
-def batches(letters: jax.Array) -> Iterator[jax.Array]:
-    key = jax.random.key(1)
+def batches(letters: np.ndarray) -> Iterator[np.ndarray]:
+    random = np.random.default_rng(1)
     while True:
-        key, own = jax.random.split(key)
-        starts = jax.random.randint(own, (BATCH, 1), 0, len(letters) - LENGTH - 1)
-        yield letters[starts + jnp.arange(LENGTH + 1)]
+        starts = random.integers(0, len(letters) - LENGTH - 1, (BATCH, 1))
+        yield letters[starts + np.arange(LENGTH + 1)]
 
 
 def main() -> None:
     mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(AxisType.Auto,))
     placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), SPECS, is_leaf=lambda x: isinstance(x, P))
-    params = jax.device_put(model(jax.random.key(0)), placed)
+    params = jax.jit(model, out_shardings=placed)(jax.random.key(0))
     schedule = optax.linear_schedule(given.lr or RATES[given.optimizer], 0.0, given.steps)
     make = getattr(thalweg.optax, given.optimizer)
     solver = make(schedule, overrides=[("layers.*", dict(stacked_axes=1))])

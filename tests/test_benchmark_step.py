@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from day import BY_DAY
 
 pytest.importorskip("torch")
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks/step.py"
@@ -83,7 +83,7 @@ def test_a_mistake_is_one_sentence(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("THALWEG_TESTS_SOON" in os.environ, reason="make test-all starts so many processes")
+@pytest.mark.skipif(BY_DAY, reason="make test-all starts so many processes")
 def test_ranks_are_measured_in_processes_of_their_own() -> None:
     command = [sys.executable, str(SCRIPT), *FAST, "--ranks", "2", "--optimizers", "sgd"]
     assert "\nthalweg SGD" in subprocess.run(command, capture_output=True, text=True, check=True).stdout

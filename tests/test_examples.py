@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from day import BY_DAY
 from tolerances import PRINTED
 
 ROOT = Path(__file__).resolve().parents[1]
 
 pytestmark = pytest.mark.slow
-many_processes = pytest.mark.skipif("THALWEG_TESTS_SOON" in os.environ, reason="make test-all starts so many")
+many_processes = pytest.mark.skipif(BY_DAY, reason="make test-all starts so many")
 
 
 def test_a_race_on_a_task_of_your_own(

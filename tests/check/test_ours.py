@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from itertools import cycle
 from typing import Any
 
@@ -12,6 +11,7 @@ pytest.importorskip("torch")
 
 import mixed
 import torch
+from day import BY_DAY
 from offered import BY_NONE, NOT_OFFERED, ON_GPU, assert_keeps
 from own_rules import Layerwise
 
@@ -27,7 +27,7 @@ NEEDED: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9}, "Layerwise": {"lr
 
 
 #: By day, rules whose steps take longest are not asked for their hundreds of steps under schedulers, which see no rule.
-SLOW = {"Kron", "SOAP"} if "THALWEG_TESTS_SOON" in os.environ else set()
+SLOW = {"Kron", "SOAP"} if BY_DAY else set()
 OF_SLOW = [name for name, _ in map(names_of, checks_of("torch")) if name not in ("schedulers", "one-cycle", "descends")]
 
 

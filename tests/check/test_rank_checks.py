@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -13,6 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 from check_faulty_ranks import RANK_FAULTS, StepsWhereThereAreRows
+from day import BY_DAY
 from offered import NOT_OFFERED_BY_RANKS, assert_keeps
 from world import start_server
 
@@ -30,7 +30,6 @@ OURS = [*(f"thalweg.torch.{rule}" for rule in RULES), *OTHERS]
 #: How many collectives a step of shards takes, where these are not two.
 COLLECTIVES = {"thalweg.torch.LAMB": 1}
 GROUPS = "replicas,shards,messages,checkpoints"
-BY_DAY = "THALWEG_TESTS_SOON" in os.environ
 #: By day, one rule of each kind has all of them (sums of tensors, of rows, owners of whole tensors), and the others,
 #: which have no more kinds of messages or of state, have these.
 EACH_KIND = [f"thalweg.torch.{rule}" for rule in ("LAMB", "Adafactor", "Muon")]

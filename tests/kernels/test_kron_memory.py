@@ -65,14 +65,3 @@ def test_numpy_steps_one_tensor_at_a_time() -> None:
         tracemalloc.stop()
     assert optimizer.engine == "fused"
     assert most < BOUND
-
-
-@pytest.mark.parametrize("options", [{}, {"geometry": "quad"}, {"merge": None}])
-def test_a_square_matrix_needs_thirteen_times_its_size(options: dict[str, Any]) -> None:
-    """Two dense factors, each with its refresh. Noise, and what it was added to, are gone by then."""
-    assert allocator_peak(stepped([(256, 256)], options).step, warm_up=1) < 13.1 * 4 * 256 * 256
-
-
-def test_the_options_that_need_most() -> None:
-    options = dict(whiten="gradient", geometry="eq", weight_decay=0.1, weight_decay_mode="gradient", max_grad_norm=1.0)
-    assert allocator_peak(stepped([(128, 128)] * 130, options).step, warm_up=1) < 25.4 * 4 * STACK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from day import BY_DAY
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from optax_runs import compiled as jit
@@ -131,7 +131,7 @@ def run(
     if bad:
         draws[1][bad] = draws[1][bad].at[(-1,) * draws[1][bad].ndim].set(jnp.nan)
     solver = make()
-    state = solver.init(before)
+    state = jit(solver.init)(before)
     states, alone, step = state_specs(state, before, specs), (before, state), jit(as_step(solver))
     for g in draws:
         alone = step(*alone, g)
@@ -224,7 +224,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], int | None]] = {
 #: By day left out: of each way to divide and each kind of rule another case has one, and each layout.
 TOGETHER = ("the compiler divides rows and columns", "types tell of rows and columns", "types tell of layers")
 TOGETHER += ("parts of matrices", "parts, unchecked", "layers of matrices")
-TRIED = [case for case in CASES if case not in TOGETHER or "THALWEG_TESTS_SOON" not in os.environ]
+TRIED = [case for case in CASES if not (BY_DAY and case in TOGETHER)]
 
 
 @pytest.mark.parametrize("case", TRIED)
@@ -308,7 +308,7 @@ CUT: Shapes = {"thin": ((64, 192), P(None, ("x", "y"))), "filter": ((64, 16, 4, 
 LEAN: dict[str, Any] = dict(state_dtype="int8", state_rounding="stochastic", seed=3)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16"] if "THALWEG_TESTS_SOON" in os.environ else ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16"] if BY_DAY else ["bfloat16", "float32"])
 def test_codes_do_not_depend_on_the_layout(dtype: str) -> None:
     """Up to the few that a chance rounds to the other neighbour: groups of other places would change most codes."""
     recorded: Any = dict(rounding="compensated") if dtype == "bfloat16" else {}

@@ -202,7 +202,7 @@ for drawn in (draw(7), jax.jit(draw)(7)):
 params = {"w": jnp.cos(jnp.arange(12.0)).reshape(4, 3), "b": np.ones(3), "h": jnp.ones(3, jnp.bfloat16), "s": 1.0}
 for solver in (adafactor(0.1, min_dim_size_to_factor=3), lars(jnp.array(0.1)), kron(0.1),
                lamb(np.float64(0.1), rounding="stochastic", seed=2**40 + 3)):
-    state = solver.init(params)
+    state = jax.jit(solver.init)(params)
     update = jax.jit(solver.update)
     for _ in range(2):
         updates, state = update(params, state, params)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from optax_runs import GRADS, MADE, PARAMS, Tree, every_function, same_bits
+from optax_runs import GRADS, MADE, PARAMS, Tree, every_function, run, same_bits
 
 from thalweg import OptionError, UnusedOverrideWarning
 from thalweg.optax import adafactor, explain, kron, lamb, lars
@@ -44,19 +44,25 @@ class Layer:
     width: int = dataclasses.field(default=3, metadata=dict(static=True))
 
 
+def filled(shapes: Tree) -> Tree:
+    """Numbers in place of shapes: what libraries draw would be compiled operation by operation."""
+    return jax.tree.map(lambda s: jnp.asarray(np.cos(np.arange(s.size).reshape(s.shape) + 0.5), s.dtype), shapes)
+
+
 def make_linen() -> Tree:
     linen = pytest.importorskip("flax.linen")
-    return linen.Dense(3, bias_init=linen.initializers.ones).init(jax.random.key(0), jnp.ones((1, 4)))["params"]
+    return filled(jax.eval_shape(linen.Dense(3).init, jax.random.key(0), jnp.ones((1, 4)))["params"])
 
 
 def make_nnx() -> Tree:
     nnx = pytest.importorskip("flax.nnx")
-    return nnx.state(nnx.Linear(4, 3, bias_init=nnx.initializers.ones, rngs=nnx.Rngs(0)), nnx.Param)
+    return filled(nnx.state(nnx.eval_shape(lambda: nnx.Linear(4, 3, rngs=nnx.Rngs(0))), nnx.Param))
 
 
 def make_equinox() -> Tree:
     eqx = pytest.importorskip("equinox")
-    return eqx.filter(eqx.nn.MLP(4, 3, width_size=5, depth=1, key=jax.random.key(0)), eqx.is_inexact_array)
+    layers = eqx.filter_eval_shape(lambda: eqx.nn.MLP(4, 3, width_size=5, depth=1, key=jax.random.key(0)))
+    return filled(eqx.filter(layers, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)))
 
 
 W = jnp.cos(jnp.arange(12, dtype=jnp.float32)).reshape(4, 3)
@@ -78,14 +84,10 @@ CONTAINERS: dict[str, tuple[Callable[[], Tree], list[str]]] = {
 
 
 def train(tx: optax.GradientTransformation, params: Tree) -> tuple[Tree, Any]:
-    with jax.disable_jit():  # what is compiled operation by operation serves all trees
-        state = tx.init(params)
-        for step in range(2):
-            grads = jax.tree.map(lambda p, step=step: jnp.sin(3.0 * p + step).astype(p.dtype), params)
-            updates, state = tx.update(grads, state, params)
-            assert jax.tree.structure(updates) == jax.tree.structure(params)
-            params = optax.apply_updates(params, updates)
-    return params, state
+    def gradients(step: int) -> Tree:
+        return jax.tree.map(lambda p: jnp.asarray(np.sin(3.0 * np.arange(p.size) + step).reshape(p.shape)), params)
+
+    return run(tx, params, gradients)
 
 
 @pytest.mark.parametrize("container", CONTAINERS)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from day import BY_DAY
 from drive import gradients, run
 from tolerances import FLOAT64, MONTE_CARLO, ONE_STEP_FLOAT64
 
@@ -156,7 +156,7 @@ def test_procrustes_learns_to_whiten_faster_than_the_triangular_group() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("THALWEG_TESTS_SOON" in os.environ, reason="it is thousands of steps: make test-all has them")
+@pytest.mark.skipif(BY_DAY, reason="it is thousands of steps: make test-all has them")
 def test_annealed_it_whitens_as_published_measurements_have_it() -> None:
     """At condition 1e4 a side."""
     left, right = covariance_roots(1e4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from day import BY_DAY
 from tolerances import FLOAT32, SUMMED
 
 from thalweg.arrays import Squares
@@ -110,7 +110,7 @@ def test_arrays_that_do_not_lie_row_by_row_in_memory(space: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own use of torch.jit
-@pytest.mark.skipif("THALWEG_TESTS_SOON" in os.environ, reason="a compiler takes a minute: make test-all has it")
+@pytest.mark.skipif(BY_DAY, reason="a compiler takes a minute: make test-all has it")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles with a C++ compiler, and there is none here")
 def test_sums_and_means_by_compiled_torch() -> None:
     """A compiler makes its own loops."""

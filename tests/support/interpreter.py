@@ -2,12 +2,13 @@
 
 For every call of a device function, the interpreter looks through all members of `triton.language` for those that it
 has to replace. The launch has replaced them already, so that a third of all time went into finding none. For every
-tensor it describes the type of its shape anew, and for many it writes a table of dtypes: a fifth of what is left.
+tensor it makes the shape anew and describes its type, and for many it writes a table of dtypes: half of what is left.
 """
 
 from __future__ import annotations
 
-import os
+import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,13 +17,12 @@ from typing import Any
 import numpy as np
 import triton
 import triton.language as tl
+from day import BY_DAY
 from triton.runtime import interpreter
 
 from thalweg.kernels import triton as kernels
 
-replace_builtins = interpreter._patch_lang
-type_of_tuple, numpy_dtype = tl.core._type_for_tuple_values, interpreter._get_np_dtype
-known_types: dict[Any, Any] = {}
+replace_builtins, numpy_dtype = interpreter._patch_lang, functools.cache(interpreter._get_np_dtype)
 
 
 def replace_once(fn: Any) -> Any:
@@ -32,27 +32,27 @@ def replace_once(fn: Any) -> Any:
     return replace_builtins(fn) if not seen or any(map(tl.core.is_builtin, samples)) else interpreter._LangPatchScope()
 
 
-def type_of_shape(values: list[Any], fields: Any = None) -> Any:
-    """The type of a tuple, remembered where it is a shape."""
-    if fields is not None or not all(type(value) is tl.constexpr and type(value.value) is int for value in values):
-        return type_of_tuple(values, fields)
-    shape = tuple(value.value for value in values)
-    return known_types.get(shape) or known_types.setdefault(shape, type_of_tuple(values))
+@functools.cache
+def shape_of(sizes: tuple[int, ...]) -> tuple[Any, Any]:
+    """The shape of a block, and the number of its elements, as Triton has them."""
+    return tl.core.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(math.prod(sizes))
 
 
-def dtype_of_elements(dtype: Any) -> Any:
-    """What numpy has for a dtype, or for that of a block, remembered."""
-    scalar = dtype.scalar
-    if isinstance(scalar, tl.pointer_type):
-        return numpy_dtype(scalar)
-    return known_types.get(scalar) or known_types.setdefault(scalar, numpy_dtype(scalar))
+def make_tensor(self: Any, handle: Any, kind: Any) -> None:
+    self.handle, self.type, self.dtype = handle, kind, kind.scalar
+    self.shape, self.numel = shape_of(kind.shape if kind.is_block() else ())
+
+
+def dtype_of_elements(kind: Any) -> Any:
+    """What numpy has for a dtype, or for that of a block."""
+    return np.dtype(np.uint64) if isinstance(kind.scalar, tl.pointer_type) else numpy_dtype(kind.scalar)
 
 
 if triton.__version__.startswith("3.6."):  # whose interpreter this was written for
     interpreter._patch_lang = replace_once
-    tl.core._type_for_tuple_values = type_of_shape
     interpreter._get_np_dtype = dtype_of_elements
-if "THALWEG_TESTS_SOON" in os.environ:
+    tl.tensor.__init__ = make_tensor
+if BY_DAY:
     # looking for overflows of integers takes a quarter of the time, and is left to make test-all
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)

@@ -36,16 +36,22 @@ def compiled(function: Callable[..., Any], level: int = 0, **options: Any) -> An
 
 def take_step(tx: Any, params: Tree = PARAMS, grads: Tree = GRADS) -> tuple[Tree, Any]:
     """Updates and state of a first step."""
-    return compiled(tx.update)(grads, tx.init(params), params)
+    return compiled(tx.update)(grads, compiled(tx.init)(params), params)
 
 
 def run(tx: Any, params: Tree = PARAMS, grads: Tree = GRADS, steps: int = 2) -> tuple[Tree, Any]:
     """Parameters and state after some steps, compiled once. grads: a tree, or a function of the step, from 1."""
-    state, update = tx.init(params), compiled(tx.update)
+
+    @compiled
+    def take(grads: Tree, state: Any, params: Tree) -> tuple[Tree, Any]:
+        updates, state = tx.update(grads, state, params)
+        assert jax.tree.structure(updates) == jax.tree.structure(params)
+        return optax.apply_updates(params, updates), state
+
+    state = compiled(tx.init)(params)
     for step in range(1, steps + 1):
-        updates, state = update(grads(step) if callable(grads) else grads, state, params)
-        params = optax.apply_updates(params, updates)
-    assert update._cache_size() == 1
+        params, state = take(grads(step) if callable(grads) else grads, state, params)
+    assert take._cache_size() == 1
     return params, state
 
 

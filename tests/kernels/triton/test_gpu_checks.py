@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
+from day import BY_DAY
 from on_device import DEVICE
 from side_by_side import RATES
 
@@ -27,5 +26,5 @@ OF_TABLES = {
 
 @pytest.mark.parametrize("rule", RATES)
 def test_kernels_keep_what_users_rely_on(rule: str) -> None:
-    report = check(f"thalweg.torch.{rule}", only=OF_TABLES[rule] if "THALWEG_TESTS_SOON" in os.environ else None)
+    report = check(f"thalweg.torch.{rule}", only=OF_TABLES[rule] if BY_DAY else None)
     assert not report.failed, report.failed
