@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from thalweg.arrays import Shape, is_number
-from thalweg.kernels.triton import coded, numbers, rows, stages, statistics, tiles
+from thalweg.kernels.triton import blocks, coded, numbers, rows, stages, sums
 from thalweg.kernels.triton.memory import Stored, sizes_of
 from thalweg.kernels.triton.print import Printed
 from thalweg.programs.extents import ELEMENT, TENSOR, Kinds, kinds_of, spread_shapes
@@ -92,7 +92,7 @@ def named_in(*modules: types.ModuleType) -> dict[str, Any]:
 @functools.cache
 def home() -> dict[str, Any]:
     """What printed source may use."""
-    return {**named_in(coded, numbers, rows, stages, tiles, statistics), "kept": kept, "triton": triton, "tl": tl}
+    return {**named_in(blocks, coded, numbers, rows, stages, sums), "kept": kept, "triton": triton, "tl": tl}
 
 
 def loaded(source: str, name: str) -> dict[str, Any]:
