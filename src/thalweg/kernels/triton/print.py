@@ -121,11 +121,11 @@ class Printed:
         #: Sums of tensors, the failures of a rehearsal, sums of all else, and what is kept of these: all statistics.
         sums = [(number, added) for number in range(self.last + 1) for added in lowered.passes[number].sums]
         ordered = sorted(sums, key=lambda pair: pair[1].domain != TENSOR)
-        self.totals = [added.value for _, added in ordered if added.domain == TENSOR]
+        totals = [added.value for _, added in ordered if added.domain == TENSOR]
         self.statistics = [Statistic(added.domain, added.source, number) for number, added in ordered]
-        self.statistics.insert(len(self.totals), Statistic(TENSOR, ELEMENT, self.last + 1))
+        self.statistics.insert(len(totals), Statistic(TENSOR, ELEMENT, self.last + 1))
         self.statistics += [Statistic(self.find(value)) for value in lowered.lasting]
-        places = [*self.totals, None, *(added.value for _, added in ordered[len(self.totals) :]), *lowered.lasting]
+        places = [*totals, None, *(added.value for _, added in ordered[len(totals) :]), *lowered.lasting]
         self.places: dict[Any, int] = {value: place for place, value in enumerate(places)}
         #: Numbers of the options, in the order in which kernels read them behind the sign of the gradient.
         self.numbers = list(lowered.numbers)

@@ -13,7 +13,7 @@ from thalweg.kernels.triton.blocks import ACROSS, GEOMETRY, Grid, cut_into_runs
 from thalweg.kernels.triton.passes import dtype_of
 from thalweg.kernels.triton.rows import Tensor, loaded, pointer
 from thalweg.kernels.triton.sums import FACTS, Statistic, Sums
-from thalweg.kernels.triton.tables import are_aligned
+from thalweg.kernels.triton.tables import Gradients
 from thalweg.programs.extents import ELEMENT, TENSOR
 
 #: Blocks of a run that one program adds up.
@@ -49,33 +49,20 @@ def squares_kernel(
     tl.store(partials + part, tl.sum(total))
 
 
-class GradientSquares:
-    """Gradients of one dtype, in a table of addresses."""
+class GradientSquares(Gradients):
+    """Gradients of one dtype, whose squares are summed."""
 
     def __init__(self, sizes: Sequence[int], dtype: Any, uploads: Any, compiled: Any) -> None:
         """sizes: elements of each."""
-        self.count, self.dtype, self.compiled = len(sizes), dtype_of(dtype), compiled
+        super().__init__(len(sizes), uploads)
+        self.dtype, self.compiled = dtype_of(dtype), compiled
         cuts = cut_into_runs(sizes, BLOCKS)
         self.grid = Grid(cuts, uploads, is_summed=False, vector=1, by_lines=False)
         self.sums = Sums([Statistic(TENSOR, ELEMENT, 0)], {0: self.grid}, [(cut, cut) for cut in cuts], uploads)
-        self.uploads, self.is_aligned = uploads, True
-        #: Addresses on the device, and what fills them with those of others; None: they are by themselves.
-        self.gradients: Tensor = None
-        self.moving: Any = None
-        self.grad_places = array("Q")
 
     def follow(self, places: array[int]) -> None:
         """Note where the gradients are now."""
-        is_known = places == self.grad_places and not self.uploads.captured and not self.uploads.is_capturing()
-        if is_known:
-            return
-        self.grad_places, self.is_aligned = places, are_aligned(places)
-        if self.moving is not None:
-            self.moving.note(self, places)
-        else:
-            if self.gradients is None:
-                self.gradients = self.uploads.empty((self.count,), "int64")
-            self.uploads.refill(self.gradients, places.tolist())
+        self.follow_places(places)
 
     def measure(self) -> Tensor:
         """The sum of squares of each."""
@@ -84,9 +71,9 @@ class GradientSquares:
                 squares_kernel,
                 (self.grid.count,),
                 (self.sums.tensors, self.gradients, self.grid.table, self.sums.partials),
-                lambda: dict(DTYPE=self.dtype, **self.grid.constants(self.is_aligned)),
+                lambda: dict(DTYPE=self.dtype, **self.grid.constants(self.grads_aligned)),
                 warps=self.grid.warps,
-                key=self.is_aligned,
+                key=self.grads_aligned,
             )
         self.sums.add_up(self.compiled, 0)
         return self.sums.totals[0]

@@ -26,7 +26,36 @@ def is_aligned(operand: Operand, row: Sequence[int]) -> bool:
     return all(place % ALIGNMENT == 0 for place in (row[P.value], *state, row[RECORD.value]))
 
 
-class Tables:
+class Gradients:
+    """Where gradients are: their addresses on the device, and whether the widest loads can be made from all of them."""
+
+    def __init__(self, count: int, uploads: Any) -> None:
+        self.count, self.uploads = count, uploads
+        self.gradients = uploads.empty((count,), "int64")
+        #: What copies the addresses of gradients to the device, with those of other tables; None: each by itself.
+        self.moving: Any = None
+        self.grads_aligned = True
+        self.grad_places = array("Q")
+
+    def follow_places(self, places: array[int], *, anew: bool = False) -> None:
+        """Note where the gradients are now. anew: whatever was noted last."""
+        # a graph carries its own copy along, which its replays leave in the table
+        is_known = places == self.grad_places and not anew
+        if is_known and not self.uploads.captured and not self.uploads.is_capturing():
+            return
+        self.grad_places, places = places, self.with_slices(places)
+        self.grads_aligned = are_aligned(places)
+        if self.moving is not None:
+            self.moving.note(self, places)
+        else:
+            self.uploads.refill(self.gradients, places.tolist())
+
+    def with_slices(self, places: array[int]) -> array[int]:
+        """The addresses of all that has a row, from those of the gradients."""
+        return places
+
+
+class Tables(Gradients):
     """Rows of some operands."""
 
     def __init__(
@@ -38,18 +67,17 @@ class Tables:
         seed: int,
         uploads: Any,
     ) -> None:
-        self.operands, self.uploads = operands, uploads
         nested = [rows_of(operand, keys, stacked_axes, seed) for operand in operands]
-        self.slices = [len(rows) for rows in nested]
         rows = list(itertools.chain.from_iterable(nested))
-        self.count, self.sizes = len(rows), [row[SIZE.value] for row in rows]
+        super().__init__(len(rows), uploads)
+        self.operands, self.slices = operands, [len(rows) for rows in nested]
+        self.sizes = [row[SIZE.value] for row in rows]
         self.rows = uploads.table(array("q", itertools.chain.from_iterable(rows)), COLUMNS.value)
-        self.gradients = uploads.empty((self.count,), "int64")
-        #: What copies the addresses of gradients to the device, with those of other tables; None: each by itself.
-        self.moving: Any = None
         self.aligned = all(is_aligned(operands[i], row) for i, of_operand in enumerate(nested) for row in of_operand)
-        self.grads_aligned = True
-        self.grad_places = array("Q")
+        #: From one slice of a gradient to the next, in bytes.
+        self.strides = [
+            g.numel() // max(1, slices) * g.element_size() for g, slices in zip(grads, self.slices, strict=True)
+        ]
         self.follow(grads)
 
     def follow(self, grads: Sequence[Tensor], places: array[int] | None = None, *, anew: bool = False) -> None:
@@ -57,24 +85,13 @@ class Tables:
 
         anew: whatever was noted last. A replayed step leaves its own in the table.
         """
-        places = array("Q", [g.data_ptr() for g in grads]) if places is None else places
-        # a graph carries its own copy along, which its replays leave in the table
-        is_known = places == self.grad_places and not anew
-        if is_known and not self.uploads.captured and not self.uploads.is_capturing():
-            return
-        self.grad_places = places
-        if self.count != len(places):
-            slices = [
-                place + i * (g.numel() // slices) * g.element_size()
-                for place, g, slices in zip(places, grads, self.slices, strict=True)
-                for i in range(slices)
-            ]
-            places = array("Q", slices)
-        self.grads_aligned = are_aligned(places)
-        if self.moving is not None:
-            self.moving.note(self, places)
-        else:
-            self.uploads.refill(self.gradients, places.tolist())
+        self.follow_places(array("Q", [g.data_ptr() for g in grads]) if places is None else places, anew=anew)
+
+    def with_slices(self, places: array[int]) -> array[int]:
+        if self.count == len(places):
+            return places
+        parts = zip(places, self.strides, self.slices, strict=True)
+        return array("Q", [place + i * stride for place, stride, slices in parts for i in range(slices)])
 
 
 def are_aligned(addresses: array[int]) -> bool:
