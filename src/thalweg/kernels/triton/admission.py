@@ -33,7 +33,9 @@ def admit(setting: ParameterOptions, shape: Shape, dtype: str, state: Mapping[st
         check_whole(setting, rule, shape, state)
     else:
         check_derived(rule, shape)
-        narrow = [key for key in scalars_of(stand_in(rule), shape) if state[key][1] != "float32"]
+        narrow = [
+            key for key in program_of(stand_in(rule), example_of(rule, shape)).scalars if state[key][1] != "float32"
+        ]
         if narrow:
             raise Refused(f"fused kernels keep one number for each tensor in float32, and {narrow[0]!r} is not")
     if dtype not in DTYPES:
@@ -60,14 +62,9 @@ def check_example(rule: Rule, shape: Shape) -> None:
     if not all(map(is_spread, entries.values())):
         raise Refused(f"{name} keeps entries of a shape of their own, for which no kernels are made")
     # without an lr too, where a rule may choose its step size
-    for lr in (1.0, None) if rule.lr_optional else (1.0,):
-        program = trace(rule, shape, spread_shapes(entries, shape), lr=lr)
+    for rated in (True, False) if rule.lr_optional else (True,):
+        program = program_of(rule, shape, rated)
         check_seen(program, kinds_of(program, rule.stacked_axes))
-
-
-@functools.lru_cache(maxsize=1024)
-def scalars_of(rule: Rule, shape: Shape) -> list[str]:
-    return program_of(rule, shape).scalars
 
 
 def check_whole(setting: ParameterOptions, rule: WholeRule, shape: Shape, state: Mapping[str, Kept]) -> None:
@@ -110,15 +107,16 @@ def check_parts(rule: WholeRule, shape: Shape) -> None:
 def cuts_groups(rule: Rule, shape: Shape) -> bool:
     """Whether a tensor is stepped tile by tile, and its lines do not end with a group, or are not of columns alone."""
     groups = grouping(shape, rule.stacked_axes)
-    axes = kinds_of(program_of(rule, shape), rule.stacked_axes).axes
+    axes = kinds_of(program_of(rule, example_of(rule, shape)), rule.stacked_axes).axes
     if groups is None or axes is None:
         return False
     return math.prod(shape[axes[1] + 1 :]) != 1 or shape[axes[1]] % groups.size != 0
 
 
-def program_of(rule: Rule, shape: Shape) -> Program:
-    example = example_of(rule, shape)
-    return trace(rule, example, spread_shapes(rule.entries(example), example))
+@functools.lru_cache(maxsize=256)
+def program_of(rule: Rule, shape: Shape, rated: bool = True) -> Program:
+    """A rule traced for parameters of this kind. rated: whether there is an lr; else the rule chooses its step size."""
+    return trace(rule, shape, spread_shapes(rule.entries(shape), shape), lr=1.0 if rated else None)
 
 
 def is_parted(setting: ParameterOptions, shape: Shape) -> bool:

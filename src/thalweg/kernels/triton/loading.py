@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 
 from thalweg.arrays import Shape, is_number
-from thalweg.kernels.triton import coded, numbers, rows, stages, statistics, tiles
+from thalweg.kernels.triton import blocks, coded, numbers, rows, stages, sums
+from thalweg.kernels.triton.admission import program_of
 from thalweg.kernels.triton.memory import Stored, sizes_of
 from thalweg.kernels.triton.print import Printed
-from thalweg.programs.extents import ELEMENT, TENSOR, Kinds, kinds_of, spread_shapes
+from thalweg.programs.extents import ELEMENT, TENSOR, Kinds, kinds_of
 from thalweg.programs.schedule import Schedule, reductions_before, schedule
-from thalweg.programs.trace import Program, trace
 from thalweg.rules import Rule
 
 
@@ -46,7 +46,7 @@ def kernels_for(
     stored: p, g, each entry, and the record if there is one. complete: all sums are before the last pass. rated:
     whether there is an lr; else the rule chooses its step size. random: whether state is rounded at random.
     """
-    program = traced(rule, shape, rated)
+    program = program_of(rule, shape, rated)
     kinds, size, exact = kinds_of(program, rule.stacked_axes), sizes_of(stored), [x.key for x in stored if x.exact]
     for is_complete in (complete or guarded, True):
         chosen = schedule(program, size, exact=exact, guarded=guarded, complete=is_complete)
@@ -62,11 +62,6 @@ def can_end(schedule: Schedule, kinds: Kinds) -> bool:
     over = {(kinds.find(value.args[0]), kinds.find(value)) for value in last.sums}
     waited_for = reductions_before(schedule.program.state[key] for key in schedule.small)
     return bool(before) and over <= {(ELEMENT, TENSOR)} and waited_for.isdisjoint(last.sums)
-
-
-@functools.lru_cache(maxsize=256)
-def traced(rule: Rule, shape: Shape, rated: bool) -> Program:
-    return trace(rule, shape, spread_shapes(rule.entries(shape), shape), lr=1.0 if rated else None)
 
 
 def title_of(rule: Rule) -> str:
@@ -92,7 +87,7 @@ def named_in(*modules: types.ModuleType) -> dict[str, Any]:
 @functools.cache
 def home() -> dict[str, Any]:
     """What printed source may use."""
-    return {**named_in(coded, numbers, rows, stages, tiles, statistics), "kept": kept, "triton": triton, "tl": tl}
+    return {**named_in(blocks, coded, numbers, rows, stages, sums), "kept": kept, "triton": triton, "tl": tl}
 
 
 def loaded(source: str, name: str) -> dict[str, Any]:

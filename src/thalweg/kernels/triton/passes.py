@@ -1,8 +1,8 @@
 """The passes of a rule over many tensors, and what happens between them: sums, decisions, the guard.
 
-measure     reads everything once, one partial sum a chunk
-add up      partial sums to one row of totals a tensor; where tensors are sharded over ranks, totals are summed
-decide      from totals to what each tensor is scaled by, all tensors at once
+measure     reads everything once, and each program leaves its part of all sums
+add up      these parts; where tensors are sharded over ranks, their sums are summed
+compute     what follows from sums, for each tensor, row, column and matrix
 rehearse    under a guard alone: would anything that is to be written not be finite?
 settle      whether each parameter is stepped; its count goes on
 write       writes parameters and state
@@ -13,23 +13,21 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import triton
 import triton.language as tl
 
 from thalweg.arrays import Axes, Shape
 from thalweg.codecs import grouping
-from thalweg.kernels.triton.cuts import MEASURING, STEPPING, cut_to_measure, cut_to_step, matrices_of
+from thalweg.kernels.triton.blocks import Grid, cut_into_runs, cut_to_measure, cut_to_step, matrices_of
 from thalweg.kernels.triton.loading import kernels_for
 from thalweg.kernels.triton.memory import Stored
 from thalweg.kernels.triton.print import OWN_FIGURES
 from thalweg.kernels.triton.rows import Operand, Tensor
-from thalweg.kernels.triton.stages import DECIDED, MEASURE, REHEARSE, WRITE, keep_kernel, settle_kernel
-from thalweg.kernels.triton.statistics import COMPUTED, Statistics
-from thalweg.kernels.triton.tables import ALIGNMENT, Chunks, Tables, add_up
-from thalweg.kernels.triton.tiles import Grid
+from thalweg.kernels.triton.stages import MEASURE, REHEARSE, WRITE, settle_kernel
+from thalweg.kernels.triton.sums import COMPUTED, Sums
+from thalweg.kernels.triton.tables import ALIGNMENT, Tables
 from thalweg.programs.host import function_of, options_of
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule
@@ -138,48 +136,44 @@ class Passes:
         of_rows = list(itertools.chain.from_iterable(nested))
         counts = [counts_of(operand, stacked, axes) for operand in of_rows]
         self.counts = uploads.table(array("f", itertools.chain.from_iterable(counts)), 3)
-        #: What passes go through, those that sum rows and columns, and all others; and what is kept for these.
-        self.measuring: Any = None
-        self.statistics: Any = None
-        if axes is None:
-            self.stepping: Any = Chunks(self.tables.sizes, printed.blocks, uploads)
-        else:
+        #: What passes go through, those that sum rows and columns, and all others.
+        steps, measures = cut_into_runs(self.tables.sizes, printed.blocks), None
+        large = [entry.bytes for entry in stored if printed.is_large(entry.key)]
+        vector = ALIGNMENT // min(large)
+        if axes is not None:
             shapes = [tuple(operand.p.shape[stacked:]) for operand in of_rows]
             seen = [matrices_of(shape, axes[0] - stacked, axes[1] - stacked) for shape in shapes]
-            vector = ALIGNMENT // min(entry.bytes for entry in stored if printed.is_large(entry.key))
-            cuts = cut_to_measure(seen, vector)
-            self.statistics = Statistics(printed.statistics, cuts, uploads)
-            self.measuring = Grid(cuts, vector, self.statistics, uploads, MEASURING.warps)
-            cuts = cut_to_step(seen)
-            self.stepping = Grid(cuts, vector, self.statistics, uploads, STEPPING.warps)
-        sums = max(1, printed.begins[-1])
-        self.partials = uploads.empty((sums, self.stepping.count))
-        self.totals, self.failures = uploads.empty((rows, sums)), uploads.empty((rows, 1))
+            steps, measures = cut_to_step(seen), cut_to_measure(seen, vector)
+        given: dict[str, Any] = dict(vector=vector, by_lines=printed.by_lines)
+        self.stepping = self.measuring = Grid(steps, uploads, is_summed=False, **given)
+        if measures is not None:
+            self.measuring = Grid(measures, uploads, is_summed=True, **given)
+        grids = {number: self.grid(number) for number in range(self.last + 1)}
+        cuts = list(zip(measures or steps, steps, strict=True))
+        #: All sums, and what is kept of them; that of failures is what a rehearsal finds.
+        self.sums = Sums(printed.statistics, {**grids, self.last + 1: self.stepping}, cuts, uploads)
+        self.failures = self.sums.totals[printed.places[None]]
+        self.shared = [self.sums_of(number) for number in range(self.last + 1)]
         self.figures = uploads.empty((OWN_FIGURES + printed.figures, rows))
-        #: Of what the state has one number of for each tensor: (entry, figure).
-        self.scalars = uploads.table(array("i", itertools.chain(*printed.scalars)), 2) if printed.scalars else None
         self.finite = uploads.empty((len(operands),), "bool")
         self.operand_begins = uploads.table(array("i", itertools.accumulate(slices, initial=0)))
-        #: Of each pass: where its programs leave sums of tensors, and what these are added up to. Made once: views take
-        #: time. Then what is to be completed over ranks.
-        ends = itertools.pairwise(printed.begins)
-        self.places = [(self.partials[begin:end], self.totals[:, begin:end]) for begin, end in ends]
-        self.sums = self.sums_of_passes()
-        #: By pass: blocks of rows, columns and matrices for which something is computed after it; and those that a
-        #: guard lets be written.
-        self.blocks = [self.statistics.blocks(kinds) if kinds else () for kinds in printed.between]
-        self.kept_blocks = self.statistics.blocks(printed.guarded_kinds) if printed.guarded_kinds else ()
+        #: By pass: blocks of tensors, rows, columns and matrices for which something is computed after it; and those
+        #: whose entries are written at the end.
+        self.blocks = [self.sums.blocks(kinds) if kinds else () for kinds in printed.between]
+        self.kept_blocks = self.sums.blocks(printed.kept_kinds) if printed.kept_kinds else ()
 
-    def sums_of_passes(self) -> list[list[Sum]]:
-        """Of each pass the sums that are to be completed over ranks, with the axes that they go over."""
-        sums, gathered = [], iter(self.statistics.totals if self.statistics is not None else ())
-        for number, values in enumerate(self.printed.sums):
-            if self.printed.gathers(number):
-                over = [tuple(sorted(set(value.axes) & value.args[0].extent)) for value in values]
-                sums.append([Sum(next(gathered), axes) for axes in over])
-            else:
-                sums.append([Sum(self.places[number][1], None)] if values else [])
-        return sums
+    def grid(self, number: int) -> Grid:
+        return self.measuring if self.printed.gathers(number) else self.stepping
+
+    def sums_of(self, number: int) -> list[Sum]:
+        """The sums of a pass that are to be completed over ranks, with the axes that they go over."""
+        values = [added.value for added in self.printed.sums(number)]
+        totals = [self.sums.totals[self.printed.places[value]] for value in values]
+        if values and not self.printed.gathers(number):  # which lie side by side
+            first, count = self.printed.places[values[0]], self.tables.count
+            return [Sum(self.sums.memory[first * count : (first + len(values)) * count], None)]
+        axes = [tuple(sorted(set(value.axes) & value.args[0].extent)) for value in values]
+        return [Sum(total, over) for total, over in zip(totals, axes, strict=True)]
 
     @property
     def device(self) -> Any:
@@ -209,15 +203,15 @@ class Passes:
         """All that comes before writing. Gives sums that may have to be completed over ranks, and goes on from them."""
         for number in range(self.last):
             self.go(step, number, MEASURE)
-            self.add_up(number)
-            if self.sums[number]:
-                yield self.sums[number]
+            self.sums.add_up(self.compiled, number)
+            if self.shared[number]:
+                yield self.shared[number]
             self.compute_after(step, number)
         if self.guarded:
             if not self.last:  # nothing was measured: whether steps are finite follows from nothing
                 self.compute_after(step, 0)
             self.go(step, self.last, REHEARSE)
-            add_up(self.compiled, self.partials[:1], self.stepping.begins, self.failures)
+            self.sums.add_up(self.compiled, self.last + 1)
             self.keep(step, REHEARSE)
             yield [Sum(self.failures, None)]
         if self.last or self.guarded:
@@ -231,168 +225,90 @@ class Passes:
         if self.handling.on_nonfinite == "raise":
             self.settle(step, counts=True)
         self.go(step, self.last, WRITE)
-        self.keep(step, WRITE)
         if self.printed.late or observed:
-            self.add_up(self.last)
+            self.sums.add_up(self.compiled, self.last)
             self.compute_after(step, self.last)
-        self.keep_numbers(step)
+        self.keep(step, WRITE)  # after all kernels have read what was there
         if not self.last and not self.guarded:  # the only pass has read the number of the step
             self.settle(step, counts=True)
 
     def go(self, step: Step, number: int, stage: int) -> None:
-        """One pass over all chunks or tiles."""
-        tables, grid = self.tables, self.measuring if self.printed.gathers(number) else self.stepping
+        """One pass over all pieces."""
+        tables, grid = self.tables, self.grid(number)
         if not grid.count:
             return
         aligned = tables.aligned and tables.grads_aligned
         # forth and back, in turns: a rehearsal is one more
         turns = number + (stage == WRITE and self.guarded)
-        self.compiled.run(
-            self.kernels[f"pass_{number}"],
-            (grid.count,),
-            (
-                tables.rows,
-                tables.gradients,
-                *grid.given,
-                self.options,
-                self.figures,
-                self.partials,
-                step.grad_scale,
-                step.allowed,
-                step.lr,
-                step.lr_scale,
-                tables.count,
-                grid.count,
-            ),
-            lambda: dict(
-                STAGE=stage,
-                SCALED=step.grad_scale is not None or self.handling.maximize,
-                ALLOWED=step.allowed is not None,
-                GUARDED=self.guarded,
-                STOCHASTIC=self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
-                SPREAD=self.spread,
-                P_DTYPE=self.p_dtype,
-                G_DTYPE=self.g_dtype,
-                GROUP=self.group,
-                BACKWARDS=turns % 2 == 1,
-                **grid.constants(aligned),
-                **self.dtypes(),
-            ),
-            warps=grid.warps,
-            key=(number, stage, aligned, *map(kind_of, step)),
-        )
-
-    def add_up(self, number: int) -> None:
-        if self.printed.gathers(number):
-            self.statistics.add_up(self.compiled, number)
-        elif self.sums[number]:
-            partials, totals = self.places[number]
-            add_up(self.compiled, partials, self.stepping.begins, totals)
+        constants = grid.constants(aligned) | dict(STAGE=stage, BACKWARDS=turns % 2 == 1)
+        given = dict(pieces=grid.table, parts=grid.count)
+        kernel, key = self.kernels[f"pass_{number}"], (number, stage, aligned)
+        self.launch(kernel, grid.count, step, given, constants, warps=grid.warps, key=key)
 
     def compute_after(self, step: Step, number: int) -> None:
-        """What follows from the sums of a pass, for rows, columns, matrices and tensors."""
-        tables, own = self.tables, self.statistics
-        tensors, sums = (None, None) if own is None else (own.tensors, own.sums)
+        """What follows from the sums of a pass, for tensors, rows, columns and matrices."""
         if len(blocks := self.blocks[number]):
-            self.compiled.run(
-                self.kernels[f"between_{number}"],
-                (len(blocks),),
-                (
-                    tables.rows,
-                    self.counts,
-                    self.options,
-                    tensors,
-                    blocks,
-                    sums,
-                    self.totals,
-                    step.allowed,
-                    step.lr,
-                    step.lr_scale,
-                ),
-                lambda: dict(ALLOWED=step.allowed is not None, **self.dtypes(), BLOCK=COMPUTED),
-                warps=4,
-                key=(kind_of(step.allowed), *map(kind_of, step[:2])),
-            )
-        if number in self.printed.decisions and tables.count:
-            self.compiled.run(
-                self.kernels[f"decide_{number}"],
-                (triton.cdiv(tables.count, DECIDED),),
-                (
-                    tables.rows,
-                    self.counts,
-                    self.options,
-                    tensors,
-                    sums,
-                    self.totals,
-                    self.figures,
-                    step.lr,
-                    step.lr_scale,
-                    tables.count,
-                ),
-                lambda: dict(BLOCK=DECIDED),
-                warps=4,
-                key=tuple(map(kind_of, step[:2])),
-            )
+            kernel = self.kernels[f"between_{number}"]
+            self.launch(kernel, len(blocks), step, dict(blocks=blocks), dict(BLOCK=COMPUTED))
 
     def settle(self, step: Step, *, counts: bool) -> None:
-        if not (self.counted or self.guarded):
-            return
-        counts = counts and self.counted
-        self.compiled.run(
-            settle_kernel,
-            (len(self.tables.operands),),
-            (
-                self.tables.rows,
-                self.operand_begins,
-                self.figures,
-                self.failures,
-                step.allowed,
-                self.finite,
-                self.tables.count,
-            ),
-            lambda: dict(GUARDED=self.guarded, ALLOWED=step.allowed is not None, COUNTS=counts),
-            warps=1,
-            key=(counts, kind_of(step.allowed)),
-        )
+        """Note which parameters are stepped. counts: their counts go on, if they have any."""
+        if self.counted or self.guarded:
+            constants = dict(COUNTS=counts and self.counted)
+            given = dict(operand_begins=self.operand_begins, finite=self.finite)
+            self.launch(settle_kernel, len(self.tables.operands), step, given, constants, warps=1, key=counts)
 
     def keep(self, step: Step, stage: int) -> None:
-        """Under a guard: write what rows and columns have now, or find out whether that can be stored."""
-        overflows = any(dtype == tl.float16 for dtype in self.stored)
-        if not len(self.kept_blocks) or (stage == REHEARSE and not overflows):
-            return
-        self.compiled.run(
-            self.kernels["keep"],
-            (len(self.kept_blocks),),
-            (
-                self.tables.rows,
-                self.statistics.tensors,
-                self.kept_blocks,
-                self.statistics.sums,
-                self.figures,
-                self.failures,
-                step.allowed,
-                self.tables.count,
-            ),
-            lambda: dict(STAGE=stage, ALLOWED=step.allowed is not None, GUARDED=True, **self.dtypes(), BLOCK=COMPUTED),
-            warps=4,
-            key=(stage, kind_of(step.allowed)),
-        )
+        """Write what tensors, rows and columns have now that was not written before, or find out whether it can be."""
+        overflows = self.guarded and any(dtype == tl.float16 for dtype in self.stored)
+        if len(self.kept_blocks) and (stage == WRITE or overflows):
+            given, constants = dict(blocks=self.kept_blocks), dict(STAGE=stage, BLOCK=COMPUTED)
+            self.launch(self.kernels["keep"], len(self.kept_blocks), step, given, constants, key=stage)
 
-    def keep_numbers(self, step: Step) -> None:
-        """Write the entries that are one number for each tensor, after all kernels have read the old ones."""
-        if self.scalars is not None and self.tables.count:
-            allowed, count = step.allowed is not None, len(self.scalars)
-            self.compiled.run(
-                keep_kernel,
-                (self.tables.count,),
-                (self.tables.rows, self.figures, self.scalars, step.allowed, self.tables.count),
-                lambda: dict(KEPT=count, ALLOWED=allowed, GUARDED=self.guarded),
-                warps=1,
-                key=kind_of(step.allowed),
-            )
+    def launch(
+        self,
+        kernel: Any,
+        programs: int,
+        step: Step,
+        given: Mapping[str, Any],
+        constants: Mapping[str, Any],
+        *,
+        warps: int = 4,
+        key: Hashable = (),
+    ) -> None:
+        """Launch a kernel with what it names of all that there is. key: what decides of its constants beside a step."""
+        named = {
+            "rows": self.tables.rows,
+            "gradients": self.tables.gradients,
+            "tensors": self.sums.tensors,
+            "sums": self.sums.memory,
+            "partials": self.sums.partials,
+            "counts": self.counts,
+            "numbers": self.options,
+            "figures": self.figures,
+            "failures": self.failures,
+            "count": self.tables.count,
+            **step._asdict(),
+            **given,
+        }
 
-    def dtypes(self) -> dict[str, Any]:
-        return {f"S{i}_DTYPE": dtype for i, dtype in enumerate(self.stored)}
+        def chosen() -> dict[str, Any]:
+            every = {
+                "SCALED": step.grad_scale is not None or self.handling.maximize,
+                "ALLOWED": step.allowed is not None,
+                "GUARDED": self.guarded,
+                "STOCHASTIC": self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
+                "SPREAD": self.spread,
+                "P_DTYPE": self.p_dtype,
+                "G_DTYPE": self.g_dtype,
+                "GROUP": self.group,
+                **{f"S{i}_DTYPE": dtype for i, dtype in enumerate(self.stored)},
+                **constants,
+            }
+            return {name: every[name] for name in kernel.arg_names if name in every}
+
+        arguments = tuple(named[name] for name in kernel.arg_names if name in named)
+        self.compiled.run(kernel, (programs,), arguments, chosen, warps=warps, key=(key, *map(kind_of, step)))
 
     def stats(self) -> dict[str, Tensor]:
         """What users may look at, by row; the next step writes over it."""

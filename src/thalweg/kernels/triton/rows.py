@@ -1,6 +1,6 @@
 """Rows of tables on a device: what they say of a tensor, and how kernels read them.
 
-A *row* is one tensor, or one slice of a stack. A *chunk* is a run of CHUNK elements of a row, the work of one program.
+A *row* is one tensor, or one slice of a stack.
 """
 
 from __future__ import annotations
@@ -117,21 +117,20 @@ def positions(rows, row, index, SPREAD: tl.constexpr):
 
 
 @triton.jit
-def step_number(rows, row, mask=None):
+def step_number(rows, row):
     """The number of this step, from 1, as float32: the state has that of the last one."""
-    place = tl.load(rows + row * COLUMNS + STEP, mask).to(tl.pointer_type(tl.float32))
-    return tl.load(place, mask) + 1.0
+    return tl.load(tl.load(rows + row * COLUMNS + STEP).to(tl.pointer_type(tl.float32))) + 1.0
 
 
 @triton.jit
-def number_kept(rows, row, which, mask=None):
+def number_kept(rows, row, which):
     """An entry of the state that is one number for each tensor."""
-    return tl.load(place_of_number(rows, row, which, mask), mask)
+    return tl.load(place_of_number(rows, row, which))
 
 
 @triton.jit
-def place_of_number(rows, row, which, mask=None):
-    return tl.load(rows + row * COLUMNS + STATE + which, mask).to(tl.pointer_type(tl.float32))
+def place_of_number(rows, row, which):
+    return tl.load(rows + row * COLUMNS + STATE + which).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
@@ -142,16 +141,3 @@ def draws_of(rows, row, which: tl.constexpr, first, index, t, SPREAD: tl.constex
         return random_bits(key, t, positions(rows, row, first + index, SPREAD))
     else:
         return random_bits_behind(key, t, tl.load(rows + row * COLUMNS + POSITION) + first, index)
-
-
-@triton.jit
-def total_kernel(partials, begins, totals, count, SUMS: tl.constexpr, BLOCK: tl.constexpr):
-    """Add up what the chunks of a row have found, in an order that is always the same."""
-    row, which = tl.program_id(0), tl.program_id(1)
-    first, end = tl.load(begins + row), tl.load(begins + row + 1)
-    total = tl.zeros((BLOCK,), tl.float32)
-    while first < end:
-        index = first + tl.arange(0, BLOCK)
-        total += tl.load(partials + which.to(tl.int64) * count + index, index < end, other=0.0)
-        first += BLOCK
-    tl.store(totals + row * SUMS + which, tl.sum(total))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -10,84 +9,71 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from thalweg.kernels.triton.blocks import ACROSS, GEOMETRY, Grid, cut_into_runs
 from thalweg.kernels.triton.passes import dtype_of
 from thalweg.kernels.triton.rows import Tensor, loaded, pointer
-from thalweg.kernels.triton.stages import BLOCK, WARPS
-from thalweg.kernels.triton.tables import add_up, are_aligned, enumerate_pieces
+from thalweg.kernels.triton.sums import FACTS, Statistic, Sums
+from thalweg.kernels.triton.tables import Gradients
+from thalweg.programs.extents import ELEMENT, TENSOR
 
-#: Elements that one program adds up.
-CHUNK = 4 * BLOCK
+#: Blocks of a run that one program adds up.
+BLOCKS = 4
 
 
 @triton.jit
 def squares_kernel(
-    sizes,
+    tensors,
     gradients,
-    chunks,
+    pieces,
     partials,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The sum of squares of one chunk of a gradient."""
-    chunk = tl.program_id(0)
-    row, first = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1).to(tl.int64) * CHUNK
-    place, left = pointer(tl.load(gradients + row), DTYPE, ALIGNED) + first, tl.load(sizes + row) - first
+    """The sum of squares of one run of a gradient."""
+    part = tl.program_id(0)
+    row, first = tl.load(pieces + 2 * part), tl.load(pieces + 2 * part + 1).to(tl.int64) * CHUNK
+    size = tl.load(tensors + row.to(tl.int64) * (GEOMETRY + FACTS) + ACROSS)
+    place, left = pointer(tl.load(gradients + row), DTYPE, ALIGNED) + first, size - first
     total = tl.zeros((BLOCK,), tl.float32)
     if left >= CHUNK:
-        for part in tl.static_range(CHUNK // BLOCK):
-            x = loaded(place + part * BLOCK + tl.arange(0, BLOCK), None)
+        for block in tl.static_range(CHUNK // BLOCK):
+            x = loaded(place + block * BLOCK + tl.arange(0, BLOCK), None)
             total += x * x
     else:
-        for part in tl.static_range(CHUNK // BLOCK):
-            index = part * BLOCK + tl.arange(0, BLOCK)
+        for block in tl.static_range(CHUNK // BLOCK):
+            index = block * BLOCK + tl.arange(0, BLOCK)
             x = loaded(place + index, index < left)
             total += x * x
-    tl.store(partials + chunk, tl.sum(total))
+    tl.store(partials + part, tl.sum(total))
 
 
-class GradientSquares:
-    """Gradients of one dtype, in a table of addresses."""
+class GradientSquares(Gradients):
+    """Gradients of one dtype, whose squares are summed."""
 
     def __init__(self, sizes: Sequence[int], dtype: Any, uploads: Any, compiled: Any) -> None:
         """sizes: elements of each."""
-        self.count, self.dtype, self.compiled = len(sizes), dtype_of(dtype), compiled
-        pieces = [-(-size // CHUNK) for size in sizes]
-        self.sizes = uploads.table(array("q", sizes))
-        self.chunks = uploads.table(enumerate_pieces(pieces), 2)
-        self.begins = uploads.table(array("i", itertools.accumulate(pieces, initial=0)))
-        self.partials, self.totals = uploads.empty((1, sum(pieces))), uploads.empty((self.count, 1))
-        self.uploads, self.is_aligned = uploads, True
-        #: Addresses on the device, and what fills them with those of others; None: they are by themselves.
-        self.gradients: Tensor = None
-        self.moving: Any = None
-        self.grad_places = array("Q")
+        super().__init__(len(sizes), uploads)
+        self.dtype, self.compiled = dtype_of(dtype), compiled
+        cuts = cut_into_runs(sizes, BLOCKS)
+        self.grid = Grid(cuts, uploads, is_summed=False, vector=1, by_lines=False)
+        self.sums = Sums([Statistic(TENSOR, ELEMENT, 0)], {0: self.grid}, [(cut, cut) for cut in cuts], uploads)
 
     def follow(self, places: array[int]) -> None:
         """Note where the gradients are now."""
-        is_known = places == self.grad_places and not self.uploads.captured and not self.uploads.is_capturing()
-        if is_known:
-            return
-        self.grad_places, self.is_aligned = places, are_aligned(places)
-        if self.moving is not None:
-            self.moving.note(self, places)
-        else:
-            if self.gradients is None:
-                self.gradients = self.uploads.empty((self.count,), "int64")
-            self.uploads.refill(self.gradients, places.tolist())
+        self.follow_places(places)
 
     def measure(self) -> Tensor:
         """The sum of squares of each."""
-        chunks = self.partials.shape[1]
-        if chunks:
+        if self.grid.count:
             self.compiled.run(
                 squares_kernel,
-                (chunks,),
-                (self.sizes, self.gradients, self.chunks, self.partials),
-                lambda: dict(DTYPE=self.dtype, ALIGNED=self.is_aligned, CHUNK=CHUNK, BLOCK=BLOCK),
-                warps=WARPS,
-                key=self.is_aligned,
+                (self.grid.count,),
+                (self.sums.tensors, self.gradients, self.grid.table, self.sums.partials),
+                lambda: dict(DTYPE=self.dtype, **self.grid.constants(self.grads_aligned)),
+                warps=self.grid.warps,
+                key=self.grads_aligned,
             )
-        add_up(self.compiled, self.partials, self.begins, self.totals)
-        return self.totals[:, 0]
+        self.sums.add_up(self.compiled, 0)
+        return self.sums.totals[0]

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from thalweg.kernels.triton.numbers import as_stored, half_of, is_finite
-from thalweg.kernels.triton.rows import COLUMNS, STEP, draws_of, place_of_number
+from thalweg.kernels.triton.rows import COLUMNS, STEP, draws_of
 
 #: Elements that one program works on at a time, and the warps it has. Measured on an H200.
 BLOCK, WARPS = 2048, 4
@@ -15,9 +15,7 @@ TOGETHER = tl.constexpr(4)
 #: Pieces in which a block is worked on at the end of a tensor. Masked elements take a register each, and every program
 #: has as many registers as the longest path needs: whole blocks there would leave room for 2 programs where 7 fit.
 PIECES = tl.constexpr(4)
-#: Tensors that one program decides on.
-DECIDED = 128
-#: Stages of the kernels over chunks.
+#: Stages of passes.
 MEASURE, REHEARSE, WRITE = 0, 1, 2
 #: The first option of every rule: 1, or -1 to climb.
 SIGN = tl.constexpr(0)
@@ -89,17 +87,6 @@ def number_of(x):
         if x.dtype.is_ptr():
             value = tl.load(x).to(tl.float32)
     return value * 1.0
-
-
-@triton.jit
-def keep_kernel(rows, figures, kept, allowed, count, KEPT: tl.constexpr, ALLOWED: tl.constexpr, GUARDED: tl.constexpr):
-    """Write what one tensor keeps single numbers of. kept: entries of the state, each with the figure that it is."""
-    row = tl.program_id(0)
-    if is_idle(figures, row, allowed, count, 2, ALLOWED, GUARDED):
-        return
-    for i in tl.static_range(KEPT):
-        new = tl.load(figures + tl.load(kept + 2 * i + 1) * count + row)
-        tl.store(place_of_number(rows, row, tl.load(kept + 2 * i)), new)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
-"""Many tensors in one launch: tables on the device that say where each tensor lies, and which piece is whose.
+"""Many tensors in one launch: tables on the device that say where each tensor lies.
 
 Tables are built once and follow only what has moved; gradients, which move most, have a column of their own. Nothing
-here knows whose memory it is: *uploads* makes tables and scratch of a framework, *compiled* launches kernels on them.
+here knows whose memory it is: *uploads* makes tables and scratch of a framework.
 """
 
 from __future__ import annotations
@@ -11,24 +11,12 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from thalweg.kernels.triton.rows import COLUMNS, RECORD, SIZE, STATE, Operand, P, Tensor, rows_of, total_kernel
-from thalweg.kernels.triton.stages import BLOCK, WARPS
+from thalweg.kernels.triton.rows import COLUMNS, RECORD, SIZE, STATE, Operand, P, Tensor, rows_of
 
 #: Addresses from which the widest loads can be made are multiples of this.
 ALIGNMENT = 16
 #: The lowest bytes of such addresses.
 ALIGNED = bytes(range(0, 256, ALIGNMENT))
-
-
-def enumerate_pieces(counts: Sequence[int]) -> array[int]:
-    """(owner, piece) for each of so many pieces of each owner."""
-    table, place = array("i", bytes(8 * sum(counts))), 0
-    for owner, count in enumerate(counts):
-        end = place + 2 * count
-        table[place:end:2] = array("i", [owner]) * count
-        table[place + 1 : end : 2] = array("i", range(count))
-        place = end
-    return table
 
 
 def is_aligned(operand: Operand, row: Sequence[int]) -> bool:
@@ -38,27 +26,36 @@ def is_aligned(operand: Operand, row: Sequence[int]) -> bool:
     return all(place % ALIGNMENT == 0 for place in (row[P.value], *state, row[RECORD.value]))
 
 
-class Chunks:
-    """All chunks of some tensors, in tables on the device."""
+class Gradients:
+    """Where gradients are: their addresses on the device, and whether the widest loads can be made from all of them."""
 
-    warps = WARPS
+    def __init__(self, count: int, uploads: Any) -> None:
+        self.count, self.uploads = count, uploads
+        self.gradients = uploads.empty((count,), "int64")
+        #: What copies the addresses of gradients to the device, with those of other tables; None: each by itself.
+        self.moving: Any = None
+        self.grads_aligned = True
+        self.grad_places = array("Q")
 
-    def __init__(self, sizes: Sequence[int], blocks: int, uploads: Any) -> None:
-        """blocks: how many one program goes through in turn."""
-        self.size = BLOCK * blocks
-        pieces = [-(-size // self.size) for size in sizes]
-        self.count = sum(pieces)
-        #: By chunk: whose it is, and which of its owner's.
-        self.given = (uploads.table(enumerate_pieces(pieces), 2),)
-        #: By tensor: where its chunks begin in the list of all, with the end of the last behind them.
-        self.begins = uploads.table(array("i", itertools.accumulate(pieces, initial=0)))
+    def follow_places(self, places: array[int], *, anew: bool = False) -> None:
+        """Note where the gradients are now. anew: whatever was noted last."""
+        # a graph carries its own copy along, which its replays leave in the table
+        is_known = places == self.grad_places and not anew
+        if is_known and not self.uploads.captured and not self.uploads.is_capturing():
+            return
+        self.grad_places, places = places, self.with_slices(places)
+        self.grads_aligned = are_aligned(places)
+        if self.moving is not None:
+            self.moving.note(self, places)
+        else:
+            self.uploads.refill(self.gradients, places.tolist())
 
-    def constants(self, aligned: bool) -> dict[str, int]:
-        """What kernels are compiled for. aligned: whether addresses allow the widest loads."""
-        return dict(ALIGNED=aligned, CHUNK=self.size, BLOCK=BLOCK)
+    def with_slices(self, places: array[int]) -> array[int]:
+        """The addresses of all that has a row, from those of the gradients."""
+        return places
 
 
-class Tables:
+class Tables(Gradients):
     """Rows of some operands."""
 
     def __init__(
@@ -70,18 +67,17 @@ class Tables:
         seed: int,
         uploads: Any,
     ) -> None:
-        self.operands, self.uploads = operands, uploads
         nested = [rows_of(operand, keys, stacked_axes, seed) for operand in operands]
-        self.slices = [len(rows) for rows in nested]
         rows = list(itertools.chain.from_iterable(nested))
-        self.count, self.sizes = len(rows), [row[SIZE.value] for row in rows]
+        super().__init__(len(rows), uploads)
+        self.operands, self.slices = operands, [len(rows) for rows in nested]
+        self.sizes = [row[SIZE.value] for row in rows]
         self.rows = uploads.table(array("q", itertools.chain.from_iterable(rows)), COLUMNS.value)
-        self.gradients = uploads.empty((self.count,), "int64")
-        #: What copies the addresses of gradients to the device, with those of other tables; None: each by itself.
-        self.moving: Any = None
         self.aligned = all(is_aligned(operands[i], row) for i, of_operand in enumerate(nested) for row in of_operand)
-        self.grads_aligned = True
-        self.grad_places = array("Q")
+        #: From one slice of a gradient to the next, in bytes.
+        self.strides = [
+            g.numel() // max(1, slices) * g.element_size() for g, slices in zip(grads, self.slices, strict=True)
+        ]
         self.follow(grads)
 
     def follow(self, grads: Sequence[Tensor], places: array[int] | None = None, *, anew: bool = False) -> None:
@@ -89,37 +85,16 @@ class Tables:
 
         anew: whatever was noted last. A replayed step leaves its own in the table.
         """
-        places = array("Q", [g.data_ptr() for g in grads]) if places is None else places
-        # a graph carries its own copy along, which its replays leave in the table
-        is_known = places == self.grad_places and not anew
-        if is_known and not self.uploads.captured and not self.uploads.is_capturing():
-            return
-        self.grad_places = places
-        if self.count != len(places):
-            slices = [
-                place + i * (g.numel() // slices) * g.element_size()
-                for place, g, slices in zip(places, grads, self.slices, strict=True)
-                for i in range(slices)
-            ]
-            places = array("Q", slices)
-        self.grads_aligned = are_aligned(places)
-        if self.moving is not None:
-            self.moving.note(self, places)
-        else:
-            self.uploads.refill(self.gradients, places.tolist())
+        self.follow_places(array("Q", [g.data_ptr() for g in grads]) if places is None else places, anew=anew)
+
+    def with_slices(self, places: array[int]) -> array[int]:
+        if self.count == len(places):
+            return places
+        parts = zip(places, self.strides, self.slices, strict=True)
+        return array("Q", [place + i * stride for place, stride, slices in parts for i in range(slices)])
 
 
 def are_aligned(addresses: array[int]) -> bool:
     """Whether the widest loads can be made from all of them."""
     lowest = addresses.tobytes()[:: addresses.itemsize]  # GPUs' hosts have the lowest byte first
     return not lowest.translate(None, ALIGNED)
-
-
-def add_up(compiled: Any, partials: Tensor, begins: Tensor, totals: Tensor) -> None:
-    """totals (rows, sums) from partials (sums, chunks)."""
-    rows, sums = totals.shape
-    if rows:
-        arguments = partials, begins, totals, partials.shape[1]
-        stride = totals.stride(0)
-        key = sums, stride
-        compiled.run(total_kernel, (rows, sums), arguments, lambda: dict(SUMS=stride, BLOCK=1024), warps=4, key=key)

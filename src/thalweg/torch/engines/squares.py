@@ -40,7 +40,7 @@ class Squares:
 
     def key(self) -> Hashable:
         """What its launches depend on."""
-        return tuple(table.is_aligned for table in self.tables)
+        return tuple(table.grads_aligned for table in self.tables)
 
     def follow(self, places: array[int]) -> None:
         """Note where the gradients are now."""
