@@ -8,8 +8,8 @@ import math
 import operator
 from array import array
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -18,14 +18,14 @@ from torch import Tensor
 from thalweg.codecs import scale_key
 from thalweg.kernels.products.stacks import allows_tf32
 from thalweg.programs.trace import PARAMETER
-from thalweg.rules import WholeRule
+from thalweg.rules import Direction, WholeRule
 from thalweg.settings import ParameterOptions
-from thalweg.spaces.sharded import Part
+from thalweg.spaces.sharded import Asked, Part
 from thalweg.storage import RECORD
-from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
-from thalweg.torch.engines.protocol import Bucket, Decision, Foreseen, Statistics
+from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
+from thalweg.torch.engines.protocol import Bucket, Foreseen, say_buckets
 from thalweg.torch.engines.repeats import RepeatedStacks
-from thalweg.torch.engines.replay import ArgumentTable, Launches, Recorded, Replay
+from thalweg.torch.engines.replay import ArgumentTable, on_device
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
 from thalweg.torch.engines.triton_whole import (
@@ -36,10 +36,9 @@ from thalweg.torch.engines.triton_whole import (
     WholeLaunch,
     count_stacks,
     refresh_after,
-    step_slot,
 )
-from thalweg.torch.sharding.collectives import Computation, Question, summed
-from thalweg.torch.sharding.owners import MessageCall, Owners, in_turn
+from thalweg.torch.sharding.owners import Begun, Owners, SlotWork, Team
+from thalweg.torch.sharding.stages import Compute, Layout, Reduce, Stage, Statistics, take_turns
 
 #: What a step copies to the device, and its decision.
 BYTES_OF_STEP = 2**14
@@ -53,13 +52,15 @@ class Triton:
     def __init__(self, owners: Owners) -> None:
         """owners: of the optimizer's whole tensors."""
         self.owners = owners
-        #: Runs that a CUDA graph of the user's goes on using.
-        self.captured: list[TritonRun] = []
+        #: Steps that a CUDA graph of the user's goes on using.
+        self.captured: list[TritonStep] = []
         #: Of each lane.
         self.buffers = [ScratchBuffer() for _ in range(LANES)]
 
-    def lay_out(self, buckets: Sequence[Bucket]) -> TritonRun:
-        return TritonRun(self, buckets)
+    def lay_out(self, buckets: Sequence[Bucket]) -> list[Layout]:
+        devices = dict.fromkeys(bucket.params[0].device for bucket in buckets)
+        by_device = [[bucket for bucket in buckets if bucket.params[0].device == device] for device in devices]
+        return [TritonStep(self, alike).layout(alone=len(devices) == 1) for alike in by_device]
 
     def count_temporaries(self, params: Sequence[Foreseen]) -> int:
         whole = [p for p in params if p.setting.rule.needs_whole]
@@ -69,11 +70,12 @@ class Triton:
         pass
 
 
-class TritonRun:
+class TritonStep:
     """Buckets laid out in tables on a GPU, in which only gradients move from step to step."""
 
     def __init__(self, engine: Triton, buckets: Sequence[Bucket]) -> None:
-        self.engine = engine
+        self.engine, self.buckets, self.device = engine, buckets, buckets[0].params[0].device
+        self.handling = buckets[0].setting.handling
         owned = [i for i, bucket in enumerate(buckets) if bucket.parts and isinstance(bucket.setting.rule, WholeRule)]
         slots = engine.owners.divide([outline_of(buckets[i]) for i in owned])
         launches: dict[int, OwnedLaunch] = {}
@@ -100,41 +102,60 @@ class TritonRun:
             for i, name in enumerate(bucket.names)
         }
         self.sharded = any(bucket.parts for bucket in buckets)
-        devices = {launch.device for launch in self.launches}
-        self.moving: ArgumentTable | None = None
+        whole = [launch for launch in self.launches if isinstance(launch, WholeLaunch)]
+        plain = [launch for launch in self.launches if isinstance(launch, Launch)]
+        #: Of shards; those that sum up ask for what they have summed, one after the other.
+        self.sharded = [launch for launch in plain if launch.bucket.parts]
+        self.rounds: list[Iterator[list[Any]]] = []
+        self.sums: list[tuple[Tensor, Any, list[Tensor]]] = []
+        parts = [part for launch in cast(Any, [*plain, *whole]) for part in launch.parts()]
+        tables = [part.passes.tables for part in parts if part.moves]
         #: Of all gradients, in the order of the buckets; None if they are not needed here.
         self.squares: Squares | None = None
+        if not any(bucket.parts for bucket in buckets) and (self.handling.needs_norm or self.handling.may_skip):
+            self.squares = Squares([g for bucket in buckets for g in bucket.grads])
+            tables += self.squares.tables
+        self.moving = ArgumentTable(self.device, tables, len(parts))
+        for place, part in enumerate(parts):
+            part.moving = self.moving, place
         #: Launches of whole tensors, which are prepared together where they repeat, and their places.
-        self.repeats: RepeatedStacks | None = None
+        self.repeats = RepeatedStacks(whole, self.moving) if whole else None
         self.whole = [i for i, launch in enumerate(self.launches) if isinstance(launch, WholeLaunch)]
-        self.replay: Replay | None = None
-        #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
-        self.rounds: Launches | None = None
-        if len(devices) == 1:
-            (device,) = devices
-            whole = [launch for launch in self.launches if isinstance(launch, WholeLaunch)]
-            plain = [launch for launch in self.launches if isinstance(launch, Launch)]
-            parts = [part for launch in cast(Any, [*plain, *whole]) for part in launch.parts()]
-            tables = [part.passes.tables for part in parts if part.moves]
-            handling = buckets[0].setting.handling
-            if not self.sharded and (handling.needs_norm or handling.may_skip):
-                self.squares = Squares([g for bucket in buckets for g in bucket.grads])
-                tables += self.squares.tables
-            self.moving = ArgumentTable(device, tables, len(parts))
-            for place, part in enumerate(parts):
-                part.moving = self.moving, place
-            if whole:
-                self.repeats = RepeatedStacks(whole, self.moving)
-            self.replay = Replay(device)
-        self.measures_gradients = self.squares is not None
-        #: What a GradScaler decides, where recorded steps find it; or what decides when the gradients are measured.
-        self.scale: Tensor | None = None
-        self.allowed: Tensor | None = None
-        self.decision: Decision | None = None
 
-    @property
-    def recorded(self) -> int:
-        return 0 if self.replay is None else sum(isinstance(known, Recorded) for known in self.replay.known.values())
+    def layout(self, *, alone: bool) -> Layout:
+        """alone: whether no other device has launches in this step; several are not recorded, nor measured here."""
+        raises, what = self.handling.on_nonfinite == "raise", say_buckets(self.buckets)
+        read = Compute(f"find the gradients of {what}", self.prepare)
+        step: list[Stage] = []
+        for number in range(max(map(count_rounds, self.sharded), default=0)):
+            step += [
+                self.compute(f"pass {number} over shards: {what}", self.advance, writes=not raises),
+                Reduce(f"sums of pass {number}: {what}", self.ask, writes=not raises),
+            ]
+        if self.sharded:
+            step.append(self.compute(f"what follows from all sums: {what}", self.advance, writes=not raises))
+        for _, slots in itertools.groupby(self.slots, operator.itemgetter(0)):
+            works = [
+                SlotWork(team, *ask_owners(slot, launches), launches=True).stages() for team, slot, launches in slots
+            ]
+            step += take_turns(works)
+        if raises:
+            step.append(self.compute(f"all passes but the last, and a look at that one: {what}", self.measure))
+            step.append(Compute(f"look which steps are finite: {what}", self.look))
+            step.append(self.compute(f"last pass: {what}", self.write, writes=True))
+        else:
+            step.append(self.compute(f"all passes: {what}", self.step, writes=True))
+        step.append(Compute("count the step", self.count_step, writes=True))
+        squares = None if self.squares is None or not alone else self.squares.measure
+        key = self.key if alone and not raises else None
+        return Layout([read], step, self.statistics, self.release, squares, key)
+
+    def compute(self, what: str, run: Callable[[], None], *, writes: bool = False) -> Stage:
+        def run_here() -> None:
+            with on_device(self.device):
+                run()
+
+        return Compute(what, run_here, writes=writes, launches=True)
 
     def launch(self, bucket: Bucket, lanes: Iterator[int]) -> AnyLaunch:
         """lanes: the next ones for small stacks."""
@@ -144,134 +165,118 @@ class TritonRun:
         stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
         return Launch(stepped, pairs)
 
-    def prepare(self, buckets: Sequence[Bucket]) -> None:
-        scale, allowed = buckets[0].grad_scale, buckets[0].allowed
-        self.decision = buckets[0].decision
-        if self.decision is None and self.moving is not None and (scale is not None or allowed is not None):
-            self.scale, self.allowed = held_in(self.scale, scale), held_in(self.allowed, allowed)
-            buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
-        whole, repeated = [buckets[i] for i in self.whole], list[int]()
+    def prepare(self) -> None:
+        """Take the gradients and numbers of a step."""
+        whole, repeated = [self.buckets[i] for i in self.whole], list[int]()
         if self.repeats is not None and all(self.in_place) and self.repeats.prepare(whole):
             repeated = self.whole
-        for i, (launch, bucket) in enumerate(zip(self.launches, buckets, strict=True)):
+        for i, (launch, bucket) in enumerate(zip(self.launches, self.buckets, strict=True)):
             if i not in repeated:
                 places = bucket.addresses if self.in_place[i] else None
                 grads = bucket.grads if places is not None else gradients_of(bucket, self.contiguous[i])
                 launch.prepare(bucket, grads, places)
         if self.repeats is not None and not self.repeats.together:
             self.repeats.note(whole)
-        if self.decision is not None:
-            self.follow_gradients(buckets)
-        if self.moving is not None:
-            self.moving.upload()
-        capturing = is_capturing(self.params[0].device)
-        if capturing and self not in self.engine.captured:
+        if self.squares is not None:
+            self.squares.follow(self.find_gradients())
+        self.moving.upload()
+        if is_capturing(self.device) and self not in self.engine.captured:
             self.engine.captured.append(self)
 
-    def follow_gradients(self, buckets: Sequence[Bucket]) -> None:
-        """Note where the gradients are whose squares are to be found."""
+    def find_gradients(self) -> array[int]:
+        """Where the gradients are."""
         places = array("Q")
-        for launch, bucket, in_place in zip(self.launches, buckets, self.in_place, strict=True):
+        for launch, bucket, in_place in zip(self.launches, self.buckets, self.in_place, strict=True):
             known = bucket.addresses if in_place else None
             places.extend(map(Tensor.data_ptr, launch.grads) if known is None else known)
-        assert self.squares is not None
-        self.squares.follow(places)
-
-    def measure(self, on_nonfinite: str) -> list[Computation]:
-        """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""
-        if self.replay is None or on_nonfinite == "raise":
-            return [self.ask_owners(), *(launch.measure() for launch in self.launches)]
-        self.rounds = self.replay.run(self.launch_all, self.key())
-        return [self.ask()] if self.sharded else []
-
-    def ask(self) -> Computation:
-        """Go on until all is measured; sums are completed in place."""
-        assert self.rounds is not None
-        while True:
-            with on_device(self.launches[0].device):
-                between = next(self.rounds)
-                if between is None:
-                    return
-                if callable(between):
-                    between()
-                    continue
-            whole = yield Question(summed, between)
-            for (figures, _), total in zip(between, whole, strict=True):
-                if total is not figures:
-                    figures.copy_(total)
-
-    def nonfinite(self) -> list[str]:
-        launches = [launch for launch in self.launches if isinstance(launch, Launch)]
-        names = [name for launch in launches for name in launch.bucket.names]
-        flags = torch.cat([launch.finite for launch in launches]).tolist() if launches else []
-        return [name for name, finite in zip(names, flags, strict=True) if not finite]
-
-    def write(self) -> Statistics:
-        if self.rounds is not None:
-            with on_device(self.launches[0].device):
-                for _ in self.rounds:
-                    pass
-        else:
-            for launch in self.launches:
-                with on_device(launch.device):
-                    launch.write()
-        whole = [cast(WholeLaunch, self.launches[i]) for i in self.whole]
-        for device in dict.fromkeys(launch.device for launch in whole):
-            with on_device(device):
-                refresh_after([stack for launch in whole if launch.device == device for stack in launch.stacks])
-        if self.repeats is not None:
-            self.repeats.count_step()
-        else:
-            for launch in whole:
-                launch.count_step()
-        # what was saved for a backward pass is no longer what it was
-        torch.autograd.graph.increment_version(self.params)
-        return self.statistics
+        return places
 
     def key(self) -> Hashable:
         """What all launches depend on beside tables."""
         others = [launch.key() for launch in self.launches if isinstance(launch, Launch)]
-        decided = None
-        if self.decision is not None and self.squares is not None:
-            decided = self.decision.key(), self.squares.key()
         together = None if self.repeats is None else (self.repeats.key(), allows_tf32())
-        return tuple(others), together, decided
+        return tuple(others), together, None if self.squares is None else self.squares.key()
 
-    def launch_all(self) -> Launches:
-        sharded = [launch for launch in self.launches if isinstance(launch, Launch) and launch.bucket.parts]
-        rounds = [(launch.bucket.parts[0], launch.passes.measure(launch.step)) for launch in sharded]
-        while sums := [(part, partial) for part, partials in rounds for partial in next(partials, ())]:
-            yield from complete(sums)
-        yield from self.step_owned()
-        yield None
-        if self.decision is not None and self.squares is not None:
-            self.decision.take(self.squares.measure())
-            self.decision.commit()
+    # ---- shards: sums are completed in place
+
+    def advance(self) -> None:
+        """The next pass over shards: from sums that are complete to the next ones."""
+        for figures, _, tensors in self.sums:
+            for x, total in zip(tensors, figures.split([x.numel() for x in tensors]), strict=True):
+                x.copy_(total.view_as(x))
+        rounds = self.rounds or [launch.passes.measure(launch.step) for launch in self.sharded]
+        together: dict[Hashable, list[Tensor]] = defaultdict(list)
+        for launch, partials in zip(self.sharded, rounds, strict=True):
+            for partial in next(partials, ()):
+                together[launch.bucket.parts[0].across(partial.axes)].append(partial.tensor)
+        self.sums = [
+            (torch.cat([x.reshape(-1) for x in tensors]), groups, tensors) for groups, tensors in together.items()
+        ]
+        self.rounds = rounds if together else []
+
+    def ask(self) -> list[Asked]:
+        return [(figures, cast(Any, groups)) for figures, groups, _ in self.sums]
+
+    # ---- whole tensors and elements
+
+    def measure(self) -> None:
+        """All passes before writing."""
         for launch in self.launches:
-            if launch not in sharded:
-                for _ in launch.measure():
+            if isinstance(launch, Launch) and launch not in self.sharded:
+                for _ in launch.passes.measure(launch.step):
                     pass
+
+    def look(self) -> None:
+        launches = [launch for launch in self.launches if isinstance(launch, Launch)]
+        names = [name for launch in launches for name in launch.bucket.names]
+        flags = torch.cat([launch.finite for launch in launches]).tolist() if launches else []
+        self.buckets[0].table.nonfinite += [name for name, fine in zip(names, flags, strict=True) if not fine]
+
+    def write(self) -> None:
+        for launch in self.launches:
             if not isinstance(launch, WholeLaunch):
                 launch.write()
         write_in_lanes([launch for launch in self.launches if isinstance(launch, WholeLaunch)])
 
-    def step_owned(self) -> Iterator[MessageCall]:
-        """Step whole tensors slot by slot; yields calls that send messages, or wait for them."""
-        for _, slots in itertools.groupby(self.slots, operator.itemgetter(0)):
-            yield from in_turn([step_slot(*slot) for slot in slots])
+    def step(self) -> None:
+        self.measure()
+        self.write()
 
-    def ask_owners(self) -> Computation:
-        """Step whole tensors slot by slot, and send their messages."""
-        for send in self.step_owned():
-            send()
-        yield from ()
+    def count_step(self) -> None:
+        with on_device(self.device):
+            refresh_after([stack for i in self.whole for stack in cast(WholeLaunch, self.launches[i]).stacks])
+        if self.repeats is not None:
+            self.repeats.count_step()
+        # what was saved for a backward pass is no longer what it was
+        torch.autograd.graph.increment_version(self.params)
 
-    def release(self, *, taken: bool) -> None:
-        self.rounds = None
+    def release(self, taken: bool) -> None:
+        self.rounds, self.sums = [], []
         if not taken and self.slots:
             self.engine.owners.forget()
         for launch in self.launches:
             launch.release()
+
+
+def count_rounds(launch: Launch) -> int:
+    """How often the passes of shards sum something that other ranks complete."""
+    passes = launch.passes
+    return sum(map(bool, passes.sums[: passes.last])) + passes.guarded
+
+
+def ask_owners(
+    slot: int, launches: Sequence[OwnedLaunch]
+) -> tuple[Callable[[Team], Begun], str, Callable[[Sequence[Direction]], None]]:
+    """What owners are asked for the members of a slot, and what takes their answers."""
+
+    def begin(team: Team) -> Begun:
+        return team.begin_slot([launch.show(slot) for launch in launches])
+
+    def take(answers: Sequence[Direction]) -> None:
+        for launch, answer in zip(launches, answers, strict=True):
+            launch.take(slot, answer)
+
+    return begin, f"{sum(len(launch.in_slots[slot].members) for launch in launches)} tensors", take
 
 
 def write_in_lanes(launches: Sequence[WholeLaunch]) -> None:
@@ -292,18 +297,6 @@ def write_in_lanes(launches: Sequence[WholeLaunch]) -> None:
                 launch.write()
     for stream in filter(None, streams):
         torch.cuda.current_stream().wait_stream(stream)
-
-
-def complete(sums: Sequence[tuple[Part, Any]]) -> Launches:
-    """Ask for the sums of several launches: those that go over the same ranks as one figure."""
-    together: dict[Hashable, list[Tensor]] = defaultdict(list)
-    for part, partial in sums:
-        together[part.across(partial.axes)].append(partial.tensor)
-    asked: list[Any] = [(torch.cat([x.reshape(-1) for x in tensors]), groups) for groups, tensors in together.items()]
-    yield asked
-    for (figures, _), tensors in zip(asked, together.values(), strict=True):
-        for x, total in zip(tensors, figures.split([x.numel() for x in tensors]), strict=True):
-            x.copy_(total.view_as(x))
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -388,14 +381,13 @@ class Launch:
         #: Gradients are kept until all has been launched: some are copies, whose memory must not be given to others.
         self.grads: Sequence[Tensor] = ()
         self.is_new = True
-        #: The bucket between steps.
-        self.bucket = self.idle = bucket.renewed(grads=(), grad_scale=None, allowed=None)
+        self.bucket = bucket
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None = None) -> None:
         """Take a step's gradients and numbers."""
         for tensor, copy in self.staged:
             copy.copy_(tensor)
-        self.bucket, self.rate = bucket, bucket.rate
+        self.rate = bucket.rate
         self.follow(bucket.setting, grads, places, **bucket.given)
 
     def follow(
@@ -440,19 +432,6 @@ class Launch:
         """What its launches depend on beside tables: how gradients are read, and tensors that may be others."""
         return self.passes.tables.grads_aligned, self.step_places
 
-    def measure(self) -> Computation:
-        """Run all passes before writing; yield the sums to complete over ranks, if the bucket is sharded."""
-        parts, rounds = self.bucket.parts, self.passes.measure(self.step)
-        while (sums := self.after(rounds)) is not None:
-            if parts:
-                whole = yield Question(summed, [(partial.tensor, parts[0].across(partial.axes)) for partial in sums])
-                for partial, total in zip(sums, whole, strict=True):
-                    partial.tensor.copy_(total)
-
-    def after(self, rounds: Iterator[list[Any]]) -> list[Any] | None:
-        with on_device(self.device):
-            return next(rounds, None)
-
     def write(self) -> None:
         self.passes.write(self.step)
         for tensor, copy in self.staged:
@@ -460,7 +439,7 @@ class Launch:
 
     def release(self) -> None:
         """Let go of gradients."""
-        self.grads, self.bucket = (), self.idle
+        self.grads = ()
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""
@@ -475,10 +454,3 @@ class Launch:
 
 def address_of(value: Any) -> Hashable:
     return value.data_ptr() if isinstance(value, Tensor) else value
-
-
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the device that is current, which may be another than the parameters'."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)

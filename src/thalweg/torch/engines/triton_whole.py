@@ -34,8 +34,7 @@ from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import join_memory, stage_shards
 from thalweg.torch.engines.protocol import Bucket, Foreseen, count_largest
 from thalweg.torch.engines.results import request_of
-from thalweg.torch.sharding.collectives import Computation
-from thalweg.torch.sharding.owners import Messages, Owners, Team
+from thalweg.torch.sharding.owners import Owners
 from thalweg.torch.sharding.requests import Request
 from thalweg.torch.stacks import space_of_kernels
 
@@ -165,7 +164,7 @@ class Stack:
         beside = {key: key for key in (RECORD, *self.around)}
         pairs = zip(self.step_counts(), bucket.states, strict=True)
         states = [{"step": step, **pick_entries(s, beside)} for step, s in pairs]
-        return replace(bucket, grads=self.shown[0].unbind(), states=states, setting=self.last_setting, grad_scale=None)
+        return replace(bucket, grads=self.shown[0].unbind(), states=states, setting=self.last_setting)
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
         if bucket.setting is not self.setting:
@@ -322,8 +321,7 @@ class WholeLaunch:
         self.buffer, self.by_elements, self.lane = buffer, by_elements, lane
         self.stacks: list[Stack] = []
         self.grads: Sequence[Tensor] = ()
-        #: The bucket between steps.
-        self.bucket = self.idle = bucket.renewed(grads=(), grad_scale=None, allowed=None)
+        self.bucket = bucket
         self.lay_out(bucket)
 
     def lay_out(self, bucket: Bucket) -> None:
@@ -356,7 +354,7 @@ class WholeLaunch:
 
     def begin(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
         """Take a step's bucket."""
-        self.bucket, self.grads, self.rate = bucket, grads, bucket.rate
+        self.grads, self.rate = grads, bucket.rate
 
     def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
         self.begin(bucket, grads)
@@ -366,16 +364,12 @@ class WholeLaunch:
             known = None if places is None else array("Q", [places[i] for i in members])
             stack.prepare(bucket, [grads[i] for i in members], known)
 
-    def measure(self) -> Computation:
-        """Ask for nothing: sharded tensors go to their owners."""
-        yield from ()
-
     def write(self) -> None:
         for stack in self.stacks:
             stack.write()
 
     def release(self) -> None:
-        self.grads, self.bucket = (), self.idle
+        self.grads = ()
         for stack in self.stacks:
             stack.first.grads = ()
 
@@ -465,13 +459,6 @@ class OwnedLaunch(WholeLaunch):
 
     def write(self) -> None:
         """Do nothing: all was written when it arrived."""
-
-
-def step_slot(team: Team, slot: int, launches: Sequence[OwnedLaunch]) -> Messages:
-    requests = [launch.show(slot) for launch in launches]
-    answers = yield from team.make_in_turn(requests)
-    for launch, answer in zip(launches, answers, strict=True):
-        launch.take(slot, answer)
 
 
 def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
