@@ -268,8 +268,8 @@ class Optimizer(torch.optim.Optimizer):
         """The plan of this step: one that is remembered if it still holds, or else a new one."""
         groups, latest = self.param_groups, self._latest
         # with the same names ranks have agreed on all but options
-        may_hold = latest is not None and self._groups.have_same_names(groups) and self._agreement.holds(groups)
-        if may_hold and latest.bind(self._given(), self.state, self._options):
+        may_hold = self._groups.have_same_names(groups) and self._agreement.holds(groups)
+        if latest is not None and may_hold and latest.bind(self._given(), self.state, self._options):
             return latest
         places = self._look(one_by_one=False)
         present = presence_of(self._groups.params)

@@ -58,10 +58,9 @@ class GradientSquares:
         self.chunks = uploads.table(enumerate_pieces(pieces), 2)
         self.begins = uploads.table(array("i", itertools.accumulate(pieces, initial=0)))
         self.partials, self.totals = uploads.empty((1, sum(pieces))), uploads.empty((self.count, 1))
-        self.uploads, self.is_aligned = uploads, True
-        #: Addresses on the device, and what fills them with those of others; None: they are by themselves.
+        self.uploads, self.grads_aligned = uploads, True
+        #: Addresses on the device.
         self.gradients: Tensor = None
-        self.moving: Any = None
         self.grad_places = array("Q")
 
     def follow(self, places: array[int]) -> None:
@@ -69,13 +68,10 @@ class GradientSquares:
         is_known = places == self.grad_places and not self.uploads.captured and not self.uploads.is_capturing()
         if is_known:
             return
-        self.grad_places, self.is_aligned = places, are_aligned(places)
-        if self.moving is not None:
-            self.moving.note(self, places)
-        else:
-            if self.gradients is None:
-                self.gradients = self.uploads.empty((self.count,), "int64")
-            self.uploads.refill(self.gradients, places.tolist())
+        self.grad_places, self.grads_aligned = places, are_aligned(places)
+        if self.gradients is None:
+            self.gradients = self.uploads.empty((self.count,), "int64")
+        self.uploads.refill(self.gradients, places.tolist())
 
     def measure(self) -> Tensor:
         """The sum of squares of each."""
@@ -85,9 +81,9 @@ class GradientSquares:
                 squares_kernel,
                 (chunks,),
                 (self.sizes, self.gradients, self.chunks, self.partials),
-                lambda: dict(DTYPE=self.dtype, ALIGNED=self.is_aligned, CHUNK=CHUNK, BLOCK=BLOCK),
+                lambda: dict(DTYPE=self.dtype, ALIGNED=self.grads_aligned, CHUNK=CHUNK, BLOCK=BLOCK),
                 warps=WARPS,
-                key=self.is_aligned,
+                key=self.grads_aligned,
             )
         add_up(self.compiled, self.partials, self.begins, self.totals)
         return self.totals[:, 0]

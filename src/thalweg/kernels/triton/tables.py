@@ -77,8 +77,7 @@ class Tables:
         self.count, self.sizes = len(rows), [row[SIZE.value] for row in rows]
         self.rows = uploads.table(array("q", itertools.chain.from_iterable(rows)), COLUMNS.value)
         self.gradients = uploads.empty((self.count,), "int64")
-        #: What copies the addresses of gradients to the device, with those of other tables; None: each by itself.
-        self.moving: Any = None
+        self.gradient_bytes = grads[0].element_size()
         self.aligned = all(is_aligned(operands[i], row) for i, of_operand in enumerate(nested) for row in of_operand)
         self.grads_aligned = True
         self.grad_places = array("Q")
@@ -103,10 +102,7 @@ class Tables:
             ]
             places = array("Q", slices)
         self.grads_aligned = are_aligned(places)
-        if self.moving is not None:
-            self.moving.note(self, places)
-        else:
-            self.uploads.refill(self.gradients, places.tolist())
+        self.uploads.refill(self.gradients, places.tolist())
 
 
 def are_aligned(addresses: array[int]) -> bool:

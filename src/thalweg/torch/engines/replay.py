@@ -28,44 +28,62 @@ WARM, MOST_RECORDED = 3, 4
 
 
 class ArgumentTable:
-    """Addresses of gradients, and rates, of all launches of a run: one table on the host, and one on the device."""
+    """All that moves between steps on one device: addresses of gradients, and rates; copied in one piece."""
 
-    def __init__(self, device: torch.device, tables: Sequence[Any], rates: int) -> None:
-        """tables: of gradients. rates: how many pairs of lr and lr_scale there are."""
+    def __init__(self, device: torch.device, tables: Sequence[tuple[Any, Sequence[int], array[int]]], rates: int):
+        """tables: of gradients, with the place of each row's tensor among all gradients, and where it begins in that.
+
+        rates: how many pairs of lr and lr_scale there are.
+        """
         from thalweg.kernels.triton.uploads import Uploads
 
-        self.places, first = {}, 0
-        for table in tables:
-            self.places[id(table)] = slice(first, first + table.count)
-            first += table.count
-        self.host = array("Q", bytes(8 * (first + rates)))
+        self.order = [i for _, places, _ in tables for i in places]
+        self.offsets = [offset for *_, offsets in tables for offset in offsets]
+        self.is_plain = self.order == list(range(len(self.order))) and not any(self.offsets)
+        self.count = len(self.order)
+        self.host = array("Q", bytes(8 * (self.count + rates)))
         #: The same memory as a tensor: the driver has taken what it copies of it when a copy returns.
         self.view = torch.frombuffer(self.host, dtype=torch.int64)
-        self.first = first
-        self.device = torch.zeros(first + rates, dtype=torch.int64, device=device)
-        self.rates = self.device[first:].view(torch.float32)
+        self.device = torch.zeros(self.count + rates, dtype=torch.int64, device=device)
+        floats = self.device[self.count :].view(torch.float32)
         #: Of each pair, where the device finds it.
-        self.pairs = [(self.rates[2 * i : 2 * i + 1], self.rates[2 * i + 1 : 2 * i + 2]) for i in range(rates)]
+        self.pairs = [(floats[2 * i : 2 * i + 1], floats[2 * i + 1 : 2 * i + 2]) for i in range(rates)]
         self.uploads, self.has_news = Uploads(device), True
-        for table in tables:
-            table.gradients, table.moving = self.device[self.places[id(table)]], self
-            table.grad_places = array("Q")  # to be noted anew
+        self.spans: list[tuple[Any, slice]] = []
+        first = 0
+        for table, places, _ in tables:
+            self.spans.append((table, slice(first, first + len(places))))
+            first += len(places)
+            table.gradients = self.device[self.spans[-1][1]]
+        #: Whether the widest loads can be made of all gradients, or of those of each table.
+        self.alignment: Hashable = None
         self.known = [(0.0, 0.0)] * rates
 
-    def put(self, place: slice, words: array[int]) -> None:
-        if self.host[place] != words:
-            self.host[place] = words
-            self.has_news = True
+    def follow(self, addresses: array[int]) -> None:
+        """Note where the gradients are."""
+        from thalweg.kernels.triton.tables import are_aligned
 
-    def note(self, table: Any, addresses: array[int]) -> None:
-        self.put(self.places[id(table)], addresses)
+        if not self.is_plain:
+            moved = map(operator.add, map(addresses.__getitem__, self.order), self.offsets)
+            addresses = array("Q", moved)
+        if self.alignment is not None and self.host[: self.count] == addresses:
+            return
+        self.host[: self.count] = addresses
+        self.has_news = True
+        are_all = are_aligned(addresses)
+        if are_all and self.alignment is True:
+            return
+        aligned = [are_all or are_aligned(addresses[span]) for _, span in self.spans]
+        for (table, _), is_aligned in zip(self.spans, aligned, strict=True):
+            table.grads_aligned = is_aligned
+        self.alignment = are_all or tuple(aligned)
 
     def rate(self, place: int, lr: float | None, lr_scale: float) -> tuple[Tensor | None, Tensor]:
         """Where the device finds a rate and what multiplies it."""
         pair = 0.0 if lr is None else lr, lr_scale
         if pair != self.known[place]:
             self.known[place] = pair
-            self.host[self.first + place] = int.from_bytes(struct.pack("<2f", *pair), "little")
+            self.host[self.count + place] = int.from_bytes(struct.pack("<2f", *pair), "little")
             self.has_news = True
         rate, scale = self.pairs[place]
         return None if lr is None else rate, scale
@@ -143,7 +161,7 @@ class Recorder:
                     if launches:
                         recorded.stages.append(self.capture(neighbours, pool, is_first=len(recorded.stages) == 1))
                     else:
-                        recorded.stages += [stage.fixed() for stage in neighbours]
+                        recorded.stages.extend([stage.fixed() for stage in neighbours])
         except RuntimeError as error:
             self.works = False
             warn(

@@ -24,17 +24,18 @@ from thalweg.spaces.sharded import Asked, Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
 from thalweg.torch.engines.protocol import Bucket, Foreseen, say_buckets
-from thalweg.torch.engines.repeats import RepeatedStacks
 from thalweg.torch.engines.replay import ArgumentTable, on_device
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
 from thalweg.torch.engines.triton_whole import (
     LANES,
     MOST_IN_LANE,
+    NUMBERED,
     OwnedLaunch,
     ScratchBuffer,
     WholeLaunch,
     count_stacks,
+    count_together,
     refresh_after,
 )
 from thalweg.torch.sharding.owners import Begun, Owners, SlotWork, Team
@@ -42,6 +43,8 @@ from thalweg.torch.sharding.stages import Compute, Layout, Reduce, Stage, Statis
 
 #: What a step copies to the device, and its decision.
 BYTES_OF_STEP = 2**14
+#: Kinds of launches that are numbered at once.
+MOST_NUMBERED = 64
 
 AnyLaunch: TypeAlias = "Launch | WholeLaunch"
 
@@ -81,14 +84,11 @@ class TritonStep:
         launches: dict[int, OwnedLaunch] = {}
         for at, i in enumerate(owned):
             members = {number: slot[at] for number, (_, slot) in enumerate(slots) if at in slot}
-            launches[i] = OwnedLaunch(buckets[i], members, engine.owners, plain_launch)
+            launches[i] = OwnedLaunch(buckets[i], members, engine.owners, Launch)
         lanes = itertools.cycle(range(1, LANES))
         self.launches = [launches.get(i) or self.launch(bucket, lanes) for i, bucket in enumerate(buckets)]
         #: In which whole tensors travel: the team, the number, and launches with something in it.
         self.slots = [(team, n, [launches[owned[at]] for at in slot]) for n, (team, slot) in enumerate(slots)]
-        for launch, bucket in zip(self.launches, buckets, strict=True):
-            if isinstance(launch, WholeLaunch) and launch.is_stale():
-                launch.lay_out(bucket)
         self.params = [p for bucket in buckets for p in bucket.params]
         self.contiguous = [all(map(Tensor.is_contiguous, bucket.params)) for bucket in buckets]
         #: Whether gradients are read where they are, if they are stored like these.
@@ -101,26 +101,41 @@ class TritonStep:
             for bucket, launch in zip(buckets, self.launches, strict=True)
             for i, name in enumerate(bucket.names)
         }
-        self.sharded = any(bucket.parts for bucket in buckets)
-        whole = [launch for launch in self.launches if isinstance(launch, WholeLaunch)]
+        self.whole = [launch for launch in self.launches if isinstance(launch, WholeLaunch)]
+        #: Those of shards, whose sums other ranks complete.
         plain = [launch for launch in self.launches if isinstance(launch, Launch)]
-        #: Of shards; those that sum up ask for what they have summed, one after the other.
         self.sharded = [launch for launch in plain if launch.bucket.parts]
         self.rounds: list[Iterator[list[Any]]] = []
         self.sums: list[tuple[Tensor, Any, list[Tensor]]] = []
-        parts = [part for launch in cast(Any, [*plain, *whole]) for part in launch.parts()]
-        tables = [part.passes.tables for part in parts if part.moves]
         #: Of all gradients, in the order of the buckets; None if they are not needed here.
         self.squares: Squares | None = None
         if not any(bucket.parts for bucket in buckets) and (self.handling.needs_norm or self.handling.may_skip):
             self.squares = Squares([g for bucket in buckets for g in bucket.grads])
-            tables += self.squares.tables
-        self.moving = ArgumentTable(self.device, tables, len(parts))
-        for place, part in enumerate(parts):
-            part.moving = self.moving, place
-        #: Launches of whole tensors, which are prepared together where they repeat, and their places.
-        self.repeats = RepeatedStacks(whole, self.moving) if whole else None
-        self.whole = [i for i, launch in enumerate(self.launches) if isinstance(launch, WholeLaunch)]
+        #: Copies of gradients that lie otherwise, until the step is over.
+        self.copies: list[Sequence[Tensor]] = []
+        #: Numbers of all launches, by what they depend on.
+        self.numbers: dict[Hashable, int] = {}
+        self.make_table()
+
+    def make_table(self) -> None:
+        """Lay out stacks that are not where or what they were, and one table of all that moves."""
+        while stale := [launch for launch in self.whole if launch.is_stale()]:
+            for old in stale:
+                old.lay_out()
+        self.counted = count_together(self.whole)
+        tables, first = [], 0
+        for launch, bucket in zip(self.launches, self.buckets, strict=True):
+            tables += [(table, *rows_of(table, places)) for table, places in launch.tables(first)]
+            first += len(bucket.names)
+        if self.squares is not None:
+            for table, places in zip(self.squares.tables, self.squares.members, strict=True):
+                tables.append((table, places, array("Q", bytes(8 * len(places)))))
+        self.table = ArgumentTable(self.device, tables, len(self.launches) + 1)
+        #: What first parts of rules that need whole tensors read in place of a rate.
+        self.one = self.table.rate(len(self.launches), 1.0, 1.0)
+        #: Of each launch, what it was given last; and the number of all launches, None: it has to be found.
+        self.given: list[tuple[Any, ...]] = [()] * len(self.launches)
+        self.number: int | None = None
 
     def layout(self, *, alone: bool) -> Layout:
         """alone: whether no other device has launches in this step; several are not recorded, nor measured here."""
@@ -161,48 +176,66 @@ class TritonStep:
         """lanes: the next ones for small stacks."""
         if isinstance(bucket.setting.rule, WholeRule):
             lane = next(lanes) if sum(bucket.extents) <= MOST_IN_LANE else 0
-            return WholeLaunch(bucket, self.engine.buffers[lane], plain_launch, lane)
+            return WholeLaunch(bucket, self.engine.buffers[lane], Launch, lane)
         stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
         return Launch(stepped, pairs)
 
     def prepare(self) -> None:
         """Take the gradients and numbers of a step."""
-        whole, repeated = [self.buckets[i] for i in self.whole], list[int]()
-        if self.repeats is not None and all(self.in_place) and self.repeats.prepare(whole):
-            repeated = self.whole
-        for i, (launch, bucket) in enumerate(zip(self.launches, self.buckets, strict=True)):
-            if i not in repeated:
-                places = bucket.addresses if self.in_place[i] else None
-                grads = bucket.grads if places is not None else gradients_of(bucket, self.contiguous[i])
-                launch.prepare(bucket, grads, places)
-        if self.repeats is not None and not self.repeats.together:
-            self.repeats.note(whole)
-        if self.squares is not None:
-            self.squares.follow(self.find_gradients())
-        self.moving.upload()
+        if any(launch.is_stale() for launch in self.whole) or not all(stacks.prepare() for stacks in self.counted):
+            for whole in self.whole:
+                whole.lay_out()
+            self.make_table()
+            for stacks in self.counted:
+                stacks.prepare()
+        for place, (launch, bucket) in enumerate(zip(self.launches, self.buckets, strict=True)):
+            self.take_numbers(place, launch, bucket)
+        self.table.follow(self.find_gradients())
+        self.table.upload()
         if is_capturing(self.device) and self not in self.engine.captured:
             self.engine.captured.append(self)
 
+    def take_numbers(self, place: int, launch: AnyLaunch, bucket: Bucket) -> None:
+        """Give a launch the numbers of a step, where they are not those of the last."""
+        from thalweg.kernels.triton.passes import Step
+
+        lr, launch.rate = bucket.lr, bucket.rate
+        is_here = isinstance(lr, Tensor) and lr.device == self.device
+        rate, scale = self.table.rate(place, None if lr is None or is_here else float(lr), bucket.lr_scale)
+        step = Step(lr if is_here else rate, scale, bucket.grad_scale, bucket.allowed)
+        given = bucket.setting, *step
+        if is_here or not are_the_same(given, self.given[place]):
+            self.given[place], self.number = given, None
+            launch.take(bucket.setting, step, Step(*self.one, step.grad_scale, step.allowed))
+
     def find_gradients(self) -> array[int]:
-        """Where the gradients are."""
-        places = array("Q")
-        for launch, bucket, in_place in zip(self.launches, self.buckets, self.in_place, strict=True):
-            known = bucket.addresses if in_place else None
-            places.extend(map(Tensor.data_ptr, launch.grads) if known is None else known)
-        return places
+        """Where the gradients are; of those that lie otherwise than their parameters, copies."""
+        found = array("Q")
+        for bucket, contiguous, in_place in zip(self.buckets, self.contiguous, self.in_place, strict=True):
+            places = bucket.addresses if in_place else None
+            if places is None:
+                self.copies.append(gradients_of(bucket, contiguous))
+                places = array("Q", map(Tensor.data_ptr, self.copies[-1]))
+            found += places
+        for launch in self.sharded:
+            launch.copy_staged()
+        return found
 
     def key(self) -> Hashable:
         """What all launches depend on beside tables."""
-        others = [launch.key() for launch in self.launches if isinstance(launch, Launch)]
-        together = None if self.repeats is None else (self.repeats.key(), allows_tf32())
-        return tuple(others), together, None if self.squares is None else self.squares.key()
+        due = tuple([stacks.due for stacks in self.counted])
+        if self.number is None:
+            if len(self.numbers) == MOST_NUMBERED:
+                self.numbers.clear()
+            self.number = self.numbers.setdefault(tuple([launch.key() for launch in self.launches]), next(NUMBERED))
+        return self.number, due, self.table.alignment, allows_tf32() if self.whole else None
 
     # ---- shards: sums are completed in place
 
     def advance(self) -> None:
         """The next pass over shards: from sums that are complete to the next ones."""
         for figures, _, tensors in self.sums:
-            for x, total in zip(tensors, figures.split([x.numel() for x in tensors]), strict=True):
+            for x, total in zip(tensors, torch.split(figures, [x.numel() for x in tensors]), strict=True):
                 x.copy_(total.view_as(x))
         rounds = self.rounds or [launch.passes.measure(launch.step) for launch in self.sharded]
         together: dict[Hashable, list[Tensor]] = defaultdict(list)
@@ -243,10 +276,11 @@ class TritonStep:
         self.write()
 
     def count_step(self) -> None:
+        """Do what comes after the launches of a step."""
         with on_device(self.device):
-            refresh_after([stack for i in self.whole for stack in cast(WholeLaunch, self.launches[i]).stacks])
-        if self.repeats is not None:
-            self.repeats.count_step()
+            refresh_after([stack for launch in self.whole for stack in launch.stacks])
+        for stacks in self.counted:
+            stacks.count_step()
         # what was saved for a backward pass is no longer what it was
         torch.autograd.graph.increment_version(self.params)
 
@@ -254,14 +288,13 @@ class TritonStep:
         self.rounds, self.sums = [], []
         if not taken and self.slots:
             self.engine.owners.forget()
-        for launch in self.launches:
-            launch.release()
+        self.copies.clear()
 
 
 def count_rounds(launch: Launch) -> int:
     """How often the passes of shards sum something that other ranks complete."""
     passes = launch.passes
-    return sum(map(bool, passes.sums[: passes.last])) + passes.guarded
+    return sum(map(bool, passes.sums[: passes.last])) + int(passes.guarded)
 
 
 def ask_owners(
@@ -274,7 +307,7 @@ def ask_owners(
 
     def take(answers: Sequence[Direction]) -> None:
         for launch, answer in zip(launches, answers, strict=True):
-            launch.take(slot, answer)
+            launch.receive(slot, answer)
 
     return begin, f"{sum(len(launch.in_slots[slot].members) for launch in launches)} tensors", take
 
@@ -288,7 +321,7 @@ def write_in_lanes(launches: Sequence[WholeLaunch]) -> None:
         by_lane[launch.lane].append(launch)
     streams: list[Any] = [None] * len(by_lane)
     if deferred.get() is not None and len(by_lane) > 1:
-        streams = [torch.cuda.Stream(launches[0].device) for _ in by_lane]  # type: ignore[no-untyped-call]
+        streams = [torch.cuda.Stream(launches[0].bucket.params[0].device) for _ in by_lane]  # type: ignore[no-untyped-call]
         for stream in streams:
             stream.wait_stream(torch.cuda.current_stream())
     for stream, alike in zip(streams, by_lane.values(), strict=True):
@@ -347,99 +380,54 @@ def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:
     return gradients_like(bucket.params, bucket.grads, contiguous)
 
 
-def plain_launch(bucket: Bucket) -> Launch:
-    """The launch of a part of another launch."""
-    return Launch(bucket, [])
+def rows_of(table: Any, places: Sequence[int]) -> tuple[list[int], array[int]]:
+    """The rows of a table of gradients: of each the place of its tensor among all, and where it begins in that."""
+    rows, offsets = list[int](), array("Q")
+    for place, operand, slices in zip(places, table.operands, table.slices, strict=True):
+        rows += [place] * slices
+        offsets.extend(i * (operand.p.numel() // slices) * table.gradient_bytes for i in range(slices))
+    return rows, offsets
 
 
 class Launch:
     """The kernels of one bucket: its passes, and where they read the numbers of a step."""
 
-    #: The numbers of the step, and where they are or what they are.
-    step: Any = None
-    step_places: tuple[Hashable, ...] = ()
-    #: Whether its gradients are others from step to step.
-    moves = True
-    #: What copies addresses and rates to the device, and the place of its rate there; None: each launch has its own.
-    moving: tuple[ArgumentTable, int] | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return cast(torch.device, self.passes.device)
+    def __init__(self, bucket: Bucket, staged: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+        """staged: tensors that are not contiguous, with the copies that are stepped in their place."""
+        self.passes, self.bucket, self.staged = passes_for(bucket), bucket, staged
+        #: The numbers of the step, or where they are.
+        self.step: Any = None
+        self.rate: dict[str, Any] = {}
 
     @property
     def finite(self) -> Tensor:
         """For each parameter whether its step is finite, under a guard."""
         return cast(Tensor, self.passes.finite)
 
-    def __init__(self, bucket: Bucket, staged: Sequence[tuple[Tensor, Tensor]]) -> None:
-        from thalweg.kernels.triton.passes import Step
-
-        self.passes, self.new_step = passes_for(bucket), Step
-        #: Tensors that are not contiguous, with the copies that are stepped in their place.
-        self.staged = staged
-        #: Gradients are kept until all has been launched: some are copies, whose memory must not be given to others.
-        self.grads: Sequence[Tensor] = ()
-        self.is_new = True
-        self.bucket = bucket
-
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None = None) -> None:
-        """Take a step's gradients and numbers."""
+    def copy_staged(self) -> None:
         for tensor, copy in self.staged:
             copy.copy_(tensor)
-        self.rate = bucket.rate
-        self.follow(bucket.setting, grads, places, **bucket.given)
 
-    def follow(
-        self,
-        setting: ParameterOptions,
-        grads: Sequence[Tensor] | None,
-        places: array[int] | None = None,
-        *,
-        lr: Any,
-        lr_scale: float = 1.0,
-        grad_scale: Tensor | None = None,
-        allowed: Tensor | None = None,
-    ) -> None:
-        """Note what kernels are to read.
+    def tables(self, first: int) -> Iterator[tuple[Any, Sequence[int]]]:
+        """The table of gradients, with the places of these among all. first: that of the bucket's first."""
+        yield self.passes.tables, range(first, first + len(self.bucket.names))
 
-        grads: None if they come when it is time to write. places: where they are, if that is known.
-        """
-        if grads is not None:
-            self.grads = grads
-            self.passes.tables.follow(grads, places)
+    def take(self, setting: ParameterOptions, step: Any, _: Any = None) -> None:
+        """Take the numbers of a step."""
         self.passes.follow(setting.stored_rule)
-        scale: Any = lr_scale
-        is_own = isinstance(lr, Tensor) and lr.device == self.passes.device
-        if lr is not None and not is_own:
-            lr = float(lr)
-        if self.moving is not None:
-            moving, place = self.moving
-            rate, scale = moving.rate(place, None if is_own else lr, scale)
-            lr = lr if is_own else rate
-        step = self.new_step(lr, scale, grad_scale, allowed)
-        if is_own or self.step is None or not are_the_same(step, self.step):
-            self.step, self.step_places = step, tuple(map(address_of, step))
-        if self.is_new:
-            self.is_new = False
-            with on_device(self.device):
-                self.passes.prepare(self.step)
-
-    def parts(self) -> list[Launch]:
-        return [self]
+        is_new, self.step = self.step is None, step
+        if is_new:
+            with on_device(self.passes.device):
+                self.passes.prepare(step)
 
     def key(self) -> Hashable:
-        """What its launches depend on beside tables: how gradients are read, and tensors that may be others."""
-        return self.passes.tables.grads_aligned, self.step_places
+        """What its launches depend on beside tables: numbers that may be elsewhere."""
+        return tuple(map(address_of, self.step))
 
     def write(self) -> None:
         self.passes.write(self.step)
         for tensor, copy in self.staged:
             tensor.copy_(copy)
-
-    def release(self) -> None:
-        """Let go of gradients."""
-        self.grads = ()
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""

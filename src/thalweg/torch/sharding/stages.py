@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import chain, compress
 from typing import Any, NamedTuple, TypeAlias
 
@@ -173,7 +173,7 @@ def computations_of(stages: Sequence[Stage]) -> Sequence[Computation]:
     return [each for stage in rounds for each in stage.computations()] if rounds else [one_by_one(stages)]
 
 
-def one_by_one(stages: Sequence[Stage]) -> Iterator[Question]:  # type: ignore[misc]
+def one_by_one(stages: Sequence[Stage]) -> Computation:
     for stage in stages:
         if isinstance(stage, Reduce):
             asked = stage.ask()

@@ -126,7 +126,7 @@ class JointDecision:
     def committing(self, *, launches: bool) -> list[Stage]:
         if not self.is_joint:
             return []
-        stages = [Compute("remember what was decided", self.commit, writes=True, launches=launches)]
+        stages: list[Stage] = [Compute("remember what was decided", self.commit, writes=True, launches=launches)]
         if self.handling.guard:
             stages.append(Compute("warn where all is clipped", self.joint.tell_of_clipping, writes=True))
         return stages
