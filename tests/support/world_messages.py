@@ -79,9 +79,9 @@ def replayed(run: Run, layout: str) -> tuple[int, list[str]]:
     pairs = {name: (local(p), local(got.params[name])) for name, p in launched.params.items()}
     for name, state in launched.states.items():
         pairs |= {f"{name}.{key}": (local(x), local(got.states[name][key])) for key, x in state.items()}
-    runs = [own for step in got.optimizer._plans.values() for own, _ in step.runs]
-    replays = [own.replay for own in runs if getattr(own, "replay", None) is not None]
-    graphs = [len(each.graphs) for replay in replays for each in replay.known.values() if not isinstance(each, int)]
+    recorders = [plan.recorder for plan in got.optimizer._plans.values() if plan.recorder is not None]
+    kinds = [kind for recorder in recorders for kind in recorder.known.values() if not isinstance(kind, int)]
+    graphs = [sum(stage.what.startswith("replay") for stage in kind.stages) for kind in kinds]
     told, others = (outcome.optimizer.stats() for outcome in outcomes)
     differing = [name for name, (one, other) in pairs.items() if not torch.equal(one, other)]
     return max(graphs, default=0), [*differing, *(f"stats of {name}" for name in told if told[name] != others[name])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
 from typing import Any, ClassVar
@@ -23,9 +23,8 @@ from thalweg.settings import ParameterOptions, RuleOptions
 from thalweg.torch import private
 from thalweg.torch.engines.admission import check_code, foresee_engine
 from thalweg.torch.engines.lists import Lists
-from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.native import Native
-from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Foreseen, Statistics
+from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Foreseen
 from thalweg.torch.engines.triton import Triton
 from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if_made_otherwise
 from thalweg.torch.params.checks import NAMES, IdleWatch, warn_if_used_up
@@ -59,18 +58,18 @@ from thalweg.torch.params.states import (
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.shards import local
 from thalweg.torch.sharding.sharing import Sharing
+from thalweg.torch.sharding.stages import Compute
 from thalweg.torch.step.averages import RateWatch, averages_in_place, check_loaded, have_weights, put_in_place, take_out
-from thalweg.torch.step.buckets import Sorter
-from thalweg.torch.step.joint import JointGradient, nonfinite_error
-from thalweg.torch.step.plan import MOST_REMEMBERED, StepPlan, presence_of
+from thalweg.torch.step.buckets import OfGroups, Sorter
+from thalweg.torch.step.joint import MOST_REMEMBERED, JointGradient
+from thalweg.torch.step.plan import Given, StepPlan, presence_of
 
 
-def refuse_capture(buckets: Sequence[Bucket]) -> None:
+def refuse_capture(counted: Bucket) -> None:
     """Refuse to record a step that the host counts in a CUDA graph of the user's: replays would repeat this one."""
-    counted = [bucket for bucket in buckets if bucket.t is not None and bucket.params[0].is_cuda]
-    if counted and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_current_stream_capturing():
         raise OptionError(
-            f"a CUDA graph is being captured, and the host counts the steps of {counted[0].names[0]!r}: replays would "
+            f"a CUDA graph is being captured, and the host counts the steps of {counted.names[0]!r}: replays would "
             "take this one step again and again; construct the optimizer with capturable=True"
         )
 
@@ -163,9 +162,9 @@ class Optimizer(torch.optim.Optimizer):
         """Begin as an optimizer that has taken no step."""
         self._wanted_engine, self._sharing = engine, sharing
         self._engines_used: set[str] = set()
-        self._last: Statistics = {}
-        #: The statistics that were put there last.
-        self._told: list[Statistics] = []
+        self._last: dict[str, Callable[[], dict[str, Any]]] = {}
+        #: The plan whose statistics were put there last.
+        self._told: StepPlan | None = None
         self._sorter = Sorter(engine, sharing)
         self._agreement = Agreement(sharing)
         self._plans: dict[bytes, StepPlan] = {}
@@ -222,22 +221,26 @@ class Optimizer(torch.optim.Optimizer):
     def _step(self, only: tuple[Tensor, ...] | None) -> None:
         self._refuse_in_eval_mode("a step")
         with self._guard():
-            known, self._written = len(self.state), False
+            known, plan = len(self.state), None
             try:
-                buckets, plan = self._plan() if only is None else self._plan_some(only)
-                self._rate_watch.check(buckets)
-                buckets = self._join_gradients(buckets, plan)
-                refuse_capture(buckets)
-                self._engines_used = {bucket.way for bucket in buckets}
-                if buckets:
+                plan = self._plan() if only is None else self._plan_some(only)
+                # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
+                plan.table.scaled_by = getattr(self, "grad_scale", None)
+                plan.table.found_inf = getattr(self, "found_inf", None)
+                self._engines_used = plan.ways
+                if plan.buckets:
                     self._idle_watch.stop()
                 else:
                     self._idle_watch.note_step(self.parameters())
-                self._take(plan, buckets)
-            finally:
-                if not self._written:
+                plan.run()
+            except BaseException:
+                if plan is None or plan.is_new:
                     for p in list(self.state)[known:]:  # what was made for a step that is not taken
                         del self.state[p]
+                raise
+            if plan is not self._told:  # which goes on telling the same
+                self._told = plan
+                self._last.update(plan.statistics)
 
     def _guard(self) -> AbstractContextManager[object]:
         """What is around a step: a lock, and autocast turned off where it is on."""
@@ -250,31 +253,48 @@ class Optimizer(torch.optim.Optimizer):
             stack.enter_context(torch.autocast(device, enabled=False))
         return stack
 
-    def _plan(self) -> tuple[list[Bucket], StepPlan]:
-        """The buckets of this step, and its plan: one that is remembered if it still holds, or else a new one."""
+    def _plan(self) -> StepPlan:
+        """The plan of this step: one that is remembered if it still holds, or else a new one."""
         groups, latest = self.param_groups, self._latest
-        if latest is not None and self._groups.have_same_names(groups):
-            # the same parameters have gradients then: ranks have agreed on all but options
-            known = latest.bind(self._given(), self.state, self._options) if self._agreement.holds(groups) else None
-            if known is not None:
-                return known, latest
+        # with the same names ranks have agreed on all but options
+        may_hold = self._groups.have_same_names(groups) and self._agreement.holds(groups)
+        if latest is not None and may_hold and latest.bind(self._given(), self.state, self._options):
+            return latest
         places = self._look(one_by_one=False)
-        settings = self._groups.current_settings(groups)
         present = presence_of(self._groups.params)
         plan = self._plans.get(present)
-        buckets = None if plan is None else plan.bind(self._given(), self.state, self._options)
-        if plan is None or buckets is None:
-            buckets = self._sorter.sort(self, places, settings)
-            self._joint.share_norms(self.state.values())
+        if plan is None or not plan.bind(self._given(), self.state, self._options):
+            plan = self._lay_out(places, self._groups.current_settings(groups), self._given(), lambda: self.state)
             self._plans.pop(present, None)
-            plan = StepPlan(buckets, self._engines, self._given(), places, self.state, settings)
             self._plans[present] = plan
             if len(self._plans) > MOST_REMEMBERED:
                 del self._plans[next(iter(self._plans))]
         self._latest = plan
-        return buckets, plan
+        return plan
 
-    def _plan_some(self, params: tuple[Tensor, ...]) -> tuple[list[Bucket], StepPlan]:
+    def _lay_out(
+        self,
+        places: Mapping[Tensor, tuple[str, int]],
+        settings: OfGroups[RuleOptions],
+        given: Given,
+        states: Callable[[], Mapping[Tensor, Any]],
+    ) -> StepPlan:
+        """A plan of those that have gradients. settings: of their groups. given, states: what it has to look at."""
+        buckets = self._sorter.sort(self, places, settings)
+        self._joint.share_norms(self.state.values())
+        checks = []
+        if any(getattr(bucket.setting.rule, "schedule_free", False) for bucket in buckets):
+            checks.append(Compute("look for rates that change", functools.partial(self._rate_watch.check, buckets)))
+        if counted := next((bucket for bucket in buckets if bucket.t is not None and bucket.params[0].is_cuda), None):
+            checks.append(Compute("look for a CUDA graph of the user's", functools.partial(refuse_capture, counted)))
+        joint = self._joint.of_plan(
+            buckets,
+            self._in_order(name for bucket in buckets for name in bucket.names),
+            native=self._wanted_engine in ("auto", "fused"),
+        )
+        return StepPlan(buckets, self._engines, given, places, states(), settings, joint, checks)
+
+    def _plan_some(self, params: tuple[Tensor, ...]) -> StepPlan:
         """The same for a step of these alone. Others are looked at when one is stepped again, and not each time."""
         groups, look_again = self.param_groups, not self._stepped.isdisjoint(params)
         have_kept_places = all(self._groups.has_kept_place(groups, p) for p in params)
@@ -295,15 +315,14 @@ class Optimizer(torch.optim.Optimizer):
             return {p: self.state.get(p, {}) for p in params}
 
         plan = self._plans_of_some.get(params)
-        if plan is not None and (buckets := plan.bind([list(params)], states(), options)) is not None:
-            return buckets, plan
+        if plan is not None and plan.bind([list(params)], states(), options):
+            return plan
         settings, _ = options()
-        buckets = self._sorter.sort(self, places, settings)
-        plan = StepPlan(buckets, self._engines, [list(params)], places, states(), settings)
+        plan = self._lay_out(places, settings, [list(params)], states)
         self._plans_of_some[params] = plan
         if len(self._plans_of_some) > len(self._groups.params):
             del self._plans_of_some[next(iter(self._plans_of_some))]
-        return buckets, plan
+        return plan
 
     def _look(self, *, one_by_one: bool) -> dict[Tensor, tuple[str, int]]:
         """Look at all groups, agree with other ranks on what is new, and return the places of parameters."""
@@ -320,37 +339,6 @@ class Optimizer(torch.optim.Optimizer):
     def _options(self) -> tuple[list[RuleOptions], list[tuple[Rate, float]]]:
         """The settings and the rates of all groups."""
         return self._groups.current_settings(self.param_groups), list(map(self._rate, self.param_groups))
-
-    def _take(self, plan: StepPlan, buckets: Sequence[Bucket]) -> None:
-        """Step buckets as one."""
-        on_nonfinite = self.param_groups[0]["on_nonfinite"]
-        looks = on_nonfinite == "raise" and not self._joint.skips_a_spike()
-        total = sum(len(bucket.names) for bucket in buckets)
-        statistics = plan.run(buckets, on_nonfinite, looks=looks, commit=functools.partial(self._commit, total))
-        if not are_the_same(statistics, self._told):  # a run that is taken again goes on telling the same
-            self._told = statistics
-            for by_name in statistics:
-                self._last.update(by_name)
-        self._joint.tell_of_clipping()
-
-    def _commit(self, total: int, nonfinite: Sequence[str]) -> None:
-        """Before anything is written: refuse a step that is not finite. total: how many parameters it steps."""
-        if nonfinite:
-            raise nonfinite_error("the gradient or the update is not finite", self._in_order(nonfinite), total)
-        self._joint.commit()
-        self._written = True
-
-    def _join_gradients(self, buckets: list[Bucket], plan: StepPlan) -> list[Bucket]:
-        """Buckets with what depends on all gradients together."""
-        return self._joint.join(
-            buckets,
-            plan,
-            # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
-            grad_scale=getattr(self, "grad_scale", None),
-            found_inf=getattr(self, "found_inf", None),
-            native=self._wanted_engine in ("auto", "fused"),
-            in_order=self._in_order,
-        )
 
     # ---- groups
 
@@ -538,7 +526,7 @@ class Optimizer(torch.optim.Optimizer):
         self._plans_of_some.clear()
         self._stepped.clear()
         self._latest = None
-        self._last, self._told = {}, []
+        self._last, self._told = {}, None
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
@@ -656,7 +644,8 @@ class Optimizer(torch.optim.Optimizer):
                 return value
             return value.item() if value.numel() == 1 else value.squeeze().cpu()
 
-        by_name = {name: {**self._last[name](), **self._joint.figures} for name in self._in_order(self._last)}
+        last = {name: self._last[name]() for name in self._in_order(self._last)}
+        by_name = {name: {**figures, **self._joint.figures} for name, figures in last.items() if figures}
         return {name: {key: plain(v) for key, v in figures.items()} for name, figures in by_name.items()}
 
     @property

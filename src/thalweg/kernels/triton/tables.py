@@ -32,8 +32,6 @@ class Gradients:
     def __init__(self, count: int, uploads: Any) -> None:
         self.count, self.uploads = count, uploads
         self.gradients = uploads.empty((count,), "int64")
-        #: What copies the addresses of gradients to the device, with those of other tables; None: each by itself.
-        self.moving: Any = None
         self.grads_aligned = True
         self.grad_places = array("Q")
 
@@ -45,10 +43,7 @@ class Gradients:
             return
         self.grad_places, places = places, self.with_slices(places)
         self.grads_aligned = are_aligned(places)
-        if self.moving is not None:
-            self.moving.note(self, places)
-        else:
-            self.uploads.refill(self.gradients, places.tolist())
+        self.uploads.refill(self.gradients, places.tolist())
 
     def with_slices(self, places: array[int]) -> array[int]:
         """The addresses of all that has a row, from those of the gradients."""

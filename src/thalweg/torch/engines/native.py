@@ -7,6 +7,8 @@ import itertools
 import operator
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,12 @@ from thalweg.kernels.cpu.tables import (
     Tables,
 )
 from thalweg.kernels.threads import count_threads, num_threads
+from thalweg.spaces.sharded import Asked
 from thalweg.torch.engines.admission import is_dense
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
-from thalweg.torch.engines.protocol import Bucket, Foreseen, Statistics
+from thalweg.torch.engines.protocol import Bucket, Foreseen, say_buckets
 from thalweg.torch.params.checks import NAMES
-from thalweg.torch.sharding.collectives import Computation, Question, summed
+from thalweg.torch.sharding.stages import Compute, Layout, Reduce, Stage
 
 IS_CPU = operator.attrgetter("is_cpu")
 #: What a thread needs for itself.
@@ -40,10 +43,10 @@ BYTES_OF_THREAD = 2**16
 
 
 class Native:
-    """The native engine of one optimizer. Nothing of it outlives a run."""
+    """The native engine of one optimizer. Nothing of it outlives a plan."""
 
-    def lay_out(self, buckets: Sequence[Bucket]) -> NativeRun:
-        return NativeRun(buckets)
+    def lay_out(self, buckets: Sequence[Bucket]) -> list[Layout]:
+        return [NativeTables(buckets).layout()]
 
     def count_temporaries(self, params: Sequence[Foreseen]) -> int:
         return BYTES_OF_THREAD * num_threads(torch.get_num_threads) + sum(p.table_bytes for p in params)
@@ -52,14 +55,12 @@ class Native:
         pass
 
 
-class NativeRun:
+class NativeTables:
     """Buckets laid out in tables, in which only gradients move from step to step."""
-
-    measures_gradients, recorded = False, 0
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         borrow_torch_threads()
-        self.sharded = any(bucket.parts for bucket in buckets)
+        self.buckets = buckets
         #: Shards that are not contiguous, with the copies that are stepped in their place.
         self.staged: list[tuple[Tensor, Tensor]] = []
         operands: list[Operand] = []
@@ -70,6 +71,7 @@ class NativeRun:
             self.staged += pairs
             self.stepped += stepped.params
             operands += operands_of(stepped, group)
+        #: Kept until they have been read: some are copies.
         self.grads: Sequence[Tensor] = ()
         self.tables = Tables(operands, list(map(options_of, buckets)))
         #: Of all parameters, in the order of the buckets.
@@ -82,90 +84,131 @@ class NativeRun:
         self.counts = Counts([s["step"].data_ptr() for bucket in buckets for s in bucket.states])
         self.num_threads = count_threads(torch.get_num_threads)
         self.last = LastStep()
-        self.statistics: Statistics = {name: functools.partial(self.last.read, i) for i, name in enumerate(self.names)}
         #: For each parameter whether all of its step is finite and allowed; None if no guard asks for it.
         self.finite: list[bool] | None = None
-        #: Whether a GradScaler forbids the step. Without a guard, passes that measure may write state.
-        self.forbidden = False
+        #: Of each bucket of shards, by pass: sums that other ranks complete, and where they are in the registers.
+        self.sums: list[tuple[Tensor, Any]] = []
 
-    def prepare(self, buckets: Sequence[Bucket]) -> None:
-        self.buckets, self.finite = buckets, None
-        addresses = addresses_in(buckets) if self.in_place else None
+    def layout(self) -> Layout:
+        what = say_buckets(self.buckets)
+        read, statistics = Compute(f"find the gradients of {what}", self.follow), self.last.read
+        if any(bucket.parts for bucket in self.buckets):
+            step = [
+                *chain.from_iterable(self.shard_pass(number, what) for number in range(self.tables.rounds)),
+                Compute(f"last pass: {what}", self.write_shards, writes=True),
+            ]
+        elif self.buckets[0].setting.handling.on_nonfinite == "propagate":
+            step = [Compute(f"all passes: {what}", self.step, writes=True)]
+        else:
+            step = [
+                Compute(f"all passes but the last, and a look at that one: {what}", self.measure),
+                Compute(f"last pass of what is finite: {what}", self.write, writes=True),
+            ]
+        return Layout([read], step, {name: partial(statistics, i) for i, name in enumerate(self.names)}, self.release)
+
+    def follow(self) -> None:
+        addresses = addresses_in(self.buckets) if self.in_place else None
         if addresses is None:
-            #: Kept until they have been read: some are copies.
-            self.grads = gradients_like(self.stepped, [g for bucket in buckets for g in bucket.grads], self.contiguous)
+            grads = [g for bucket in self.buckets for g in bucket.grads]
+            self.grads = gradients_like(self.stepped, grads, self.contiguous)
             addresses = array("Q", map(Tensor.data_ptr, self.grads))
         for tensor, copy in self.staged:
             copy.copy_(tensor)
         self.tables.point(addresses)
-        self.tables.fill(list(map(options_of, buckets)), self.num_threads())
+        self.tables.fill(list(map(options_of, self.buckets)), self.num_threads())
 
-    def measure(self, on_nonfinite: str) -> Iterator[Computation]:
-        allowed = not [bucket for bucket in self.buckets if bucket.allowed is not None and not bucket.allowed]
-        self.forbidden = not allowed and on_nonfinite == "propagate"
-        if self.forbidden:
+    def is_allowed(self) -> bool:
+        allowed = self.buckets[0].table.allowed
+        return allowed is None or bool(allowed)
+
+    def step(self) -> None:
+        if self.is_allowed():
+            self.begin_write()
+            self.tables.run(MEASURE, END)
+            self.end_write()
+
+    def measure(self) -> None:
+        self.tables.run(MEASURE, WRITE)
+        allowed = self.is_allowed()
+        self.finite = [allowed and fine for fine in self.tables.finite()]
+        guilty = [name for name, fine in zip(self.names, self.finite, strict=True) if not fine]
+        self.buckets[0].table.nonfinite += guilty
+
+    def write(self) -> None:
+        assert self.finite is not None
+        self.begin_write()
+        self.tables.skip([not fine for fine in self.finite])
+        self.tables.run(WRITE, END)
+        self.end_write()
+
+    def begin_write(self) -> None:
+        # what was saved for a backward pass is no longer what it was; told before the step, which empties the cache
+        torch.autograd.graph.increment_version(self.params)
+        self.counts.advance(self.finite)
+
+    def end_write(self) -> None:
+        for tensor, copy in self.staged:
+            tensor.copy_(copy)
+        self.last.figures = self.tables.figures()
+        self.last.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
+
+    # ---- shards: without a guard, passes that measure may write state
+
+    def shard_pass(self, number: int, what: str) -> list[Stage]:
+        """A pass, its sums over ranks, and what follows from these."""
+        return [
+            Compute(f"pass {number}: {what}", partial(self.sum_up, number), writes=True),
+            Reduce(f"sums of pass {number}: {what}", self.ask, writes=True),
+            Compute(f"what follows from the sums of pass {number}: {what}", partial(self.decide, number), writes=True),
+        ]
+
+    def sum_up(self, number: int) -> None:
+        self.sums = []
+        if not self.is_allowed():
             return
-        if self.sharded:
-            yield self.measure_shards()
-        elif on_nonfinite != "propagate":
-            self.tables.run(MEASURE, WRITE)
-            self.finite = [allowed and fine for fine in self.tables.finite()]
-
-    def measure_shards(self) -> Computation:
-        for number in range(self.tables.rounds):
-            self.tables.run(number, number + 1)
-            yield from self.complete(number)
-
-    def complete(self, number: int) -> Computation:
-        """Make the local sums of a pass those of whole parameters."""
-        registers = torch.frombuffer(self.tables.registers, dtype=torch.float64).view(-1, self.tables.width)
-        asked, places, first = [], [], 0
+        self.tables.run(number, number + 1)
+        registers, first = self.registers(), 0
         for bucket in self.buckets:
             begin, columns = self.tables.spans[first].start, self.tables.places_of_sums(first, number)
             rows, first = slice(begin, begin + len(bucket.params)), first + len(bucket.params)
             if bucket.parts and columns:
                 wide = torch.float64 if bucket.params[0].dtype == torch.float64 else torch.float32
-                places.append((rows, columns))
-                asked.append((registers[rows, columns].to(wide), bucket.parts[0].across(None)))
-        for (rows, columns), whole in zip(places, (yield Question(summed, asked)), strict=True):
-            registers[rows, columns] = whole.double()
-        self.tables.decide(number)
+                self.sums.append((registers[rows, columns].to(wide), (rows, columns, bucket.parts[0].across(None))))
 
-    def nonfinite(self) -> list[str]:
-        finite = self.finite or [True] * len(self.names)
-        return [name for name, fine in zip(self.names, finite, strict=True) if not fine]
+    def registers(self) -> Tensor:
+        return torch.frombuffer(self.tables.registers, dtype=torch.float64).view(-1, self.tables.width)
 
-    def write(self) -> Statistics:
-        if self.forbidden:
-            return {}
-        # what was saved for a backward pass is no longer what it was; told before the step, which empties the cache
-        torch.autograd.graph.increment_version(self.params)
-        self.counts.advance(self.finite)
-        if self.sharded:
+    def ask(self) -> list[Asked]:
+        return [(partial_sums, groups) for partial_sums, (*_, groups) in self.sums]
+
+    def decide(self, number: int) -> None:
+        if self.is_allowed():
+            registers = self.registers()
+            for whole, (rows, columns, _) in self.sums:
+                registers[rows, columns] = whole.double()
+            self.tables.decide(number)
+
+    def write_shards(self) -> None:
+        if self.is_allowed():
+            self.begin_write()
             self.tables.run(REHEARSE, END)
-        elif self.finite is None:
-            self.tables.run(MEASURE, END)
-        else:
-            self.tables.skip([not fine for fine in self.finite])
-            self.tables.run(WRITE, END)
-        for tensor, copy in self.staged:
-            tensor.copy_(copy)
-        self.last.figures = self.tables.figures()
-        self.last.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
-        return self.statistics
+            self.end_write()
 
-    def release(self, *, taken: bool) -> None:
-        self.buckets, self.grads = (), []
+    def release(self, taken: bool) -> None:
+        self.grads, self.finite, self.sums = (), None, []
 
 
 class LastStep:
     """Statistics of the last step of a run; they keep no parameter alive."""
 
-    figures: Figures
+    figures: Figures | None = None
     #: Of each bucket, with the number of its parameters.
     rates: Sequence[tuple[dict[str, Any], int]] = ()
 
     def read(self, index: int) -> dict[str, Any]:
+        """The statistics of a parameter; none where no step was taken yet."""
+        if self.figures is None:
+            return {}
         ends = itertools.accumulate(count for _, count in self.rates)
         rate = next(rate for (rate, _), end in zip(self.rates, ends, strict=True) if index < end)
         return {**rate, **self.figures.read(index, lambda v, s: torch.tensor(v, dtype=torch.float64).reshape(s))}

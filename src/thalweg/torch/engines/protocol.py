@@ -1,11 +1,11 @@
-"""What every engine is given, parameters that are stepped together, and what it does with them in a step."""
+"""What every engine is given: parameters that are stepped together, and what is decided over the whole step."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -18,7 +18,7 @@ from thalweg.rules.entries import Count, Spread
 from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Part
 from thalweg.storage import Kept
-from thalweg.torch.sharding.collectives import Computation
+from thalweg.torch.sharding.stages import Layout
 
 T = TypeVar("T")
 EngineKind: TypeAlias = Literal["lists", "native", "triton"]
@@ -28,22 +28,32 @@ BYTES_OF_TABLE, PART_OF_SUMS = 2048, 1 / 128
 BYTES_OF_LINE, PART_OF_LINES = 64, 1 / 16
 
 
-class Decision(Protocol):
-    """What all gradients of a step decide together."""
+class Table:
+    """What all gradients of a step decide before anything is written; decisions stay where they are in memory."""
 
-    def key(self) -> Hashable:
-        """What its launches depend on."""
+    def __init__(self) -> None:
+        #: What a GradScaler leaves to the step.
+        self.scaled_by: Tensor | None = None
+        self.found_inf: Tensor | None = None
+        #: Multiplies all gradients.
+        self.grad_scale: Tensor | None = None
+        #: Whether the step is taken.
+        self.allowed: Tensor | None = None
+        #: The parameters whose step is not finite, where that is an error.
+        self.nonfinite: list[str] = []
 
-    def take(self, squares: Tensor) -> None:
-        """Decide, by the squares of each gradient."""
+    def release(self) -> None:
+        """Forget what one step alone has."""
+        self.scaled_by = self.found_inf = None
+        self.nonfinite = []
 
-    def commit(self) -> None:
-        """Remember what was decided."""
 
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Bucket:
-    """Parameters that are stepped together: of one group, setting, kind, place, dtype, lr and step."""
+    """Parameters that are stepped together: of one group, setting, kind, place, dtype, lr and step.
+
+    Gradients, their addresses, options, rates and counts are those of the step that is bound.
+    """
 
     names: Sequence[str]
     params: Sequence[Tensor]
@@ -67,12 +77,19 @@ class Bucket:
     parts: Sequence[Part] = ()
     #: Where the gradients are, if they are stored like those that the step was laid out for; None: ask each.
     addresses: array[int] | None = None
-    #: Multiplies all gradients.
-    grad_scale: Tensor | None = None
-    #: Whether the whole step may be taken, where that is decided by all gradients together.
-    allowed: Tensor | None = None
-    #: What decides both when it is time to write, if that is left to a run that measures gradients.
-    decision: Decision | None = None
+    table: Table = field(default_factory=Table)
+
+    @property
+    def grad_scale(self) -> Tensor | None:
+        """Multiplies all gradients."""
+        scale = self.table.grad_scale
+        return None if scale is None else scale.to(self.params[0].device)
+
+    @property
+    def allowed(self) -> Tensor | None:
+        """Whether the whole step may be taken, where that is decided by all gradients together."""
+        allowed = self.table.allowed
+        return None if allowed is None else allowed.to(self.params[0].device)
 
     @property
     def shape(self) -> Shape:
@@ -89,11 +106,9 @@ class Bucket:
         """The step size, as statistics tell it."""
         return {} if self.lr is None else {"lr": self.lr * self.lr_scale}
 
-    def renewed(self, **news: Any) -> Bucket:
-        """The same with some other values, without the time that ``replace`` takes."""
-        same = object.__new__(Bucket)
-        same.__dict__.update(self.__dict__, **news)
-        return same
+    def release(self) -> None:
+        """Keep no gradient alive."""
+        self.grads = ()
 
     def chunks(self, limit: int = CHUNK) -> list[Bucket]:
         """Chunks of at most so many elements, or of a single larger tensor."""
@@ -128,6 +143,20 @@ class Bucket:
             parts=some(self.parts) if self.parts else (),
             addresses=None if self.addresses is None else array("Q", some(self.addresses)),
         )
+
+
+def say_buckets(buckets: Sequence[Bucket]) -> str:
+    """What is stepped, in words: rules, how many tensors, and where these are."""
+    rules = ", ".join(dict.fromkeys(type(bucket.setting.rule).__name__ for bucket in buckets))
+    params = [p for bucket in buckets for p in bucket.params]
+    places = ", ".join(dict.fromkeys(f"{str(p.dtype).removeprefix('torch.')} on {p.device}" for p in params))
+    sharded = ", sharded" * any(bucket.parts for bucket in buckets)
+    return f"{rules}, {count_tensors(params)}, {places}{sharded}"
+
+
+def count_tensors(tensors: Sequence[Tensor]) -> str:
+    elements = sum(map(Tensor.numel, tensors))
+    return f"{len(tensors)} tensor{'s' * (len(tensors) > 1)} ({elements:,} elements)"
 
 
 class Foreseen(NamedTuple):
@@ -172,44 +201,11 @@ def count_largest(needed: Sequence[tuple[Foreseen, int]], chunk: int) -> int:
     return min(sum(sizes), max(0, *sizes, math.ceil(chunk * densest)))
 
 
-#: By name, what gives the statistics of a parameter's last step.
-Statistics: TypeAlias = dict[str, Callable[[], dict[str, Any]]]
-
-
-class Run(Protocol):
-    """Buckets as an engine steps them: laid out once, taken again and again."""
-
-    #: Whether it finds the squares of gradients when it is time to write, for the ``decision`` of its buckets.
-    measures_gradients: bool
-
-    @property
-    def recorded(self) -> int:
-        """How many kinds of its steps are replayed, and not launched kernel by kernel."""
-
-    def prepare(self, buckets: Sequence[Bucket]) -> None:
-        """Take the gradients and numbers of a step; nothing is written."""
-
-    def measure(self, on_nonfinite: str) -> Iterable[Computation]:
-        """All that comes before writing; the computations yield the sums to be completed over ranks.
-
-        on_nonfinite: unless it is "propagate", nothing is written before all is known to be finite.
-        """
-
-    def nonfinite(self) -> list[str]:
-        """The parameters whose step is not finite, after :meth:`measure` with "raise". Waits for the device."""
-
-    def write(self) -> Statistics:
-        """Write parameters and state, in place."""
-
-    def release(self, *, taken: bool) -> None:
-        """Let go of gradients and of what one step alone has. taken: whether it was written."""
-
-
 class Engine(Protocol):
     """An engine of one optimizer, with what outlives the steps that it lays out."""
 
-    def lay_out(self, buckets: Sequence[Bucket]) -> Run:
-        """Lay out the steps of these buckets."""
+    def lay_out(self, buckets: Sequence[Bucket]) -> Sequence[Layout]:
+        """The stages by which these buckets are stepped: of each device, where it makes a difference."""
 
     def count_temporaries(self, params: Sequence[Foreseen]) -> int:
         """Bytes that it needs at most to step these, beside them, their gradients and their state."""

@@ -38,10 +38,6 @@ class Squares:
         if len(self.tables) > 1:
             self.order = torch.tensor([i for members in self.members for i in members]).argsort().to(device)
 
-    def key(self) -> Hashable:
-        """What its launches depend on."""
-        return tuple(table.grads_aligned for table in self.tables)
-
     def follow(self, places: array[int]) -> None:
         """Note where the gradients are now."""
         for table, members in zip(self.tables, self.members, strict=True):

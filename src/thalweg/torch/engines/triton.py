@@ -8,8 +8,8 @@ import math
 import operator
 from array import array
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -18,31 +18,33 @@ from torch import Tensor
 from thalweg.codecs import scale_key
 from thalweg.kernels.products.stacks import allows_tf32
 from thalweg.programs.trace import PARAMETER
-from thalweg.rules import WholeRule
+from thalweg.rules import Direction, WholeRule
 from thalweg.settings import ParameterOptions
-from thalweg.spaces.sharded import Part
+from thalweg.spaces.sharded import Asked, Part
 from thalweg.storage import RECORD
-from thalweg.torch.engines.memory import are_the_same, gradients_like, held_in, stage_shards
-from thalweg.torch.engines.protocol import Bucket, Decision, Foreseen, Statistics
-from thalweg.torch.engines.repeats import RepeatedStacks
-from thalweg.torch.engines.replay import ArgumentTable, Launches, Recorded, Replay
+from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
+from thalweg.torch.engines.protocol import Bucket, Foreseen, say_buckets
+from thalweg.torch.engines.replay import ArgumentTable, on_device
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
 from thalweg.torch.engines.triton_whole import (
     LANES,
     MOST_IN_LANE,
+    NUMBERED,
     OwnedLaunch,
     ScratchBuffer,
     WholeLaunch,
     count_stacks,
+    count_together,
     refresh_after,
-    step_slot,
 )
-from thalweg.torch.sharding.collectives import Computation, Question, summed
-from thalweg.torch.sharding.owners import MessageCall, Owners, in_turn
+from thalweg.torch.sharding.owners import Begun, Owners, SlotWork, Team
+from thalweg.torch.sharding.stages import Compute, Layout, Reduce, Stage, Statistics, take_turns
 
 #: What a step copies to the device, and its decision.
 BYTES_OF_STEP = 2**14
+#: Kinds of launches that are numbered at once.
+MOST_NUMBERED = 64
 
 AnyLaunch: TypeAlias = "Launch | WholeLaunch"
 
@@ -53,13 +55,15 @@ class Triton:
     def __init__(self, owners: Owners) -> None:
         """owners: of the optimizer's whole tensors."""
         self.owners = owners
-        #: Runs that a CUDA graph of the user's goes on using.
-        self.captured: list[TritonRun] = []
+        #: Steps that a CUDA graph of the user's goes on using.
+        self.captured: list[TritonStep] = []
         #: Of each lane.
         self.buffers = [ScratchBuffer() for _ in range(LANES)]
 
-    def lay_out(self, buckets: Sequence[Bucket]) -> TritonRun:
-        return TritonRun(self, buckets)
+    def lay_out(self, buckets: Sequence[Bucket]) -> list[Layout]:
+        devices = dict.fromkeys(bucket.params[0].device for bucket in buckets)
+        by_device = [[bucket for bucket in buckets if bucket.params[0].device == device] for device in devices]
+        return [TritonStep(self, alike).layout(alone=len(devices) == 1) for alike in by_device]
 
     def count_temporaries(self, params: Sequence[Foreseen]) -> int:
         whole = [p for p in params if p.setting.rule.needs_whole]
@@ -69,24 +73,22 @@ class Triton:
         pass
 
 
-class TritonRun:
+class TritonStep:
     """Buckets laid out in tables on a GPU, in which only gradients move from step to step."""
 
     def __init__(self, engine: Triton, buckets: Sequence[Bucket]) -> None:
-        self.engine = engine
+        self.engine, self.buckets, self.device = engine, buckets, buckets[0].params[0].device
+        self.handling = buckets[0].setting.handling
         owned = [i for i, bucket in enumerate(buckets) if bucket.parts and isinstance(bucket.setting.rule, WholeRule)]
         slots = engine.owners.divide([outline_of(buckets[i]) for i in owned])
         launches: dict[int, OwnedLaunch] = {}
         for at, i in enumerate(owned):
             members = {number: slot[at] for number, (_, slot) in enumerate(slots) if at in slot}
-            launches[i] = OwnedLaunch(buckets[i], members, engine.owners, plain_launch)
+            launches[i] = OwnedLaunch(buckets[i], members, engine.owners, Launch)
         lanes = itertools.cycle(range(1, LANES))
         self.launches = [launches.get(i) or self.launch(bucket, lanes) for i, bucket in enumerate(buckets)]
         #: In which whole tensors travel: the team, the number, and launches with something in it.
         self.slots = [(team, n, [launches[owned[at]] for at in slot]) for n, (team, slot) in enumerate(slots)]
-        for launch, bucket in zip(self.launches, buckets, strict=True):
-            if isinstance(launch, WholeLaunch) and launch.is_stale():
-                launch.lay_out(bucket)
         self.params = [p for bucket in buckets for p in bucket.params]
         self.contiguous = [all(map(Tensor.is_contiguous, bucket.params)) for bucket in buckets]
         #: Whether gradients are read where they are, if they are stored like these.
@@ -99,179 +101,215 @@ class TritonRun:
             for bucket, launch in zip(buckets, self.launches, strict=True)
             for i, name in enumerate(bucket.names)
         }
-        self.sharded = any(bucket.parts for bucket in buckets)
-        devices = {launch.device for launch in self.launches}
-        self.moving: ArgumentTable | None = None
+        self.whole = [launch for launch in self.launches if isinstance(launch, WholeLaunch)]
+        #: Those of shards, whose sums other ranks complete.
+        plain = [launch for launch in self.launches if isinstance(launch, Launch)]
+        self.sharded = [launch for launch in plain if launch.bucket.parts]
+        self.rounds: list[Iterator[list[Any]]] = []
+        self.sums: list[tuple[Tensor, Any, list[Tensor]]] = []
         #: Of all gradients, in the order of the buckets; None if they are not needed here.
         self.squares: Squares | None = None
-        #: Launches of whole tensors, which are prepared together where they repeat, and their places.
-        self.repeats: RepeatedStacks | None = None
-        self.whole = [i for i, launch in enumerate(self.launches) if isinstance(launch, WholeLaunch)]
-        self.replay: Replay | None = None
-        #: The launches of a step, where no user is asked on the way; None: each bucket goes by itself.
-        self.rounds: Launches | None = None
-        if len(devices) == 1:
-            (device,) = devices
-            whole = [launch for launch in self.launches if isinstance(launch, WholeLaunch)]
-            plain = [launch for launch in self.launches if isinstance(launch, Launch)]
-            parts = [part for launch in cast(Any, [*plain, *whole]) for part in launch.parts()]
-            tables = [part.passes.tables for part in parts if part.moves]
-            handling = buckets[0].setting.handling
-            if not self.sharded and (handling.needs_norm or handling.may_skip):
-                self.squares = Squares([g for bucket in buckets for g in bucket.grads])
-                tables += self.squares.tables
-            self.moving = ArgumentTable(device, tables, len(parts))
-            for place, part in enumerate(parts):
-                part.moving = self.moving, place
-            if whole:
-                self.repeats = RepeatedStacks(whole, self.moving)
-            self.replay = Replay(device)
-        self.measures_gradients = self.squares is not None
-        #: What a GradScaler decides, where recorded steps find it; or what decides when the gradients are measured.
-        self.scale: Tensor | None = None
-        self.allowed: Tensor | None = None
-        self.decision: Decision | None = None
+        if not any(bucket.parts for bucket in buckets) and (self.handling.needs_norm or self.handling.may_skip):
+            self.squares = Squares([g for bucket in buckets for g in bucket.grads])
+        #: Copies of gradients that lie otherwise, until the step is over.
+        self.copies: list[Sequence[Tensor]] = []
+        #: Numbers of all launches, by what they depend on.
+        self.numbers: dict[Hashable, int] = {}
+        self.make_table()
 
-    @property
-    def recorded(self) -> int:
-        return 0 if self.replay is None else sum(isinstance(known, Recorded) for known in self.replay.known.values())
+    def make_table(self) -> None:
+        """Lay out stacks that are not where or what they were, and one table of all that moves."""
+        while stale := [launch for launch in self.whole if launch.is_stale()]:
+            for old in stale:
+                old.lay_out()
+        self.counted = count_together(self.whole)
+        tables, first = [], 0
+        for launch, bucket in zip(self.launches, self.buckets, strict=True):
+            tables += [(table, *rows_of(table, places)) for table, places in launch.tables(first)]
+            first += len(bucket.names)
+        if self.squares is not None:
+            for table, places in zip(self.squares.tables, self.squares.members, strict=True):
+                tables.append((table, places, array("Q", bytes(8 * len(places)))))
+        self.table = ArgumentTable(self.device, tables, len(self.launches) + 1)
+        #: What first parts of rules that need whole tensors read in place of a rate.
+        self.one = self.table.rate(len(self.launches), 1.0, 1.0)
+        #: Of each launch, what it was given last; and the number of all launches, None: it has to be found.
+        self.given: list[tuple[Any, ...]] = [()] * len(self.launches)
+        self.number: int | None = None
+
+    def layout(self, *, alone: bool) -> Layout:
+        """alone: whether no other device has launches in this step; several are not recorded, nor measured here."""
+        raises, what = self.handling.on_nonfinite == "raise", say_buckets(self.buckets)
+        read = Compute(f"find the gradients of {what}", self.prepare)
+        step: list[Stage] = []
+        for number in range(max(map(count_rounds, self.sharded), default=0)):
+            step += [
+                self.compute(f"pass {number} over shards: {what}", self.advance, writes=not raises),
+                Reduce(f"sums of pass {number}: {what}", self.ask, writes=not raises),
+            ]
+        if self.sharded:
+            step.append(self.compute(f"what follows from all sums: {what}", self.advance, writes=not raises))
+        for _, slots in itertools.groupby(self.slots, operator.itemgetter(0)):
+            works = [
+                SlotWork(team, *ask_owners(slot, launches), launches=True).stages() for team, slot, launches in slots
+            ]
+            step += take_turns(works)
+        if raises:
+            step.append(self.compute(f"all passes but the last, and a look at that one: {what}", self.measure))
+            step.append(Compute(f"look which steps are finite: {what}", self.look))
+            step.append(self.compute(f"last pass: {what}", self.write, writes=True))
+        else:
+            step.append(self.compute(f"all passes: {what}", self.step, writes=True))
+        step.append(Compute("count the step", self.count_step, writes=True))
+        squares = None if self.squares is None or not alone else self.squares.measure
+        key = self.key if alone and not raises else None
+        return Layout([read], step, self.statistics, self.release, squares, key)
+
+    def compute(self, what: str, run: Callable[[], None], *, writes: bool = False) -> Stage:
+        def run_here() -> None:
+            with on_device(self.device):
+                run()
+
+        return Compute(what, run_here, writes=writes, launches=True)
 
     def launch(self, bucket: Bucket, lanes: Iterator[int]) -> AnyLaunch:
         """lanes: the next ones for small stacks."""
         if isinstance(bucket.setting.rule, WholeRule):
             lane = next(lanes) if sum(bucket.extents) <= MOST_IN_LANE else 0
-            return WholeLaunch(bucket, self.engine.buffers[lane], plain_launch, lane)
+            return WholeLaunch(bucket, self.engine.buffers[lane], Launch, lane)
         stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
         return Launch(stepped, pairs)
 
-    def prepare(self, buckets: Sequence[Bucket]) -> None:
-        scale, allowed = buckets[0].grad_scale, buckets[0].allowed
-        self.decision = buckets[0].decision
-        if self.decision is None and self.moving is not None and (scale is not None or allowed is not None):
-            self.scale, self.allowed = held_in(self.scale, scale), held_in(self.allowed, allowed)
-            buckets = [bucket.renewed(grad_scale=self.scale, allowed=self.allowed) for bucket in buckets]
-        whole, repeated = [buckets[i] for i in self.whole], list[int]()
-        if self.repeats is not None and all(self.in_place) and self.repeats.prepare(whole):
-            repeated = self.whole
-        for i, (launch, bucket) in enumerate(zip(self.launches, buckets, strict=True)):
-            if i not in repeated:
-                places = bucket.addresses if self.in_place[i] else None
-                grads = bucket.grads if places is not None else gradients_of(bucket, self.contiguous[i])
-                launch.prepare(bucket, grads, places)
-        if self.repeats is not None and not self.repeats.together:
-            self.repeats.note(whole)
-        if self.decision is not None:
-            self.follow_gradients(buckets)
-        if self.moving is not None:
-            self.moving.upload()
-        capturing = is_capturing(self.params[0].device)
-        if capturing and self not in self.engine.captured:
+    def prepare(self) -> None:
+        """Take the gradients and numbers of a step."""
+        if any(launch.is_stale() for launch in self.whole) or not all(stacks.prepare() for stacks in self.counted):
+            for whole in self.whole:
+                whole.lay_out()
+            self.make_table()
+            for stacks in self.counted:
+                stacks.prepare()
+        for place, (launch, bucket) in enumerate(zip(self.launches, self.buckets, strict=True)):
+            self.take_numbers(place, launch, bucket)
+        self.table.follow(self.find_gradients())
+        self.table.upload()
+        if is_capturing(self.device) and self not in self.engine.captured:
             self.engine.captured.append(self)
 
-    def follow_gradients(self, buckets: Sequence[Bucket]) -> None:
-        """Note where the gradients are whose squares are to be found."""
-        places = array("Q")
-        for launch, bucket, in_place in zip(self.launches, buckets, self.in_place, strict=True):
-            known = bucket.addresses if in_place else None
-            places.extend(map(Tensor.data_ptr, launch.grads) if known is None else known)
-        assert self.squares is not None
-        self.squares.follow(places)
+    def take_numbers(self, place: int, launch: AnyLaunch, bucket: Bucket) -> None:
+        """Give a launch the numbers of a step, where they are not those of the last."""
+        from thalweg.kernels.triton.passes import Step
 
-    def measure(self, on_nonfinite: str) -> list[Computation]:
-        """All passes before writing, unless nothing is asked between them. Without a guard they may write state."""
-        if self.replay is None or on_nonfinite == "raise":
-            return [self.ask_owners(), *(launch.measure() for launch in self.launches)]
-        self.rounds = self.replay.run(self.launch_all, self.key())
-        return [self.ask()] if self.sharded else []
+        lr, launch.rate = bucket.lr, bucket.rate
+        is_here = isinstance(lr, Tensor) and lr.device == self.device
+        rate, scale = self.table.rate(place, None if lr is None or is_here else float(lr), bucket.lr_scale)
+        step = Step(lr if is_here else rate, scale, bucket.grad_scale, bucket.allowed)
+        given = bucket.setting, *step
+        if is_here or not are_the_same(given, self.given[place]):
+            self.given[place], self.number = given, None
+            launch.take(bucket.setting, step, Step(*self.one, step.grad_scale, step.allowed))
 
-    def ask(self) -> Computation:
-        """Go on until all is measured; sums are completed in place."""
-        assert self.rounds is not None
-        while True:
-            with on_device(self.launches[0].device):
-                between = next(self.rounds)
-                if between is None:
-                    return
-                if callable(between):
-                    between()
-                    continue
-            whole = yield Question(summed, between)
-            for (figures, _), total in zip(between, whole, strict=True):
-                if total is not figures:
-                    figures.copy_(total)
-
-    def nonfinite(self) -> list[str]:
-        launches = [launch for launch in self.launches if isinstance(launch, Launch)]
-        names = [name for launch in launches for name in launch.bucket.names]
-        flags = torch.cat([launch.finite for launch in launches]).tolist() if launches else []
-        return [name for name, finite in zip(names, flags, strict=True) if not finite]
-
-    def write(self) -> Statistics:
-        if self.rounds is not None:
-            with on_device(self.launches[0].device):
-                for _ in self.rounds:
-                    pass
-        else:
-            for launch in self.launches:
-                with on_device(launch.device):
-                    launch.write()
-        whole = [cast(WholeLaunch, self.launches[i]) for i in self.whole]
-        for device in dict.fromkeys(launch.device for launch in whole):
-            with on_device(device):
-                refresh_after([stack for launch in whole if launch.device == device for stack in launch.stacks])
-        if self.repeats is not None:
-            self.repeats.count_step()
-        else:
-            for launch in whole:
-                launch.count_step()
-        # what was saved for a backward pass is no longer what it was
-        torch.autograd.graph.increment_version(self.params)
-        return self.statistics
+    def find_gradients(self) -> array[int]:
+        """Where the gradients are; of those that lie otherwise than their parameters, copies."""
+        found = array("Q")
+        for bucket, contiguous, in_place in zip(self.buckets, self.contiguous, self.in_place, strict=True):
+            places = bucket.addresses if in_place else None
+            if places is None:
+                self.copies.append(gradients_of(bucket, contiguous))
+                places = array("Q", map(Tensor.data_ptr, self.copies[-1]))
+            found += places
+        for launch in self.sharded:
+            launch.copy_staged()
+        return found
 
     def key(self) -> Hashable:
         """What all launches depend on beside tables."""
-        others = [launch.key() for launch in self.launches if isinstance(launch, Launch)]
-        decided = None
-        if self.decision is not None and self.squares is not None:
-            decided = self.decision.key(), self.squares.key()
-        together = None if self.repeats is None else (self.repeats.key(), allows_tf32())
-        return tuple(others), together, decided
+        due = tuple([stacks.due for stacks in self.counted])
+        if self.number is None:
+            if len(self.numbers) == MOST_NUMBERED:
+                self.numbers.clear()
+            self.number = self.numbers.setdefault(tuple([launch.key() for launch in self.launches]), next(NUMBERED))
+        return self.number, due, self.table.alignment, allows_tf32() if self.whole else None
 
-    def launch_all(self) -> Launches:
-        sharded = [launch for launch in self.launches if isinstance(launch, Launch) and launch.bucket.parts]
-        rounds = [(launch.bucket.parts[0], launch.passes.measure(launch.step)) for launch in sharded]
-        while sums := [(part, partial) for part, partials in rounds for partial in next(partials, ())]:
-            yield from complete(sums)
-        yield from self.step_owned()
-        yield None
-        if self.decision is not None and self.squares is not None:
-            self.decision.take(self.squares.measure())
-            self.decision.commit()
+    # ---- shards: sums are completed in place
+
+    def advance(self) -> None:
+        """The next pass over shards: from sums that are complete to the next ones."""
+        for figures, _, tensors in self.sums:
+            for x, total in zip(tensors, torch.split(figures, [x.numel() for x in tensors]), strict=True):
+                x.copy_(total.view_as(x))
+        rounds = self.rounds or [launch.passes.measure(launch.step) for launch in self.sharded]
+        together: dict[Hashable, list[Tensor]] = defaultdict(list)
+        for launch, partials in zip(self.sharded, rounds, strict=True):
+            for partial in next(partials, ()):
+                together[launch.bucket.parts[0].across(partial.axes)].append(partial.tensor)
+        self.sums = [
+            (torch.cat([x.reshape(-1) for x in tensors]), groups, tensors) for groups, tensors in together.items()
+        ]
+        self.rounds = rounds if together else []
+
+    def ask(self) -> list[Asked]:
+        return [(figures, cast(Any, groups)) for figures, groups, _ in self.sums]
+
+    # ---- whole tensors and elements
+
+    def measure(self) -> None:
+        """All passes before writing."""
         for launch in self.launches:
-            if launch not in sharded:
-                for _ in launch.measure():
+            if isinstance(launch, Launch) and launch not in self.sharded:
+                for _ in launch.passes.measure(launch.step):
                     pass
+
+    def look(self) -> None:
+        launches = [launch for launch in self.launches if isinstance(launch, Launch)]
+        names = [name for launch in launches for name in launch.bucket.names]
+        flags = torch.cat([launch.finite for launch in launches]).tolist() if launches else []
+        self.buckets[0].table.nonfinite += [name for name, fine in zip(names, flags, strict=True) if not fine]
+
+    def write(self) -> None:
+        for launch in self.launches:
             if not isinstance(launch, WholeLaunch):
                 launch.write()
         write_in_lanes([launch for launch in self.launches if isinstance(launch, WholeLaunch)])
 
-    def step_owned(self) -> Iterator[MessageCall]:
-        """Step whole tensors slot by slot; yields calls that send messages, or wait for them."""
-        for _, slots in itertools.groupby(self.slots, operator.itemgetter(0)):
-            yield from in_turn([step_slot(*slot) for slot in slots])
+    def step(self) -> None:
+        self.measure()
+        self.write()
 
-    def ask_owners(self) -> Computation:
-        """Step whole tensors slot by slot, and send their messages."""
-        for send in self.step_owned():
-            send()
-        yield from ()
+    def count_step(self) -> None:
+        """Do what comes after the launches of a step."""
+        with on_device(self.device):
+            refresh_after([stack for launch in self.whole for stack in launch.stacks])
+        for stacks in self.counted:
+            stacks.count_step()
+        # what was saved for a backward pass is no longer what it was
+        torch.autograd.graph.increment_version(self.params)
 
-    def release(self, *, taken: bool) -> None:
-        self.rounds = None
+    def release(self, taken: bool) -> None:
+        self.rounds, self.sums = [], []
         if not taken and self.slots:
             self.engine.owners.forget()
-        for launch in self.launches:
-            launch.release()
+        self.copies.clear()
+
+
+def count_rounds(launch: Launch) -> int:
+    """How often the passes of shards sum something that other ranks complete."""
+    passes = launch.passes
+    return sum(map(bool, passes.sums[: passes.last])) + int(passes.guarded)
+
+
+def ask_owners(
+    slot: int, launches: Sequence[OwnedLaunch]
+) -> tuple[Callable[[Team], Begun], str, Callable[[Sequence[Direction]], None]]:
+    """What owners are asked for the members of a slot, and what takes their answers."""
+
+    def begin(team: Team) -> Begun:
+        return team.begin_slot([launch.show(slot) for launch in launches])
+
+    def take(answers: Sequence[Direction]) -> None:
+        for launch, answer in zip(launches, answers, strict=True):
+            launch.receive(slot, answer)
+
+    return begin, f"{sum(len(launch.in_slots[slot].members) for launch in launches)} tensors", take
 
 
 def write_in_lanes(launches: Sequence[WholeLaunch]) -> None:
@@ -283,7 +321,7 @@ def write_in_lanes(launches: Sequence[WholeLaunch]) -> None:
         by_lane[launch.lane].append(launch)
     streams: list[Any] = [None] * len(by_lane)
     if deferred.get() is not None and len(by_lane) > 1:
-        streams = [torch.cuda.Stream(launches[0].device) for _ in by_lane]  # type: ignore[no-untyped-call]
+        streams = [torch.cuda.Stream(launches[0].bucket.params[0].device) for _ in by_lane]  # type: ignore[no-untyped-call]
         for stream in streams:
             stream.wait_stream(torch.cuda.current_stream())
     for stream, alike in zip(streams, by_lane.values(), strict=True):
@@ -292,18 +330,6 @@ def write_in_lanes(launches: Sequence[WholeLaunch]) -> None:
                 launch.write()
     for stream in filter(None, streams):
         torch.cuda.current_stream().wait_stream(stream)
-
-
-def complete(sums: Sequence[tuple[Part, Any]]) -> Launches:
-    """Ask for the sums of several launches: those that go over the same ranks as one figure."""
-    together: dict[Hashable, list[Tensor]] = defaultdict(list)
-    for part, partial in sums:
-        together[part.across(partial.axes)].append(partial.tensor)
-    asked: list[Any] = [(torch.cat([x.reshape(-1) for x in tensors]), groups) for groups, tensors in together.items()]
-    yield asked
-    for (figures, _), tensors in zip(asked, together.values(), strict=True):
-        for x, total in zip(tensors, figures.split([x.numel() for x in tensors]), strict=True):
-            x.copy_(total.view_as(x))
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -354,113 +380,54 @@ def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:
     return gradients_like(bucket.params, bucket.grads, contiguous)
 
 
-def plain_launch(bucket: Bucket) -> Launch:
-    """The launch of a part of another launch."""
-    return Launch(bucket, [])
+def rows_of(table: Any, places: Sequence[int]) -> tuple[list[int], array[int]]:
+    """The rows of a table of gradients: of each the place of its tensor among all, and where it begins in that."""
+    rows, offsets = list[int](), array("Q")
+    for place, stride, slices in zip(places, table.strides, table.slices, strict=True):
+        rows += [place] * slices
+        offsets.extend(i * stride for i in range(slices))
+    return rows, offsets
 
 
 class Launch:
     """The kernels of one bucket: its passes, and where they read the numbers of a step."""
 
-    #: The numbers of the step, and where they are or what they are.
-    step: Any = None
-    step_places: tuple[Hashable, ...] = ()
-    #: Whether its gradients are others from step to step.
-    moves = True
-    #: What copies addresses and rates to the device, and the place of its rate there; None: each launch has its own.
-    moving: tuple[ArgumentTable, int] | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return cast(torch.device, self.passes.device)
+    def __init__(self, bucket: Bucket, staged: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+        """staged: tensors that are not contiguous, with the copies that are stepped in their place."""
+        self.passes, self.bucket, self.staged = passes_for(bucket), bucket, staged
+        #: The numbers of the step, or where they are.
+        self.step: Any = None
+        self.rate: dict[str, Any] = {}
 
     @property
     def finite(self) -> Tensor:
         """For each parameter whether its step is finite, under a guard."""
         return cast(Tensor, self.passes.finite)
 
-    def __init__(self, bucket: Bucket, staged: Sequence[tuple[Tensor, Tensor]]) -> None:
-        from thalweg.kernels.triton.passes import Step
-
-        self.passes, self.new_step = passes_for(bucket), Step
-        #: Tensors that are not contiguous, with the copies that are stepped in their place.
-        self.staged = staged
-        #: Gradients are kept until all has been launched: some are copies, whose memory must not be given to others.
-        self.grads: Sequence[Tensor] = ()
-        self.is_new = True
-        #: The bucket between steps.
-        self.bucket = self.idle = bucket.renewed(grads=(), grad_scale=None, allowed=None)
-
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None = None) -> None:
-        """Take a step's gradients and numbers."""
+    def copy_staged(self) -> None:
         for tensor, copy in self.staged:
             copy.copy_(tensor)
-        self.bucket, self.rate = bucket, bucket.rate
-        self.follow(bucket.setting, grads, places, **bucket.given)
 
-    def follow(
-        self,
-        setting: ParameterOptions,
-        grads: Sequence[Tensor] | None,
-        places: array[int] | None = None,
-        *,
-        lr: Any,
-        lr_scale: float = 1.0,
-        grad_scale: Tensor | None = None,
-        allowed: Tensor | None = None,
-    ) -> None:
-        """Note what kernels are to read.
+    def tables(self, first: int) -> Iterator[tuple[Any, Sequence[int]]]:
+        """The table of gradients, with the places of these among all. first: that of the bucket's first."""
+        yield self.passes.tables, range(first, first + len(self.bucket.names))
 
-        grads: None if they come when it is time to write. places: where they are, if that is known.
-        """
-        if grads is not None:
-            self.grads = grads
-            self.passes.tables.follow(grads, places)
+    def take(self, setting: ParameterOptions, step: Any, _: Any = None) -> None:
+        """Take the numbers of a step."""
         self.passes.follow(setting.stored_rule)
-        scale: Any = lr_scale
-        is_own = isinstance(lr, Tensor) and lr.device == self.passes.device
-        if lr is not None and not is_own:
-            lr = float(lr)
-        if self.moving is not None:
-            moving, place = self.moving
-            rate, scale = moving.rate(place, None if is_own else lr, scale)
-            lr = lr if is_own else rate
-        step = self.new_step(lr, scale, grad_scale, allowed)
-        if is_own or self.step is None or not are_the_same(step, self.step):
-            self.step, self.step_places = step, tuple(map(address_of, step))
-        if self.is_new:
-            self.is_new = False
-            with on_device(self.device):
-                self.passes.prepare(self.step)
-
-    def parts(self) -> list[Launch]:
-        return [self]
+        is_new, self.step = self.step is None, step
+        if is_new:
+            with on_device(self.passes.device):
+                self.passes.prepare(step)
 
     def key(self) -> Hashable:
-        """What its launches depend on beside tables: how gradients are read, and tensors that may be others."""
-        return self.passes.tables.grads_aligned, self.step_places
-
-    def measure(self) -> Computation:
-        """Run all passes before writing; yield the sums to complete over ranks, if the bucket is sharded."""
-        parts, rounds = self.bucket.parts, self.passes.measure(self.step)
-        while (sums := self.after(rounds)) is not None:
-            if parts:
-                whole = yield Question(summed, [(partial.tensor, parts[0].across(partial.axes)) for partial in sums])
-                for partial, total in zip(sums, whole, strict=True):
-                    partial.tensor.copy_(total)
-
-    def after(self, rounds: Iterator[list[Any]]) -> list[Any] | None:
-        with on_device(self.device):
-            return next(rounds, None)
+        """What its launches depend on beside tables: numbers that may be elsewhere."""
+        return tuple(map(address_of, self.step))
 
     def write(self) -> None:
         self.passes.write(self.step)
         for tensor, copy in self.staged:
             tensor.copy_(copy)
-
-    def release(self) -> None:
-        """Let go of gradients."""
-        self.grads, self.bucket = (), self.idle
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""
@@ -475,10 +442,3 @@ class Launch:
 
 def address_of(value: Any) -> Hashable:
     return value.data_ptr() if isinstance(value, Tensor) else value
-
-
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the device that is current, which may be another than the parameters'."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from array import array
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -34,14 +33,11 @@ from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import join_memory, stage_shards
 from thalweg.torch.engines.protocol import Bucket, Foreseen, count_largest
 from thalweg.torch.engines.results import request_of
-from thalweg.torch.sharding.collectives import Computation
-from thalweg.torch.sharding.owners import Messages, Owners, Team
+from thalweg.torch.sharding.owners import Owners
 from thalweg.torch.sharding.requests import Request
 from thalweg.torch.stacks import space_of_kernels
 
 NUMBERED = itertools.count()
-#: Addresses that are no longer known.
-UNKNOWN: array[int] = array("Q")
 #: Elements after which what is shown of another tensor may begin.
 ALIGNED = 64
 #: What a library's products need for themselves.
@@ -112,24 +108,19 @@ class Stack:
         self.refreshes_after = rule.refreshes_apart()
         #: The options that the middle part has read: other numbers are another step.
         self.read: set[str] = set()
-        self.after: Mapping[str, float] = {}
         #: What the rule makes of these entries, where recorded steps find it, and their versions then.
         self.derived: dict[str, Tensor] = {}
         self.derives = bool(self.whole_keys)
         self.versions: list[int] = []
         #: On the device, whether the step is taken; None: it is.
         self.allowed: Tensor | None = None
-        #: The step count for random numbers, counts for kernels where the host counts, and what statistics show: where
-        #: replayed steps find them.
-        self.t = torch.zeros((), dtype=torch.int64, device=device) if rule.needs_noise else None
+        #: Counts for kernels where the host counts, and the count for random numbers, which equal stacks share.
         self.steps = None if rule.IN_PARTS else torch.zeros(count, device=device)
-        self.counted = -1
-        count_keys = [*self.counts, *(() if rule.IN_PARTS else ["step"])]
-        self.host_counts = {key: HostCounts([s[key] for s in bucket.states]) for key in count_keys}
+        self.t: Tensor | None = None
+        #: What statistics show, where replayed steps find it.
         self.figures: dict[str, Tensor] = {}
         self.settle(setting)
         self.first, self.last = by_elements(self.for_first(bucket)), by_elements(self.for_last(bucket))
-        self.last.moves = False  # it reads what the middle part has left
 
     def settle(self, setting: ParameterOptions) -> None:
         """Take the options of a step."""
@@ -167,46 +158,20 @@ class Stack:
         beside = {key: key for key in (RECORD, *self.around)}
         pairs = zip(self.step_counts(), bucket.states, strict=True)
         states = [{"step": step, **pick_entries(s, beside)} for step, s in pairs]
-        return replace(bucket, grads=self.shown[0].unbind(), states=states, setting=self.last_setting, grad_scale=None)
+        return replace(bucket, grads=self.shown[0].unbind(), states=states, setting=self.last_setting)
 
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
-        if bucket.setting is not self.setting:
-            self.settle(bucket.setting)
-        self.allowed = bucket.allowed
-        if self.counts:
-            self.decide(bucket.t)
-        if self.t is not None:
-            self.t.fill_(cast(int, bucket.t))
-        if self.steps is not None:
-            if self.counted + 1 != bucket.t:  # else the last step has counted it
-                self.steps.fill_(cast(int, bucket.t) - 1)
-            self.counted = cast(int, bucket.t)
-        self.follow_factors()
-        allowed = bucket.allowed
-        self.first.follow(self.first_setting, grads, places, lr=1.0, grad_scale=bucket.grad_scale, allowed=allowed)
-        self.last.follow(self.last_setting, None, lr=bucket.lr, lr_scale=bucket.lr_scale, allowed=allowed)
+    def take(self, setting: ParameterOptions, step: Any, first: Any) -> None:
+        """Take the numbers of a step. first: those of the first part, which knows no rate."""
+        if setting is not self.setting:
+            self.settle(setting)
+        self.allowed = step.allowed
+        self.first.take(self.first_setting, first)
+        self.last.take(self.last_setting, step._replace(grad_scale=None))
 
-    def identify(self) -> Hashable:
-        """What its launches depend on beside tables."""
+    def key_of_launches(self) -> Hashable:
+        """What its launches depend on beside tables and what is due."""
         numbers = tuple([getattr(self.rule, name) for name in sorted(self.read)])
-        return self.number, self.due, numbers, self.first.key(), self.last.key()
-
-    def decide(self, t: Any) -> None:
-        """By counts that the host keeps: what is due, and what the counts are after the step."""
-        known: Any = {key: self.host_counts[key].read() for key in self.counts}
-        due, self.after = decide_by(self.rule, self.key, known, t)
-        self.take_due(due)
-
-    def count_step(self) -> None:
-        """The step is taken: count it where the host does."""
-        if self.steps is not None:
-            self.host_counts["step"].advance()
-        for key, count in self.after.items():
-            self.host_counts[key].write(count)
-
-    def are_together(self) -> bool:
-        """Whether the host decides the same for all."""
-        return all(self.host_counts[key].read() is not None for key in self.counts)
+        return self.number, numbers, self.first.key(), self.last.key()
 
     def follow_factors(self) -> None:
         """Where the user or a checkpoint has written factors, derive again what the rule derives from them."""
@@ -322,19 +287,89 @@ def refresh_after(stacks: Sequence[Stack], most: int = 2 * FACTORS_CHUNK) -> Non
                 s[key].copy_(x if stack.allowed is None else torch.where(stack.allowed, x, s[key]))
 
 
+class CountedStacks:
+    """Stacks that the host counts alike, and what it decides for them in a step."""
+
+    def __init__(self, bucket: Bucket, counts: Sequence[float]) -> None:
+        """counts: what each entry of state is that the host decides by."""
+        self.setting, self.begun, self.counts = bucket.setting, bucket.t, counts
+        self.buckets: list[Bucket] = []
+        self.stacks: list[Stack] = []
+        self.after: Mapping[str, float] = {}
+        self.due: Any = True
+
+    def finish(self) -> CountedStacks:
+        """All stacks are there."""
+        stack = self.stacks[0]
+        self.keys = stack.counts
+        keys = [*self.keys, *(() if stack.steps is None else ["step"])]
+        self.host_counts = {key: HostCounts([s[key] for x in self.stacks for s in x.states]) for key in keys}
+        #: The count that kernels have of steps, and the one for random numbers.
+        self.counted, self.t = -1, None
+        if stack.rule.needs_noise:
+            self.t = torch.zeros((), dtype=torch.int64, device=stack.scratch.device)
+        for stack in self.stacks:
+            stack.t = self.t
+        return self
+
+    def prepare(self) -> bool:
+        """Decide what is due in this step; False if these stacks are no longer alike."""
+        setting, t = self.buckets[0].setting, self.buckets[0].t
+        if any(bucket.setting is not setting or bucket.t != t for bucket in self.buckets):
+            return False
+        if self.keys:
+            known: Any = {key: self.host_counts[key].read() for key in self.keys}
+            if None in known.values():
+                return False
+            self.due, self.after = decide_by(self.stacks[0].rule, self.stacks[0].key, known, cast(int, t))
+        for stack in self.stacks:
+            stack.take_due(self.due)
+            stack.follow_factors()
+        if self.t is not None:
+            self.t.fill_(cast(int, t))
+        if "step" in self.host_counts:
+            for stack in self.stacks if self.counted + 1 != t else ():  # else the last step has counted it
+                cast(Tensor, stack.steps).fill_(cast(int, t) - 1)
+            self.counted = cast(int, t)
+        return True
+
+    def count_step(self) -> None:
+        """The step is taken: count it where the host does."""
+        allowed = self.buckets[0].allowed if self.host_counts else None
+        if allowed is not None and not allowed:
+            return
+        if "step" in self.host_counts:
+            self.host_counts["step"].advance()
+        for key, count in self.after.items():
+            if count != self.host_counts[key].read():
+                self.host_counts[key].write(count)
+
+
+def count_together(launches: Sequence[WholeLaunch]) -> list[CountedStacks]:
+    """Stacks by what the host decides for them."""
+    together: dict[Hashable, CountedStacks] = {}
+    for launch in launches:
+        for stack in launch.stacks:
+            bucket, counts = launch.bucket, [float(stack.states[0][key]) for key in stack.counts]
+            key = id(bucket.setting), stack.key, bucket.t, *counts
+            counted = together.setdefault(key, CountedStacks(bucket, counts))
+            counted.buckets.append(bucket)
+            counted.stacks.append(stack)
+    return [counted.finish() for counted in together.values()]
+
+
 class WholeLaunch:
     """One bucket of a rule that needs whole tensors."""
 
     def __init__(self, bucket: Bucket, buffer: ScratchBuffer, by_elements: LayOut, lane: int = 0) -> None:
         """lane: buckets of one lane share a buffer, and follow one another."""
-        self.buffer, self.by_elements, self.lane = buffer, by_elements, lane
+        self.buffer, self.by_elements, self.lane, self.bucket = buffer, by_elements, lane, bucket
         self.stacks: list[Stack] = []
-        self.grads: Sequence[Tensor] = ()
-        #: The bucket between steps.
-        self.bucket = self.idle = bucket.renewed(grads=(), grad_scale=None, allowed=None)
-        self.lay_out(bucket)
+        self.rate: dict[str, Any] = {}
+        self.lay_out()
 
-    def lay_out(self, bucket: Bucket) -> None:
+    def lay_out(self) -> None:
+        bucket = self.bucket
         extents, has_factors = bucket.extents, bucket.setting.rule.has_factors
         most = min(self.buffer.most, FACTORS_CHUNK) if has_factors else self.buffer.most
         self.members: list[Sequence[int]] = [
@@ -349,43 +384,25 @@ class WholeLaunch:
 
     def is_stale(self) -> bool:
         """Whether the buffer has been replaced by a larger one since: these stacks are in the old one."""
-        shared = self.buffer.memory.get(self.device)
-        return any(shared is None or stack.scratch.data_ptr() != shared.data_ptr() for stack in self.stacks)
+        shared = self.buffer.memory.get(self.bucket.params[0].device)
+        return shared is None or self.stacks[0].scratch.data_ptr() != shared.data_ptr()
 
-    @property
-    def device(self) -> torch.device:
-        return self.bucket.params[0].device
+    def tables(self, first: int) -> Iterator[tuple[Any, Sequence[int]]]:
+        """Tables of gradients, with the places of these among all. first: that of the bucket's first."""
+        for stack, members in zip(self.stacks, self.members, strict=True):
+            yield stack.first.passes.tables, [first + i for i in members]
 
-    def parts(self) -> list[Any]:
-        return [part for stack in self.stacks for part in (stack.first, stack.last)]
+    def take(self, setting: ParameterOptions, step: Any, first: Any) -> None:
+        """Take the numbers of a step. first: those of first parts."""
+        for stack in self.stacks:
+            stack.take(setting, step, first)
 
     def key(self) -> Hashable:
-        return tuple(stack.identify() for stack in self.stacks)
-
-    def begin(self, bucket: Bucket, grads: Sequence[Tensor]) -> None:
-        """Take a step's bucket."""
-        self.bucket, self.grads, self.rate = bucket, grads, bucket.rate
-
-    def prepare(self, bucket: Bucket, grads: Sequence[Tensor], places: array[int] | None) -> None:
-        self.begin(bucket, grads)
-        if self.is_stale() or not all(stack.are_together() for stack in self.stacks):
-            self.lay_out(bucket)
-        for stack, members in zip(self.stacks, self.members, strict=True):
-            known = None if places is None else array("Q", [places[i] for i in members])
-            stack.prepare(bucket, [grads[i] for i in members], known)
-
-    def measure(self) -> Computation:
-        """Ask for nothing: sharded tensors go to their owners."""
-        yield from ()
+        return tuple([stack.key_of_launches() for stack in self.stacks])
 
     def write(self) -> None:
         for stack in self.stacks:
             stack.write()
-
-    def release(self) -> None:
-        self.grads, self.bucket = (), self.idle
-        for stack in self.stacks:
-            stack.first.grads = ()
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""
@@ -394,13 +411,6 @@ class WholeLaunch:
         count, figures = len(stack.states), stack.figures.items()
         shown = {key: figure.reshape(count, -1, 1, 1)[place] if figure.ndim else figure for key, figure in figures}
         return {**self.rate, **shown}
-
-    def count_step(self) -> None:
-        on_host, allowed = any(stack.host_counts for stack in self.stacks), self.bucket.allowed
-        if not on_host or (allowed is not None and not allowed):
-            return
-        for stack in self.stacks:
-            stack.count_step()
 
 
 class SlotStacks(NamedTuple):
@@ -421,8 +431,9 @@ class OwnedLaunch(WholeLaunch):
         self.owners, self.slots = owners, slots
         super().__init__(bucket, ScratchBuffer(), by_elements)
 
-    def lay_out(self, bucket: Bucket) -> None:
+    def lay_out(self) -> None:
         """Make a stack for each shape in a slot. What is shown is sent or transformed before the next slot is shown."""
+        bucket = self.bucket
         sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in bucket.params]
         memory = self.buffer.reserve(max(sum(sizes[i] for i in members) for members in self.slots.values()), bucket)
         places = {i: place for place, alike in enumerate(bucket.alike()) for i in alike}
@@ -460,7 +471,7 @@ class OwnedLaunch(WholeLaunch):
         rule = cast(WholeRule, bucket.setting.stored_rule)
         return request_of(rule, bucket, [TensorList(shown)], {}, bucket.t or 0, due=True)
 
-    def take(self, slot: int, answer: Direction) -> None:
+    def receive(self, slot: int, answer: Direction) -> None:
         """Write parameters by the directions that owners have answered with."""
         _, stacks, staged = self.in_slots[slot]
         for stack, positions in stacks:
@@ -473,13 +484,6 @@ class OwnedLaunch(WholeLaunch):
 
     def write(self) -> None:
         """Do nothing: all was written when it arrived."""
-
-
-def step_slot(team: Team, slot: int, launches: Sequence[OwnedLaunch]) -> Messages:
-    requests = [launch.show(slot) for launch in launches]
-    answers = yield from team.make_in_turn(requests)
-    for launch, answer in zip(launches, answers, strict=True):
-        launch.take(slot, answer)
 
 
 def pick_entries(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,14 +25,11 @@ from thalweg.torch.sharding.layouts import Block, factor_shapes
 from thalweg.torch.sharding.messages import Reader, pack, show, size_answered, size_shown, unpack
 from thalweg.torch.sharding.requests import Batch, BatchResults, Request
 from thalweg.torch.sharding.shards import MeshGroup
+from thalweg.torch.sharding.stages import Begin, Compute, Stage, take_turns
 from thalweg.torch.stacks import Parts, draw_noise, most_of_stack, space_of_kernels, transform_stacks
 
 #: Ranks that shard a parameter, and those that replicate it.
 TeamKey: TypeAlias = tuple[tuple[MeshGroup, ...], ...]
-#: Sends a message, or waits for one.
-MessageCall: TypeAlias = Callable[[], None]
-#: Yields each message, and goes on when it has arrived; None: a rank that has none to send in its turn.
-Messages: TypeAlias = Iterator[Message | None]
 #: Layouts of messages that are kept: of several slots, with a refresh of factors and without.
 MOST_KEPT = 256
 
@@ -53,24 +49,12 @@ class Owners:
 
     def make(self, requests: Sequence[Request]) -> list[Direction]:
         """Have owners do what is requested; for each request this rank's shards of the results, and of new factors."""
-        making = self.make_in_turn(requests)
-        while True:
-            try:
-                send = next(making)
-            except StopIteration as end:
-                return cast(list[Direction], end.value)
-            send()
-
-    def make_in_turn(self, requests: Sequence[Request]) -> Generator[MessageCall, None, list[Direction]]:
-        """The same; yields calls that send messages, or wait for them, to be made before it goes on.
-
-        Tensors travel in slots: while one is transformed, the next arrives and those before it leave.
-        """
         answers: list[Any] = [None] * len(requests)
         for team, members in self.by_team(requests):
-            slots, team_answers = team.begin([requests[i] for i in members])
-            yield from in_turn(slots)
-            for i, answer in zip(members, team_answers, strict=True):
+            begun = team.begin([requests[i] for i in members])
+            for stage in take_turns([SlotWork(team, slot.again, "").stages() for slot in begun]):
+                stage.run()
+            for i, answer in zip(members, begun[0].answers, strict=True):
                 answers[i] = answer.direction()
         return answers
 
@@ -185,14 +169,7 @@ class Team:
         most = self.slot if self.shards.size > 1 else self.slot // self.replicas.size
         return [[places[at] for at in members] for members in slots_of(sizes, most)]
 
-    def make_in_turn(self, requests: Sequence[Request]) -> Generator[Message | None, None, list[Direction]]:
-        """The answer to each request, from wherever its owners are; yields each message to be sent or waited for."""
-        slots, answers = self.begin(requests)
-        for slot in slots:
-            yield from slot
-        return [answer.direction() for answer in answers]
-
-    def begin(self, requests: Sequence[Request]) -> tuple[list[Messages], list[Answer]]:
+    def begin(self, requests: Sequence[Request]) -> list[Begun]:
         """The slots of some requests, and what they will fill."""
         dtype = widest([request.dtype for request in requests])
         cold = [self.find_cold(request) for request in requests]
@@ -202,7 +179,12 @@ class Team:
                 self.slots.clear()
             self.slots[key] = self.lay_out(requests, cold, dtype)
         answers = [Answer(request) for request in requests]
-        return [self.make_slot(slot, requests, dtype, answers) for slot in self.slots[key]], answers
+        return [Begun(slot, requests, dtype, answers) for slot in self.slots[key]]
+
+    def begin_slot(self, requests: Sequence[Request]) -> Begun:
+        """The same for requests that were divided before, and travel together."""
+        (begun,) = self.begin(requests)
+        return begun
 
     def find_cold(self, request: Request) -> Sequence[bool]:
         """Of each parameter, whether its owner does not have its factors as a whole."""
@@ -236,55 +218,6 @@ class Team:
                     for rank in range(self.shards.size):
                         shown[rank] += size_shown(batch, request, rank)
         return Slot(batches, shown, answered, replicated)
-
-    def make_slot(
-        self, slot: Slot, requests: Sequence[Request], dtype: torch.dtype, answers: Sequence[Answer]
-    ) -> Messages:
-        """Send shards to their owners, transform what this rank owns, send it back, and copy it to other replicas.
-
-        The results that other replicas own arrive from them.
-        """
-        device, ranks = requests[0].tensors[0][0].device, range(self.shards.size)
-        batches = [batch for batch in slot.batches if batch.owner[0] == self.replicas.rank]
-        mine = [batch for batch in batches if batch.owner[1] == self.shards.rank]
-        arriving = None
-        if batches and self.shards.size > 1:
-            outgoing: list[list[Tensor]] = [[] for _ in ranks]
-            for batch in batches:
-                outgoing[batch.owner[1]] += show(batch, requests[batch.request])
-            arriving = self.shards.exchange(outgoing, slot.shown, dtype, device)
-            del outgoing
-        if self.shards.size > 1:
-            yield None if arriving is None else arriving.message
-        # free received messages before sending results
-        results = self.work(mine, requests, [] if arriving is None else read(arriving))
-        self.note_known(batches, requests)
-        if arriving is not None:
-            pieces = [
-                [
-                    piece
-                    for batch, result in zip(mine, results, strict=True)
-                    for piece in pack(batch, requests[batch.request], result, dtype, batch.blocks[rank])
-                ]
-                for rank in ranks
-            ]
-            arriving = self.shards.exchange(pieces, slot.answered, dtype, device)
-            del pieces, results
-            yield arriving.message
-            readers = read(arriving)
-            results = [unpack(b, requests[b.request], readers[b.owner[1]], self.shards.rank) for b in batches]
-        elif self.shards.size > 1:
-            yield None
-        if self.replicas.size > 1:
-            pairs = zip(batches, results, strict=True)
-            piece = [piece for batch, result in pairs for piece in pack(batch, requests[batch.request], result, dtype)]
-            copies = self.replicas.exchange([piece] * self.replicas.size, slot.replicated, dtype, device)
-            del piece, results
-            yield copies.message
-            readers, batches = read(copies), list(slot.batches)
-            results = [unpack(b, requests[b.request], readers[b.owner[0]], self.shards.rank) for b in batches]
-        for batch, result in zip(batches, results, strict=True):
-            answers[batch.request].add(batch, result)
 
     def note_known(self, batches: Sequence[Batch], requests: Sequence[Request]) -> None:
         for batch in batches:
@@ -359,8 +292,145 @@ class Team:
             self.whole[request.names[i]] = {key: stack[place] for key, stack in stacks.items()}
 
 
-def read(exchange: collectives.Exchange) -> list[Reader]:
-    return list(map(Reader, exchange.read()))
+class Begun(NamedTuple):
+    """A slot of a step."""
+
+    slot: Slot
+    requests: Sequence[Request]
+    #: That of its messages.
+    dtype: torch.dtype
+    #: What it fills, for each request.
+    answers: Sequence[Answer]
+
+    def again(self, team: Team) -> Begun:
+        return self
+
+
+class SlotWork:
+    """One slot of a step: shards go to their owners, are transformed there, go back, and are copied to other replicas.
+
+    The results that other replicas own arrive from them.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        begin: Callable[[Team], Begun],
+        what: str,
+        take: Callable[[Sequence[Direction]], None] | None = None,
+        *,
+        launches: bool = False,
+    ) -> None:
+        """begin: makes the requests when their turn has come. take: is given their answers. what: for people.
+
+        launches: whether all that is done beside messages launches kernels.
+        """
+        self.team, self.begin, self.take, self.what, self.launches = team, begin, take, what, launches
+        self.exchange: Any = None
+        self.results: list[BatchResults] = []
+
+    def stages(self) -> list[Stage]:
+        """Arithmetic, and messages between it."""
+        shards, replicas = self.team.shards.size, self.team.replicas.size
+        if shards > 1:
+            stages = [
+                self.compute("show", self.show),
+                Begin(f"shards of {self.what} to their owners", self.message),
+                self.compute("transform", self.send_back),
+                Begin(f"{self.what} back from their owners", self.message),
+                self.compute("take", self.receive),
+            ]
+        else:
+            stages = [self.compute("transform", self.transform)]
+        if replicas > 1:
+            stages += [Begin(f"{self.what} to replicas", self.message), self.compute("take", self.receive_copies)]
+        return stages
+
+    def compute(self, verb: str, run: Callable[[], None]) -> Stage:
+        return Compute(f"{verb} {self.what}", run, writes=self.take is not None, launches=self.launches)
+
+    def message(self) -> Message | None:
+        """That which is sent next; None: this rank has none to send in its turn."""
+        return None if self.exchange is None else self.exchange.message
+
+    def start(self) -> None:
+        self.begun = self.begin(self.team)
+        here = self.team.replicas.rank
+        self.batches = [batch for batch in self.begun.slot.batches if batch.owner[0] == here]
+        self.mine = [batch for batch in self.batches if batch.owner[1] == self.team.shards.rank]
+
+    def pairs(self, batches: Sequence[Batch]) -> Iterator[tuple[Batch, Request]]:
+        return ((batch, self.begun.requests[batch.request]) for batch in batches)
+
+    def send(self, ranks: Ranks, pieces: Sequence[Sequence[Tensor]], incoming: Sequence[int]) -> None:
+        device = self.begun.requests[0].tensors[0][0].device
+        self.exchange = ranks.exchange(pieces, incoming, self.begun.dtype, device)
+
+    def read(self) -> list[Reader]:
+        return [] if self.exchange is None else list(map(Reader, self.exchange.read()))
+
+    def show(self) -> None:
+        self.start()
+        self.exchange = None
+        if self.batches:
+            outgoing: list[list[Tensor]] = [[] for _ in range(self.team.shards.size)]
+            for batch, request in self.pairs(self.batches):
+                outgoing[batch.owner[1]] += show(batch, request)
+            self.send(self.team.shards, outgoing, self.begun.slot.shown)
+
+    def work(self) -> None:
+        # free received messages before sending results
+        self.results = self.team.work(self.mine, self.begun.requests, self.read())
+        self.team.note_known(self.batches, self.begun.requests)
+
+    def send_back(self) -> None:
+        self.work()
+        if self.batches:
+            pieces = [
+                [
+                    piece
+                    for (batch, request), result in zip(self.pairs(self.mine), self.results, strict=True)
+                    for piece in pack(batch, request, result, self.begun.dtype, batch.blocks[rank])
+                ]
+                for rank in range(self.team.shards.size)
+            ]
+            self.results = []
+            self.send(self.team.shards, pieces, self.begun.slot.answered)
+
+    def receive(self) -> None:
+        if self.batches:
+            readers, rank = self.read(), self.team.shards.rank
+            self.results = [unpack(b, request, readers[b.owner[1]], rank) for b, request in self.pairs(self.batches)]
+        self.send_copies()
+
+    def transform(self) -> None:
+        self.start()
+        self.exchange = None
+        self.work()
+        self.send_copies()
+
+    def send_copies(self) -> None:
+        if self.team.replicas.size == 1:
+            self.finish(self.batches)
+            return
+        pairs = zip(self.pairs(self.batches), self.results, strict=True)
+        piece = [piece for pair, result in pairs for piece in pack(*pair, result, self.begun.dtype)]
+        self.results = []
+        self.send(self.team.replicas, [piece] * self.team.replicas.size, self.begun.slot.replicated)
+
+    def receive_copies(self) -> None:
+        readers, rank, batches = self.read(), self.team.shards.rank, self.begun.slot.batches
+        self.results = [unpack(b, request, readers[b.owner[0]], rank) for b, request in self.pairs(batches)]
+        self.finish(batches)
+
+    def finish(self, batches: Sequence[Batch]) -> None:
+        answers, results = self.begun.answers, self.results
+        self.exchange, self.results = None, []
+        del self.begun
+        for batch, result in zip(batches, results, strict=True):
+            answers[batch.request].add(batch, result)
+        if self.take is not None:
+            self.take([answer.direction() for answer in answers])
 
 
 def facts_of(request: Request, cold: Sequence[bool]) -> Hashable:
@@ -388,37 +458,6 @@ class Answer(Parts):
 
     def add(self, batch: Batch, result: BatchResults) -> None:
         self.take(batch.members, Direction(result.tensors, dict(result.figures), dict(result.factors)))
-
-
-def in_turn(slots: Sequence[Messages]) -> Iterator[MessageCall]:
-    """Advance each slot to its next message before those that began earlier; all ranks in the same order.
-
-    Yields calls that send messages, or wait for them, to be made before it goes on.
-    """
-    running: list[tuple[Messages, Message | None]] = []
-    waiting, due = list(reversed(slots)), list[MessageCall]()
-    while running or waiting:
-        begun, running = [*([(waiting.pop(), None)] if waiting else []), *running], []
-        for slot, message in begun:
-            if message is not None:
-                due.append(message.wait)
-            if due:
-                yield partial(do_all, due)
-                due = []
-            message = next(slot, DONE)
-            if message is not DONE:
-                running.append((slot, message))
-            if isinstance(message, Message):
-                due.append(message.begin)
-
-
-def do_all(calls: Sequence[MessageCall]) -> None:
-    for call in calls:
-        call()
-
-
-#: What a slot yields after its last message.
-DONE: Any = object()
 
 
 def noise_of(request: Request, index: int, x: Tensor) -> Tensor:

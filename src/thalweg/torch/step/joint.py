@@ -15,14 +15,17 @@ from thalweg.kernels.threads import num_threads
 from thalweg.rules.spikes import SpikeCheck, judge, warn_if_clipped
 from thalweg.settings import Handling
 from thalweg.spaces import torch as single
+from thalweg.spaces.sharded import Asked
 from thalweg.spaces.torch_sums import squares_of_each
 from thalweg.storage import SPIKES
 from thalweg.torch.engines.memory import held_in
 from thalweg.torch.engines.native import addresses_in, squares_for
-from thalweg.torch.engines.protocol import Bucket, Decision
+from thalweg.torch.engines.protocol import Bucket, Table
 from thalweg.torch.engines.squares import Squares, squares_by_kernels
-from thalweg.torch.sharding.collectives import summed
-from thalweg.torch.step.plan import MOST_REMEMBERED, StepPlan
+from thalweg.torch.sharding.stages import Compute, Reduce, Stage
+
+#: Plans for steps of different parameters that are remembered at once: experts and adversaries take turns.
+MOST_REMEMBERED = 8
 
 
 class Outcome(NamedTuple):
@@ -67,71 +70,172 @@ def decide(
     return Outcome(scale, functools.reduce(torch.logical_and, guards) if guards else None, finite, judgement)
 
 
-class JointDecision(Decision):
-    """What the gradients of a run's steps decide, in memory that stays where it is: recorded steps find it there."""
+class Verdict:
+    """What the gradients of some parameters have decided last; it keeps none of them alive."""
 
-    def __init__(self, joint: JointGradient, names: Sequence[str]) -> None:
-        self.joint, self.names = joint, names
-        self.unscale: Tensor | None = None
-        self.guard: Tensor | None = None
-        self.scale: Tensor | None = None
-        self.allowed: Tensor | None = None
-        self.finite: Tensor | None = None
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
         #: Of each gradient: the number of the skipped step in which it was last not finite, from 1; 0: in none.
         self.guilty: Tensor | None = None
         self.judgement: SpikeCheck | None = None
-        #: What sums the squares of gradients on the CPU, as long as the plan holds.
-        self.table: Any = None
 
-    def squares(self, buckets: Sequence[Bucket], every: Sequence[Tensor]) -> Tensor | None:
-        """By native code, the sum of squares of each gradient on the CPU; None if it cannot tell."""
-        addresses = addresses_in(buckets)
-        if addresses is None or self.table is None:
-            self.table, addresses = squares_for(every), array("Q", map(Tensor.data_ptr, every))
-        if self.table is None:
-            return None
-        return torch.tensor(self.table.measure(addresses, num_threads(torch.get_num_threads)), dtype=torch.float64)
 
-    def ask(self, handling: Handling, unscale: Tensor | None, allowed: Tensor | None, device: torch.device) -> None:
-        """Take the numbers of a step."""
-        self.handling, spikes, may_skip = handling, handling.guard, handling.may_skip
-        self.unscale, self.guard = held_in(self.unscale, unscale), held_in(self.guard, allowed)
+class JointDecision:
+    """What the gradients of a plan's steps decide, in memory that stays where it is: recorded steps find it there."""
+
+    def __init__(self, joint: JointGradient, buckets: Sequence[Bucket], order: Sequence[str], *, native: bool) -> None:
+        """order: names as groups have them. native: whether code of ours may sum up gradients."""
+        self.joint, self.buckets, self.table, self.native = joint, buckets, Table(), native
+        for bucket in buckets:
+            bucket.table = self.table
+        self.order, self.names = order, [name for bucket in buckets for name in bucket.names]
+        self.handling, self.device = buckets[0].setting.handling, buckets[0].params[0].device
+        #: Whether gradients decide anything, and not a GradScaler alone.
+        self.is_joint = self.handling.needs_norm or self.handling.may_skip
+        self.unscale: Tensor | None = None
+        self.guard: Tensor | None = None
+        self.finite: Tensor | None = None
+        self.verdict = Verdict(self.names)
+        #: By bucket, the sums of squares of gradients; and what makes them on the CPU, as long as the plan holds.
+        self.squares: Sequence[Tensor] = ()
+        self.sums: Any = None
+
+    # ---- as stages
+
+    def taking_numbers(self) -> Stage:
+        return Compute("take what a GradScaler leaves to the step", self.take_numbers)
+
+    def stages(self) -> list[Stage]:
+        """Where the host waits for what is decided."""
+        if not self.is_joint:
+            return []
+        stages: list[Stage] = [Compute(f"squares of {len(self.names)} gradients", self.measure)]
+        if any(bucket.parts for bucket in self.buckets):
+            stages.append(Reduce("squares of gradients", self.ask))
+        return [*stages, Compute(f"decide: {self.say_limits()}", self.decide)]
+
+    def launches(self, measure: Callable[[], Tensor]) -> list[Stage]:
+        """The same by launches alone. measure: finds the squares of all gradients."""
+
+        def decide() -> None:
+            self.take(measure())
+
+        what = f"squares of {len(self.names)} gradients, and decide: {self.say_limits()}"
+        return [Compute(what, decide, launches=True)]
+
+    def committing(self, *, launches: bool) -> list[Stage]:
+        if not self.is_joint:
+            return []
+        stages: list[Stage] = [Compute("remember what was decided", self.commit, writes=True, launches=launches)]
+        if self.handling.guard:
+            stages.append(Compute("warn where all is clipped", self.joint.tell_of_clipping, writes=True))
+        return stages
+
+    def say_limits(self) -> str:
+        on_nonfinite = None if self.handling.on_nonfinite == "propagate" else self.handling.on_nonfinite
+        limits = dict(max_grad_norm=self.handling.max_grad_norm, spikes=self.handling.guard, on_nonfinite=on_nonfinite)
+        return ", ".join(f"{name}={value!r}" for name, value in limits.items() if value)
+
+    # ---- what they do
+
+    def take_numbers(self) -> None:
+        """Take what a GradScaler leaves to the step, and say where in memory decisions will be."""
+        table, handling = self.table, self.handling
+        scale = None if table.scaled_by is None else table.scaled_by.double().reciprocal().reshape(())
+        allowed = None if table.found_inf is None else (table.found_inf == 0).reshape(())
+        self.unscale, self.guard = held_in(self.unscale, scale), held_in(self.guard, allowed)
+        if not self.is_joint:
+            table.grad_scale, table.allowed = self.unscale, self.guard
+            return
+        joint, spikes, device = self.joint, handling.guard, self.device
+        joint.decisions = [*(former for former in joint.decisions if former is not self.verdict), self.verdict]
+        del joint.decisions[:-MOST_REMEMBERED]
         scales = handling.max_grad_norm is not None or (spikes is not None and spikes.action != "skip")
-        self.scale = place_for(self.scale, torch.float64, device) if scales or unscale is not None else None
-        self.allowed = place_for(self.allowed, torch.bool, device) if may_skip or allowed is not None else None
-        if may_skip and self.joint.skips is None:
-            self.joint.skips = torch.zeros((), dtype=torch.int64, device=device)
-        if handling.on_nonfinite == "skip" and self.guilty is None:
-            self.guilty = torch.zeros(len(self.names), dtype=torch.int64, device=device)
+        is_guarded = handling.may_skip or allowed is not None
+        table.grad_scale = place_for(table.grad_scale, torch.float64, device) if scales or scale is not None else None
+        table.allowed = place_for(table.allowed, torch.bool, device) if is_guarded else None
+        if handling.may_skip and joint.skips is None:
+            joint.skips = torch.zeros((), dtype=torch.int64, device=device)
+        if handling.on_nonfinite == "skip" and self.verdict.guilty is None:
+            self.verdict.guilty = torch.zeros(len(self.names), dtype=torch.int64, device=device)
+
+    def measure(self) -> None:
+        """Find the sums of squares of gradients, by bucket: infinite in float32 where that overflows."""
+        wide = [torch.float64 if bucket.grads[0].dtype == torch.float64 else torch.float32 for bucket in self.buckets]
+        every = [g for bucket in self.buckets for g in bucket.grads]
+        sums = None
+        if self.native:
+            on_cpu = every[0].is_cpu
+            sums = self.measure_natively(every) if on_cpu else squares_by_kernels(self.joint.measured, every)
+        if sums is not None:
+            parts = torch.split(sums, [len(bucket.grads) for bucket in self.buckets])
+            self.squares = [squares.to(kind) for squares, kind in zip(parts, wide, strict=True)]
+        else:
+            self.squares = [squares_in(bucket.grads, kind) for bucket, kind in zip(self.buckets, wide, strict=True)]
+
+    def measure_natively(self, every: Sequence[Tensor]) -> Tensor | None:
+        """By native code, the sum of squares of each gradient on the CPU; None if it cannot tell."""
+        addresses = addresses_in(self.buckets)
+        if addresses is None or self.sums is None:
+            self.sums, addresses = squares_for(every), array("Q", map(Tensor.data_ptr, every))
+        if self.sums is None:
+            return None
+        return torch.tensor(self.sums.measure(addresses, num_threads(torch.get_num_threads)), dtype=torch.float64)
+
+    def ask(self) -> list[Asked]:
+        pairs = zip(self.squares, self.buckets, strict=True)
+        return [(squares, bucket.parts[0].across(None) if bucket.parts else ()) for squares, bucket in pairs]
+
+    def decide(self) -> None:
+        squares, self.squares = self.squares, ()
+        every = torch.cat([part.to(squares[0].device, torch.float64) for part in squares])
+        if self.handling.on_nonfinite == "raise":
+            finite = torch.isfinite(every).tolist()
+            self.refuse_names("the gradient is not finite, or too large to be squared", finite)
+        self.take(every)
 
     def key(self) -> Hashable:
         """What the launches of :meth:`take` depend on."""
-        handling, read = self.handling, (self.unscale, self.guard, self.joint.norms)
+        read = self.unscale, self.guard, self.joint.norms
         addresses = [None if x is None else x.data_ptr() for x in read]
-        return handling.max_grad_norm, handling.guard, handling.on_nonfinite, *addresses
+        return (*addresses, self.table.grad_scale is None, self.table.allowed is None)
 
     def take(self, squares: Tensor) -> None:
         """Decide. squares: of each gradient."""
-        outcome = decide(self.handling, squares, self.unscale, self.guard, self.joint.norms)
-        self.scale, self.allowed = put(self.scale, outcome.scale), put(self.allowed, outcome.allowed)
+        table, outcome = self.table, decide(self.handling, squares, self.unscale, self.guard, self.joint.norms)
+        table.grad_scale, table.allowed = put(table.grad_scale, outcome.scale), put(table.allowed, outcome.allowed)
         self.finite = put(self.finite, outcome.finite)
         if outcome.judgement is not None:
-            former = self.judgement or [None] * len(outcome.judgement)
-            self.judgement = SpikeCheck(*map(put, former, outcome.judgement))
+            former = self.verdict.judgement or [None] * len(outcome.judgement)
+            self.verdict.judgement = SpikeCheck(*map(put, former, outcome.judgement))
+
+    def refuse(self) -> None:
+        """Raise if a step is not finite, unless it is not to be taken anyway."""
+        judgement = self.verdict.judgement
+        if self.table.nonfinite and not (judgement is not None and judgement.skips and bool(judgement.is_spike)):
+            guilty = set(self.table.nonfinite)
+            self.refuse_names("the gradient or the update is not finite", [name not in guilty for name in self.names])
+
+    def refuse_names(self, what: str, finite: Sequence[bool]) -> None:
+        if not all(finite):
+            guilty = {name for name, fine in zip(self.names, finite, strict=True) if not fine}
+            raise nonfinite_error(what, [name for name in self.order if name in guilty], len(self.names))
 
     def commit(self) -> None:
         """Remember the norm, and a step that is skipped."""
-        if self.judgement is not None and self.handling.guard and self.joint.norms is not None:
-            self.joint.norms.copy_(self.judgement.kept)
+        if self.verdict.judgement is not None and self.handling.guard and self.joint.norms is not None:
+            self.joint.norms.copy_(self.verdict.judgement.kept)
         if self.handling.may_skip:
             assert self.joint.skips is not None
-            assert self.allowed is not None
-            self.joint.skips.add_((~self.allowed).to(self.joint.skips.device))
+            assert self.table.allowed is not None
+            self.joint.skips.add_((~self.table.allowed).to(self.joint.skips.device))
         if self.handling.on_nonfinite == "skip":
             assert self.finite is not None
             assert self.joint.skips is not None
-            assert self.guilty is not None
-            self.guilty.copy_(torch.where(self.finite, self.guilty, self.joint.skips.to(self.guilty.device)))
+            assert self.verdict.guilty is not None
+            self.verdict.guilty.copy_(
+                torch.where(self.finite, self.verdict.guilty, self.joint.skips.to(self.verdict.guilty.device))
+            )
 
 
 def place_for(place: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -152,13 +256,16 @@ class JointGradient:
         self.skips: Tensor | None = None
         #: What is kept of former norms, as all parameters have it in their state.
         self.norms: Tensor | None = None
-        #: Those of the last steps with different gradients; and one that is still to be remembered.
-        self.decisions: list[JointDecision] = []
-        self.pending: JointDecision | None = None
+        #: Those of the last steps with different gradients.
+        self.decisions: list[Verdict] = []
         #: How many norms were judged, and whether users were told that they are clipped.
         self.judged, self.is_told = 0, False
         #: What measured gradients on GPUs before their steps.
         self.measured: dict[Hashable, Squares] = {}
+
+    def of_plan(self, buckets: Sequence[Bucket], order: Sequence[str], *, native: bool) -> JointDecision | None:
+        """What decides over the steps of a plan; None: it has no parameters."""
+        return JointDecision(self, buckets, order, native=native) if buckets else None
 
     def share_norms(self, states: Iterable[dict[str, Tensor]]) -> None:
         """Make what the states of parameters have of former norms one tensor. It is the same in all of them."""
@@ -166,64 +273,6 @@ class JointGradient:
         self.norms = guarded[0][SPIKES] if guarded else None
         for state in guarded:
             state[SPIKES] = guarded[0][SPIKES]
-
-    def join(
-        self,
-        buckets: list[Bucket],
-        plan: StepPlan,
-        *,
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-        native: bool,
-        in_order: Callable[[Iterable[str]], list[str]],
-    ) -> list[Bucket]:
-        """Buckets with what all gradients together decide, or with what will decide it once a run has their squares.
-
-        grad_scale, found_inf: what a GradScaler leaves to the step. native: sum by native code.
-        """
-        if not buckets:
-            return buckets
-        handling = buckets[0].setting.handling  # what concerns the whole step is the same in all
-        scale = None if grad_scale is None else grad_scale.double().reciprocal().reshape(())
-        allowed = None if found_inf is None else (found_inf == 0).reshape(())
-        if handling.needs_norm or handling.may_skip:
-            device = buckets[0].params[0].device
-            decision = plan.decision
-            if decision is None:
-                decision = plan.decision = JointDecision(self, names_in(buckets))
-            self.decisions = [*(former for former in self.decisions if former is not decision), decision]
-            del self.decisions[:-MOST_REMEMBERED]
-            decision.ask(handling, scale, allowed, device)
-            if plan.measures_gradients and handling.on_nonfinite != "raise":
-                decided = dict(grad_scale=decision.scale, allowed=decision.allowed, decision=decision)
-                return [bucket.renewed(**decided) for bucket in buckets]
-            squares = squares_of(buckets, decision, self.measured if native else None)
-            every = torch.cat([part.to(squares[0].device, torch.float64) for part in squares])
-            if handling.on_nonfinite == "raise":
-                check_all_finite(decision.names, torch.isfinite(every), in_order)
-            decision.take(every)
-            self.pending = decision
-            scale, allowed = decision.scale, decision.allowed
-        if scale is None and allowed is None:
-            return buckets
-
-        def at_home(value: Tensor | None, bucket: Bucket) -> Tensor | None:
-            return None if value is None else value.to(bucket.params[0].device)
-
-        return [
-            bucket.renewed(grad_scale=at_home(scale, bucket), allowed=at_home(allowed, bucket)) for bucket in buckets
-        ]
-
-    def skips_a_spike(self) -> bool:
-        """Whether the step that was decided last is not to be taken, though all of it is finite."""
-        judgement = None if self.pending is None else self.pending.judgement
-        return judgement is not None and judgement.skips and bool(judgement.is_spike)
-
-    def commit(self) -> None:
-        """Remember what was decided: the step is taken, or skipped."""
-        if self.pending is not None:
-            self.pending.commit()
-        self.pending = None
 
     def tell_of_clipping(self, *, waits: bool = False) -> None:
         """Warn, once, where the norms of a window show that gradients are clipped before.
@@ -251,42 +300,10 @@ class JointGradient:
         ]
 
 
-def names_in(buckets: Sequence[Bucket]) -> list[str]:
-    return [name for bucket in buckets for name in bucket.names]
-
-
-def squares_of(
-    buckets: Sequence[Bucket], decision: JointDecision, known: dict[Hashable, Squares] | None
-) -> list[Tensor]:
-    """By bucket, sums of squares of whole gradients: in float64 or, infinite where that overflows, in float32.
-
-    decision: of the plan of these buckets. known: what has measured gradients on GPUs before; None: neither native
-    code nor kernels measure them.
-    """
-    wide = [torch.float64 if bucket.grads[0].dtype == torch.float64 else torch.float32 for bucket in buckets]
-    every = [g for bucket in buckets for g in bucket.grads]
-    sums = None
-    if known is not None:
-        sums = decision.squares(buckets, every) if every[0].is_cpu else squares_by_kernels(known, every)
-    if sums is not None:
-        parts = torch.split(sums, [len(bucket.grads) for bucket in buckets])
-        by_bucket = [squares.to(kind) for squares, kind in zip(parts, wide, strict=True)]
-    else:
-        by_bucket = [squares_in(bucket.grads, kind) for bucket, kind in zip(buckets, wide, strict=True)]
-    groups = [bucket.parts[0].across(None) if bucket.parts else () for bucket in buckets]
-    return summed(list(zip(by_bucket, groups, strict=True)))
-
-
 def squares_in(grads: Sequence[Tensor], kind: torch.dtype) -> Tensor:
     if any(type(g) is not Tensor for g in grads):  # torch may not sum lists of tensor subclasses
         return torch.stack([torch.linalg.vector_norm(g, dtype=kind) for g in grads]).square()
     return squares_of_each(grads, kind)
-
-
-def check_all_finite(names: Sequence[str], finite: Tensor, in_order: Callable[[Iterable[str]], list[str]]) -> None:
-    guilty = in_order(name for name, fine in zip(names, finite.tolist(), strict=True) if not fine)
-    if guilty:
-        raise nonfinite_error("the gradient is not finite, or too large to be squared", guilty, len(names))
 
 
 def nonfinite_error(what: str, guilty: Sequence[str], total: int) -> NonFiniteError:

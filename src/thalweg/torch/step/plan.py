@@ -1,4 +1,4 @@
-"""The plan of a step: engines lay out buckets of parameters once, and step them again as long as the plan holds.
+"""The plan of a step, a list of stages: laid out once, and taken again as long as the plan holds.
 
 Sorting parameters, checking them and laying out tables takes longer than the arithmetic of a small model. All of it
 belongs to one object, which says itself when it no longer holds: :meth:`StepPlan.bind`.
@@ -10,7 +10,6 @@ import operator
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any, TypeAlias
 
@@ -20,22 +19,22 @@ from thalweg.kernels.cpu.tables import Counts
 from thalweg.settings import RuleOptions
 from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import are_the_same, note_form
-from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Run, Statistics
+from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Table, count_tensors
+from thalweg.torch.engines.replay import Recorder
 from thalweg.torch.private import LOCAL, SPEC, AsPlainTensors
-from thalweg.torch.sharding.collectives import Computation, in_lockstep
 from thalweg.torch.sharding.shards import is_distributed, local
+from thalweg.torch.sharding.stages import Compute, Layout, Stage, merge, split_at_write
 from thalweg.torch.step.buckets import OfGroups
+from thalweg.torch.step.joint import JointDecision
 
 GRAD = operator.attrgetter("grad")
 States: TypeAlias = Mapping[Tensor, Any]
 #: Parameters, in lists as groups have them.
 Given: TypeAlias = list[list[Tensor]]
-#: Plans for steps of different parameters that are remembered at once: experts and adversaries take turns.
-MOST_REMEMBERED = 8
 
 
 class StepPlan:
-    """A step of some parameters, with all that was found out for it."""
+    """A step of some parameters as a list of stages, with all that was found out for it."""
 
     def __init__(
         self,
@@ -45,22 +44,28 @@ class StepPlan:
         places: Mapping[Tensor, tuple[str, int]],
         states: States,
         settings: OfGroups[RuleOptions],
+        joint: JointDecision | None,
+        checks: Sequence[Stage],
     ) -> None:
-        """places: the name and group of those to be stepped. settings: of their groups, by index."""
-        #: Each run of an engine, with the places of its buckets.
-        self.runs: list[tuple[Run, list[int]]] = []
-        for kind, engine in engines.items():
-            indices = [i for i, bucket in enumerate(buckets) if bucket.engine == kind]
-            if indices:
-                self.runs.append((engine.lay_out([buckets[i] for i in indices]), indices))
-        #: Whether all gradients are measured when it is time to write, and what they then decide.
-        self.measures_gradients = len(self.runs) == 1 and self.runs[0][0].measures_gradients
-        self.decision: Any = None
-        # without gradients: they must not be kept alive after the step
-        self.buckets, self.settings = [replace(bucket, grads=()) for bucket in buckets], settings
+        """places: the name and group of those to be stepped. settings: of their groups, by index.
+
+        joint: what all gradients decide; None: there are none. checks: come before all else.
+        """
+        self.buckets, self.settings = buckets, settings
+        self.table = Table() if joint is None else joint.table
+        #: Whether it was never taken to its end.
+        self.is_new = True
+        self.statistics: dict[str, Any] = {}
+        #: As ``optimizer.engine`` tells it.
+        self.ways = {bucket.way for bucket in buckets}
+        for bucket in buckets:
+            bucket.table = self.table
+        self.read, self.stages, self.layouts = list(checks), list[Stage](), list[Layout]()
+        self.recorder: Recorder | None = None
+        if joint is not None:
+            self.lay_out(engines, joint)
         named = {name: p for p, (name, _) in places.items()}
-        stepped = [named[name] for bucket in buckets for name in bucket.names]
-        self.remember(given, stepped, states)
+        self.remember(given, [named[name] for bucket in buckets for name in bucket.names], states)
         self.counts = [HostCounts([s["step"] for s in bucket.states]) for bucket in buckets]
         #: All that native code can read, at once: most are equal.
         readable = [counts.native.addresses for counts in self.counts if counts.native is not None]
@@ -74,29 +79,53 @@ class StepPlan:
                 examples.setdefault((named[name].shape, *matched), (name, named[name]))
             self.examples.append(list(examples.values()))
 
+    def lay_out(self, engines: Mapping[EngineKind, Engine], decision: JointDecision) -> None:
+        """Make the list: what reads and decides, up to the guard what writes nothing, and then what writes."""
+        for kind, engine in engines.items():
+            if chosen := [bucket for bucket in self.buckets if bucket.engine == kind]:
+                self.layouts += engine.lay_out(chosen)
+        for layout in self.layouts:
+            self.statistics.update(layout.statistics)
+        keys = [layout.key for layout in self.layouts if layout.key is not None]
+        steps = [layout.step for layout in self.layouts]
+        handling = self.buckets[0].setting.handling  # what concerns the whole step is the same in all
+        squares = self.layouts[0].squares if len(self.layouts) == 1 and handling.on_nonfinite != "raise" else None
+        self.read += [decision.taking_numbers(), *(decision.stages() if squares is None else [])]
+        self.read += chain.from_iterable(layout.read for layout in self.layouts)
+        if handling.on_nonfinite == "propagate":  # nobody looks: one engine may write before another has measured
+            before, writing = split_at_write(merge(steps))
+        else:
+            halves = [split_at_write(stages) for stages in steps]
+            before, writing = merge([first for first, _ in halves]), merge([second for _, second in halves])
+        if squares is not None:
+            self.stages += decision.launches(squares)
+            keys.append(decision.key)
+        self.stages += before
+        if handling.on_nonfinite == "raise":
+            self.stages.append(Compute("raise if a step is not finite", decision.refuse))
+        self.stages += [*decision.committing(launches=squares is not None), *writing]
+        if keys:
+            device = next(bucket.params[0].device for bucket in self.buckets if bucket.engine == "triton")
+            self.recorder = Recorder(device, lambda: tuple([key() for key in keys]))
+
     def __str__(self) -> str:
-        """For people: what decides over the whole step, and by which code each bucket is stepped."""
+        """For people: each stage in words, and why no faster code takes some parameters."""
         if not self.buckets:
             return "a step of no parameters: none has a gradient"
-        params = [p for bucket in self.buckets for p in bucket.params]
-        lines = [f"a step of {len(params)} parameters ({count_elements(params)} elements)"]
-        handling = self.buckets[0].setting.handling  # what concerns the whole step is the same in all
-        options: dict[str, Any] = {"max_grad_norm": handling.max_grad_norm, "spikes": handling.guard}
-        options["on_nonfinite"] = None if handling.on_nonfinite == "propagate" else handling.on_nonfinite
-        if limits := [f"{name}={value!r}" for name, value in options.items() if value]:
-            lines.append(f"before anything is written, by all gradients together: {', '.join(limits)}")
-        for run, indices in self.runs:
-            alike: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
-            for bucket in [self.buckets[i] for i in indices]:
-                first, name = bucket.params[0], type(bucket.setting.rule).__name__
-                kind = f"{str(first.dtype).removeprefix('torch.')} on {first.device}{', sharded' * bool(bucket.parts)}"
-                why = f"; no fused code: {bucket.refused}" * bool(bucket.refused)
-                alike[f"{bucket.way:<9} {name}, group {bucket.group}", kind + why] += bucket.params
-            for (what, how), tensors in alike.items():
-                count = f"{len(tensors)} tensor{'s' * (len(tensors) > 1)}"
-                lines.append(f"{what}: {count} ({count_elements(tensors)} elements), {how}")
-            if run.recorded:
-                lines.append(f"          recorded as CUDA graphs: {run.recorded} kinds of this step")
+        lines = [f"a step of {count_tensors([p for bucket in self.buckets for p in bucket.params])}"]
+        lines[0] = lines[0].replace("tensor", "parameter", 1)
+        stages = [*self.read, *self.stages]
+        guard = next(i for i, stage in enumerate(stages) if stage.writes)
+        for number, stage in enumerate(stages):
+            if number == guard:
+                lines.append("  ---- guard: nothing above writes parameters or state ----")
+            lines.append(f"{number:4} {type(stage).__name__:8} {stage.what}")
+        refused: dict[str, list[Tensor]] = defaultdict(list)
+        for bucket in self.buckets:
+            refused[bucket.refused] += bucket.params if bucket.refused else ()
+        lines += [f"no fused code for {count_tensors(params)}: {why}" for why, params in refused.items() if why]
+        if self.recorder is not None and self.recorder.recorded:
+            lines.append(f"recorded as CUDA graphs: {self.recorder.recorded} kinds of this step")
         return "\n".join(lines)
 
     # ---- whether it still holds
@@ -159,8 +188,10 @@ class StepPlan:
             setting, *others = [settings[bucket.group].choose(*example)[0] for example in examples]
             if setting.kind != bucket.setting.kind or any(other is not setting for other in others):
                 return False
-            followed.append(replace(bucket, setting=setting))
-        self.buckets, self.settings = followed, settings
+            followed.append(setting)
+        for bucket, setting in zip(self.buckets, followed, strict=True):
+            bucket.setting = setting
+        self.settings = settings
         return True
 
     # ---- a step
@@ -170,8 +201,8 @@ class StepPlan:
         given: Given,
         states: States,
         options: Callable[[], tuple[OfGroups[RuleOptions], OfGroups[tuple[Any, float]]]],
-    ) -> list[Bucket] | None:
-        """The buckets of this step with the gradients, rates and numbers of now; None if the plan no longer holds.
+    ) -> bool:
+        """Give the buckets the gradients, rates and numbers of now; False if the plan no longer holds.
 
         options: tells the settings and the rates of groups, by index, once these are known to have the same parameters.
 
@@ -190,66 +221,47 @@ class StepPlan:
         """
         gradients = self.find_gradients(given, states)
         if gradients is None:
-            return None
+            return False
         grads, addresses, negated = gradients  # if it is negated, what lies there is not what it is
         settings, rates = options()
         if settings is not self.settings and not self.follow(settings):
-            return None
+            return False
         all_equal = None if self.readable is None else self.readable.read()
-        buckets, first = [], 0
+        numbers: list[int | None] = []
         for bucket, counts in zip(self.buckets, self.counts, strict=True):
-            lr, factor = rates[bucket.group]
-            span = slice(first, first + len(bucket.params))
-            first = span.stop
-            t = bucket.t
-            if t is not None:  # the host counts
+            count = None
+            if bucket.t is not None:  # the host counts
                 count = counts.read() if all_equal is None or counts.native is None else all_equal
                 if count is None:
-                    return None
-                t = int(count) + 1
-            if (lr is None) != (bucket.lr is None):
-                return None
-            place, scale = None if negated else addresses[span], bucket.setting.lr_scale * factor
-            buckets.append(bucket.renewed(grads=grads[span], addresses=place, lr=lr, lr_scale=scale, t=t))
-        return buckets
+                    return False
+            if (rates[bucket.group][0] is None) != (bucket.lr is None):
+                return False
+            numbers.append(None if count is None else int(count) + 1)
+        first = 0
+        for bucket, t in zip(self.buckets, numbers, strict=True):
+            span = slice(first, first + len(bucket.params))
+            first = span.stop
+            bucket.grads, bucket.addresses, bucket.t = grads[span], None if negated else addresses[span], t
+            bucket.lr, factor = rates[bucket.group]
+            bucket.lr_scale = bucket.setting.lr_scale * factor
+        return True
 
-    def run(
-        self,
-        buckets: Sequence[Bucket],
-        on_nonfinite: str,
-        *,
-        looks: bool,
-        commit: Callable[[Sequence[str]], None],
-    ) -> list[Statistics]:
-        """Take a step with the gradients of these buckets; return its statistics, run by run.
-
-        looks: whether to look for steps that are not finite, where that is an error. commit: is called with their names
-        before anything is written, and raises where that must not be.
-        """
-        computations: list[Computation] = []
-        prepared, taken = [], False
-        statistics: list[Statistics] = []
+    def run(self) -> None:
+        """Take the step that is bound."""
+        taken = False
         try:
-            for run, indices in self.runs:
-                prepared.append(run)
-                run.prepare([buckets[i] for i in indices])
-            for run in prepared:
-                computations += run.measure(on_nonfinite)
-            if computations:
-                in_lockstep(computations)
-            nonfinite = [name for run in prepared for name in run.nonfinite()] if looks else []
-            commit(nonfinite)
+            for stage in self.read:
+                stage.run()
+            for stage in self.stages if self.recorder is None else self.recorder.choose(self.stages):
+                stage.run()
             taken = True
-            for run in prepared:
-                statistics.append(run.write())
         finally:
-            for run in prepared:
-                run.release(taken=taken)
-        return statistics
-
-
-def count_elements(tensors: Sequence[Tensor]) -> str:
-    return f"{sum(map(Tensor.numel, tensors)):,}"
+            for bucket in self.buckets:
+                bucket.release()
+            for layout in self.layouts:
+                layout.release(taken)
+            self.table.release()
+        self.is_new = False
 
 
 def presence_of(params: Sequence[Tensor]) -> bytes:
