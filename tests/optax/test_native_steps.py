@@ -5,6 +5,7 @@ tests/engines/test_agree.py has numbers, tests/kernels/test_same_bits.py that th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -50,8 +51,10 @@ def take_steps(solver: Any, grads: Any = GRADS, params: Any = PARAMS, steps: int
     return params, state
 
 
-def test_programs_have_one_call_for_all_parameters_that_native_code_can_take() -> None:
-    assert program(lamb(0.1)).count(f"@{CALL}(") == 1
+def test_programs_have_one_call_a_pass_for_all_parameters_that_native_code_can_take() -> None:
+    assert program(adamw(0.1)).count(f"@{CALL}(") == 1
+    assert program(lamb(0.1)).count(f"@{CALL}(") == 2
+    assert program(lamb(0.1, on_nonfinite="skip")).count(f"@{CALL}(") == 3  # and a look at what would be written
     assert CALL not in program(lamb(0.1, engine="xla"))
     assert CALL in program(lamb(0.1), EMPTY)
     assert CALL in program(lamb(0.1, on_nonfinite="skip"))
@@ -84,7 +87,7 @@ def test_donated_arrays_are_written_in_place_and_others_stay_as_they_were() -> N
     step = jax.jit(make_step(solver), donate_argnums=(0, 1))
     compiled = step.lower(params, state, GRADS).compile()
     assert CALL in compiled.as_text()
-    assert " copy(" not in compiled.as_text()
+    assert not re.search(r"= f32\S* copy\(", compiled.as_text())  # tables of numbers are f64
     before = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((params, state.exp_avg))]
     new, after = compiled(params, state, GRADS)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((params, state)))

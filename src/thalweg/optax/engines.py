@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from thalweg.errors import OptionError, Refused, refusal
-from thalweg.optax import on_cpu, on_gpu
 from thalweg.optax.batches import Job, Leaf, Step, step_all
-from thalweg.optax.either import either
-from thalweg.optax.parts import by_parts
+from thalweg.optax.native import cpu, gpu
+from thalweg.optax.native.choice import either
+from thalweg.optax.native.parts import by_parts
 from thalweg.optax.shards import typed_layout
 from thalweg.optax.steps import Results
 from thalweg.programs.schedule import needs_sums
@@ -24,7 +24,7 @@ from thalweg.storage import arithmetic, describe_state
 
 Engine: TypeAlias = Literal["auto", "xla", "native"]
 #: Of each jax backend: the module with its native code, and the platform that compiled programs name.
-NATIVE: dict[str, tuple[Any, str]] = {"cpu": (on_cpu, "cpu"), "gpu": (on_gpu, "cuda")}
+NATIVE: dict[str, tuple[Any, str]] = {"cpu": (cpu, "cpu"), "gpu": (gpu, "cuda")}
 
 
 def check_engine(rule: type[Rule], engine: Any) -> None:

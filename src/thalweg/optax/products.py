@@ -17,8 +17,8 @@ import jax
 from thalweg.arrays import Shape, is_number
 from thalweg.kernels.cpu.xla import place_of
 from thalweg.kernels.products.choices import Tiling, choose_tiling
-from thalweg.optax import on_gpu
-from thalweg.optax.either import either
+from thalweg.optax.native import gpu as on_gpu
+from thalweg.optax.native.choice import either
 from thalweg.spaces import jax as space
 
 HIGHEST = jax.lax.Precision.HIGHEST

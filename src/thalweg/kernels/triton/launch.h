@@ -225,7 +225,8 @@ XLA_FFI_Error* launch_all(const XLA_FFI_CallFrame* frame) {
     if (!driver().found) return fail(frame, "thalweg: the driver of the GPU cannot be loaded");
     const Plan* plan = nullptr;
     if (XLA_FFI_Error* error = find_plan(frame, &plan)) return error;
-    if (XLA_FFI_Error* error = check_in_place(frame, plan->inputs, frame->args.size - plan->inputs)) return error;
+    for (int64_t i = plan->inputs; i < frame->args.size; i++)
+        if (XLA_FFI_Error* error = check_in_place(frame, i, i - plan->inputs)) return error;
     int code = 0;
     const auto launch = [&](Context context, void* stream) { return run(frame, *plan, context, stream); };
     if (XLA_FFI_Error* error = run_on_stream(frame, &code, launch)) return error;

@@ -57,12 +57,10 @@ XLA_FFI_Error* find_plan(const XLA_FFI_CallFrame* frame, const Plan** found) {
     return nullptr;
 }
 
-// Refuses so many first results that are not arguments too, from the first one on.
-XLA_FFI_Error* check_in_place(const XLA_FFI_CallFrame* frame, int64_t first, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        if (argument(frame, first + i).data != result(frame, i).data)
-            return fail(frame, "thalweg: XLA gave a buffer that is to be written in place another place");
-    return nullptr;
+// Refuses a result that is not the same buffer as an argument.
+XLA_FFI_Error* check_in_place(const XLA_FFI_CallFrame* frame, int64_t given, int64_t told) {
+    if (argument(frame, given).data == result(frame, told).data) return nullptr;
+    return fail(frame, "thalweg: XLA gave a buffer that is to be written in place another place");
 }
 
 }  // namespace

@@ -1,28 +1,25 @@
-// Steps inside programs of XLA: a handler of its foreign functions, compiled at first use beside jaxlib's headers.
+// Passes inside programs of XLA: a handler of its foreign functions, compiled at first use beside jaxlib's headers.
 #include <cstring>
 #include <type_traits>
 
+#include "body.h"
 #include "calls.h"
 
 using Run = void (*)(const Options*, const Tensor*, double*, int64_t, Outcome*, int64_t, void*, int32_t, int32_t,
                      int32_t);
 
-// What was laid out for a program. `kernels/cpu/xla.py` mirrors it.
+// What was laid out for a call. `kernels/cpu/xla.py` mirrors it.
 struct Plan {
     Run run;
-    const Options* options;  // without their numbers
+    const Options* options;
     const Tensor* tensors;   // with places
-    const int64_t* figures;  // registers that are told
-    int64_t option_count, count, width, figure_count, written;
-    int32_t threads, guarded, write, end;  // the stages are those of tables.py
+    const uint64_t* small;   // of each tensor: the place of its rows and columns; 0: it has none
+    const int64_t* written;  // the arguments that are written, which come first among the results
+    int64_t option_count, count, width, written_count;
+    int32_t threads, stage;  // the stages are those of tables.py
 };
 
 namespace {
-
-void write_number(const XLA_FFI_Buffer& to, int64_t index, double x) {
-    if (to.dtype == XLA_FFI_DataType_F64) static_cast<double*>(to.data)[index] = x;
-    else static_cast<float*>(to.data)[index] = float(x);
-}
 
 // Parts of a buffer, each at a multiple of 64 bytes.
 struct Workspace {
@@ -37,61 +34,72 @@ struct Workspace {
     }
 };
 
-// Arguments: what is written, gradients, numbers, the step. Results: what is written (the same buffers), whether all is
-// finite, figures, the workspace.
+// The last arguments: the registers of each tensor, the number of the step, whether it may be taken. Results: what is
+// written and the registers (the same buffers), what is told of rows and columns, whether each tensor's step is finite,
+// the workspace.
 void step(const XLA_FFI_CallFrame* frame, const Plan& plan) {
-    const XLA_FFI_Buffer &given = argument(frame, frame->args.size - 2), &told = result(frame, plan.written + 1);
-    Workspace work{static_cast<char*>(result(frame, plan.written + 2).data)};
+    const int64_t args = frame->args.size, last = frame->rets.size - 1;
+    if (!*static_cast<const int32_t*>(argument(frame, args - 1).data)) return;
+    Workspace work{static_cast<char*>(result(frame, last).data)};
     auto* tensors = work.take<Tensor>(plan.count);
     auto* options = work.take<Options>(plan.option_count);
     auto* outcomes = work.take<Outcome>(plan.count);
-    auto* registers = work.take<double>(plan.count * plan.width);
-    auto* numbers = work.take<double>(given.dims[0]);
-    void* scratch = work.take<char>(0);
+    char* scratch = work.take<char>(0);
     std::memcpy(tensors, plan.tensors, size_t(plan.count) * sizeof(Tensor));
     std::memcpy(options, plan.options, size_t(plan.option_count) * sizeof(Options));
-    std::memset(outcomes, 0, size_t(plan.count) * sizeof(Outcome));
-    for (int64_t i = 0; i < given.dims[0]; i++)
-        numbers[i] = given.dtype == XLA_FFI_DataType_F64 ? static_cast<const double*>(given.data)[i]
-                                                         : double(static_cast<const float*>(given.data)[i]);
+    const auto address = [&](uint64_t place) {
+        const int64_t buffer = int64_t(place >> PLACE_BITS) - 1;
+        const auto& found = buffer < args ? argument(frame, buffer) : result(frame, buffer - args);
+        return static_cast<char*>(found.data) + (place & ((1ull << PLACE_BITS) - 1));
+    };
     const auto place = [&](auto*& pointer) {
         const auto bits = reinterpret_cast<uint64_t>(pointer);
-        if (!bits) return;
-        char* base = static_cast<char*>(argument(frame, int64_t(bits >> PLACE_BITS) - 1).data);
-        pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + (bits & ((1ull << PLACE_BITS) - 1)));
+        if (bits) pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(address(bits));
     };
     for (int64_t i = 0; i < plan.count; i++) {
         for (auto& operand : tensors[i].operand) place(operand);
         for (auto& scales : tensors[i].scales) place(scales);
         place(tensors[i].record);
+        if (plan.small[i]) tensors[i].scratch = address(plan.small[i]) - scratch;
+        outcomes[i] = {1, 0};
     }
-    const auto t = *static_cast<const int32_t*>(argument(frame, frame->args.size - 1).data);
-    const double* next = numbers;
-    for (int64_t i = 0; i < plan.option_count; i++) {
-        options[i].numbers = next, options[i].t = uint32_t(t);
-        next += options[i].count;
-    }
-    const auto run = [&](int first, int last) {
-        plan.run(options, tensors, registers, plan.width, outcomes, plan.count, scratch, first, last, plan.threads);
-    };
-    int32_t fine = 1;
-    if (plan.guarded) {
-        run(0, plan.write);
-        for (int64_t i = 0; i < plan.count; i++) fine &= outcomes[i].finite;
-        for (int64_t i = 0; i < plan.count; i++) outcomes[i].skip = !fine;
-    }
-    run(plan.guarded ? plan.write : 0, plan.end);
-    *static_cast<int32_t*>(result(frame, plan.written).data) = fine;
-    for (int64_t i = 0; i < plan.figure_count; i++) write_number(told, i, registers[plan.figures[i]]);
+    for (int64_t i = 0; i < plan.option_count; i++)
+        options[i].t = *static_cast<const uint32_t*>(argument(frame, args - 2).data);
+    auto* registers = static_cast<double*>(result(frame, plan.written_count).data);
+    plan.run(options, tensors, registers, plan.width, outcomes, plan.count, scratch, plan.stage, plan.stage + 1,
+             plan.threads);
+    auto* finite = static_cast<int32_t*>(result(frame, last - 1).data);
+    for (int64_t i = 0; i < plan.count; i++) finite[i] = outcomes[i].finite;
 }
 
+// What comes of sums of rows and columns: their means, for XLA to go on from.
+template <class T, int ROWS, int COLUMNS>
+void tell(const void* given) {
+    const Matrix<T>& matrix = *static_cast<const Matrix<T>*>(given);
+    for (int64_t r = 0; r < matrix.rows; r++)
+        for (int64_t k = 0; k < matrix.after; k++)
+            for (int i = 0; i < ROWS; i++)
+                matrix.row[i][r * matrix.row_stride + k] =
+                    T(matrix.row_sums[i][r * matrix.after + k] / double(matrix.columns));
+    for (int64_t c = 0; c < matrix.columns * matrix.after; c++)
+        for (int i = 0; i < COLUMNS; i++) matrix.column[i][c] = T(matrix.column_sums[i][c] / double(matrix.rows));
+}
+
+template <int ROWS, int COLUMNS>
+constexpr Functions TELL{tell<float, ROWS, COLUMNS>, tell<double, ROWS, COLUMNS>};
+constexpr const Functions* TOLD[SLOTS][SLOTS] = {{&TELL<1, 1>, &TELL<1, 2>}, {&TELL<2, 1>, &TELL<2, 2>}};
+
 }  // namespace
+
+// The function between passes for so many sums of rows and of columns.
+EXPORTED const Functions* thalweg_tell(int32_t rows, int32_t columns) { return TOLD[rows - 1][columns - 1]; }
 
 EXPORTED XLA_FFI_Error* thalweg_step(XLA_FFI_CallFrame* frame) {
     if (is_asked(frame, 0)) return nullptr;
     const Plan* plan = nullptr;
     if (XLA_FFI_Error* error = find_plan(frame, &plan)) return error;
-    if (XLA_FFI_Error* error = check_in_place(frame, 0, plan->written)) return error;
+    for (int64_t i = 0; i < plan->written_count; i++)
+        if (XLA_FFI_Error* error = check_in_place(frame, plan->written[i], i)) return error;
     step(frame, *plan);
     return nullptr;
 }

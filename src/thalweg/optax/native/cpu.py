@@ -1,0 +1,432 @@
+"""Native code on CPUs: the core's passes over all parameters, each in one call, and what XLA computes between them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from thalweg.arrays import Shape
+from thalweg.codecs import scale_key
+from thalweg.errors import Refused, RuleError
+from thalweg.kernels.cpu import admission, structs
+from thalweg.kernels.cpu.bounds import COUNT, LARGEST
+from thalweg.kernels.cpu.operands import operand_of
+from thalweg.kernels.cpu.tables import REHEARSE, WRITE, Operand, Options
+from thalweg.kernels.cpu.xla import TARGET, Layout, Numbered, compile_handler, place_of
+from thalweg.kernels.threads import num_threads, of_machine
+from thalweg.optax.batches import Job, Leaf, Step
+from thalweg.optax.steps import Results
+from thalweg.optax.values import in_precision
+from thalweg.programs.evaluate import apply
+from thalweg.programs.extents import ELEMENT
+from thalweg.programs.graph import Value
+from thalweg.programs.host import numbers_in, options_of
+from thalweg.programs.trace import GRADIENT, PARAMETER
+from thalweg.rules import Rule
+from thalweg.rules.rule import stand_in
+from thalweg.spaces import jax as space
+from thalweg.storage import RECORD, arithmetic, describe_state
+
+#: The largest numbers that a parameter is trusted to keep, by dtype.
+LARGEST_OF = {"float64": 1e307}
+MOST = 1e38
+
+
+@functools.cache
+def handler() -> Any:
+    """The library of native code for XLA, or why there is none."""
+    library = compile_handler(jax.ffi.include_dir())
+    if not isinstance(library, str):
+        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.thalweg_step), platform="cpu")
+    return library
+
+
+def admit(leaf: Leaf) -> None:
+    """Raise Refused if this code cannot step a parameter that is whole and has elements."""
+    setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
+    described = describe_state(setting.stored_rule, setting.handling, shape, dtype)
+    if "float16" in (dtype, getattr(leaf, "g", leaf.p).dtype.name, *(stored for _, stored in described.values())):
+        raise Refused("XLA's threads take numbers of float16 below 2**-14 for 0 where native code reads them")
+    admission.admit(stand_in(setting.rule_at(1)), setting.handling, shape, dtype)
+
+
+def admit_sums(leaf: Leaf) -> None:
+    """Refuse: this code cannot sum over parts of a parameter that are on other devices."""
+    raise Refused(f"native code sums over whole arrays, as {type(leaf.setting.rule).__name__} does")
+
+
+class Native:
+    """Jobs as native code is shown them: buffers that it writes, and a table of where each lies among them."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        step: Step,
+        figures: Sequence[Mapping[str, Any]],
+        rules: Mapping[int, Rule] | None = None,
+    ) -> None:
+        """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
+        self.jobs, self.step, self.figures = jobs, step, figures
+        self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
+        settings = {id(job.setting): job.setting for job in jobs}
+        options = [
+            Options(self.rules[key], own.handling, 1, None if step.lr is None else 1.0, 1.0, declared=own.rule)
+            for key, own in settings.items()
+        ]
+        places = {key: place for place, key in enumerate(settings)}
+        by_kind: dict[Any, list[int]] = defaultdict(list)
+        for index, (job, operand) in enumerate(zip(jobs, operands_of(jobs, places), strict=True)):
+            code = options[operand.group].code_for(operand)
+            by_kind[operand.group, id(code), job.p.dtype, code.axes and job.p.shape].append(index)
+        #: Which jobs have the same code and numbers of the same shapes; so they follow one another in the tables.
+        self.groups = list(by_kind.values())
+        self.order = [index for members in self.groups for index in members]
+        operands = operands_of([jobs[index] for index in self.order], places)
+        self.layout = Layout(handler(), operands, options, threads=num_threads(of_machine))
+        #: Of each group: its code, and its rows in the tables.
+        self.codes: list[Numbered] = []
+        self.rows: list[range] = []
+        tables, first = self.layout.tables, 0
+        for members in self.groups:
+            end = first + len(members)
+            self.codes.append(self.layout.codes[tables.codes[first]])
+            self.rows.append(range(tables.spans[first].start, tables.spans[end - 1].stop))
+            first = end
+
+    def for_parts(self, jobs: Sequence[Job]) -> Native:
+        """The same for parts of the parameters, element by element."""
+        native = Native(jobs, self.step, self.figures, self.rules)
+        if native.groups != self.groups:  # whose numbers are those of the whole
+            raise RuleError("parts of parameters are of other kinds than the parameters")
+        return native
+
+    def numbers(self) -> list[Any]:
+        """What a step is given beside its arrays: the count, and what follows from options, of each group."""
+        numbers = [jnp.asarray(self.step.t, "int32")]
+        with jax.enable_x64(True):
+            for members, code in zip(self.groups, self.codes, strict=True):
+                setting = self.jobs[members[0]].setting
+                scale = 1.0 if self.step.grad_scale is None else widen(self.step.grad_scale)
+                given = {name: widen(value) for name, value in options_of(setting.rule_at(self.step.t)).items()}
+                given |= {"t": widen(self.step.t), "lr": widen(self.step.lr), "lr_scale": setting.lr_scale}
+                values = numbers_in(space, code.host_values, given)
+                values = [-scale if setting.handling.maximize else scale, *values]
+                numbers.append(jnp.stack([jnp.asarray(value, "float64") for value in values]))
+        return numbers
+
+    def run(self, jobs: Sequence[Job], numbers: Sequence[Any]) -> Results:
+        with jax.enable_x64(True):  # numbers of tensors are computed in double precision
+            return Run(self, jobs, numbers).step()
+
+
+def operands_of(jobs: Sequence[Job], groups: Mapping[int, int]) -> list[Operand]:
+    """Jobs with places of buffers for addresses: of each p and its state, then all gradients.
+
+    groups: which of the options hold, by the id of a setting.
+    """
+    buffers = itertools.count()
+
+    def place(x: Any) -> tuple[int, str]:
+        return place_of(next(buffers)), x.dtype.name
+
+    operands = []
+    for job in jobs:
+        shown = job.names[0], job.p.shape, job.p, job.g.dtype.name, job.state
+        operands.append(operand_of(job.setting.rule, *shown, place, groups[id(job.setting)]))
+    return [operand._replace(g=place_of(next(buffers))) for operand in operands]
+
+
+def keys_of(job: Job) -> list[str]:
+    """The keys of a job's state in the order of native code."""
+    entries = list(job.setting.rule.entries(job.p.shape))
+    return [*entries, *(key for key in (*map(scale_key, entries), RECORD) if key in job.state)]
+
+
+def widen(value: Any) -> Any:
+    """Arrays in double precision; plain numbers as they are."""
+    return in_precision(value, "float64")
+
+
+class Run:
+    """One step, call by call."""
+
+    def __init__(self, native: Native, jobs: Sequence[Job], numbers: Sequence[Any]) -> None:
+        self.native, self.layout, self.jobs = native, native.layout, [jobs[index] for index in native.order]
+        self.count, *given = numbers
+        self.groups = [
+            GroupNumbers(code, [jobs[index] for index in members], rows, own)
+            for code, members, rows, own in zip(native.codes, native.groups, native.rows, given, strict=True)
+        ]
+        #: Of each job: the buffers of p and of its state, by key, among all; gradients are behind them.
+        self.buffers: list[dict[str, int]] = []
+        self.arrays: list[Any] = []
+        for job in self.jobs:
+            keys = keys_of(job)
+            self.buffers.append({key: len(self.arrays) + place for place, key in enumerate((PARAMETER, *keys))})
+            self.arrays += [job.p, *(job.state[key] for key in keys)]
+        self.gradients = [job.g for job in self.jobs]
+
+    def step(self) -> Results:
+        guarded, fine = self.native.step.guarded, None
+        for stage in range(max(len(group.code.numbers) for group in self.groups) - 1):
+            self.call(stage)
+        if guarded:
+            looked = self.call(REHEARSE)
+            fine = jnp.all(jnp.stack([jnp.all(looked != 0), *(jnp.all(group.finite()) for group in self.groups)]))
+        self.call(WRITE, fine)
+        results: dict[int, tuple[Any, Any, Any]] = {}
+        places = iter(range(len(self.jobs)))
+        for group in self.groups:
+            for job, small, shown in zip(group.jobs, group.new_state(), group.figures(), strict=True):
+                place = next(places)
+                buffers, index = self.buffers[place], self.native.order[place]
+                state = {key: self.arrays[buffers[key]] for key in job.state}
+                for key, entry in small.items():
+                    state[key] = entry if fine is None else jnp.where(fine, entry, job.state[key])
+                wanted = self.native.figures[index]
+                stats = {name: shown[name].reshape(own.shape).astype(own.dtype) for name, own in wanted.items()}
+                results[index] = self.arrays[buffers[PARAMETER]], state, stats
+        ordered = [results[index] for index in range(len(self.jobs))]
+        return Results([p for p, *_ in ordered], [state for _, state, _ in ordered], fine, [own for *_, own in ordered])
+
+    def call(self, stage: int, allowed: Any = None) -> Any:
+        """Take all tensors through a stage, and note sums. The answer: whether each is finite, if it was looked at."""
+        arrays, gathered, given = [*self.arrays, *self.gradients], dict[int, GroupNumbers](), list[Any]()
+        written: list[int] = []
+        small: dict[int, int] = {}
+        places = iter(self.buffers)
+        for group in self.groups:
+            number = group.pass_of(stage)
+            for job in group.jobs:
+                buffers = next(places)
+                if number is not None and stage != REHEARSE:
+                    written += [buffers[key] for key in group.written(number, job)]
+            if number is not None and group.code.gathers == number:
+                gathered[len(gathered)] = group
+            elif number is not None and group.reads_small(number):
+                given.append(group.small_values())
+                small |= group.place_rows(place_of(len(arrays) + len(given) - 1))
+        registers = jnp.concatenate([group.registers(stage, self.layout.width) for group in self.groups])
+        allowed = jnp.ones((), "int32") if allowed is None else allowed.astype("int32")
+        arguments = [*arrays, *given, registers, self.count, allowed]
+        results = [like(arrays[buffer]) for buffer in written]
+        aliases = {buffer: place for place, buffer in enumerate(written)}
+        aliases[len(arguments) - 3] = len(results)
+        results.append(like(registers))
+        for group in gathered.values():
+            small |= group.place_rows(place_of(len(arguments) + len(results)))
+            results.append(jax.ShapeDtypeStruct(group.small_shape, group.precision))
+        results.append(jax.ShapeDtypeStruct((len(registers),), "int32"))
+        results.append(jax.ShapeDtypeStruct((self.layout.workspace_bytes,), "uint8"))
+        key = self.layout.register(stage, written, small)
+        news = jax.ffi.ffi_call(TARGET, results, input_output_aliases=aliases)(*arguments, key=key)
+        for buffer, new in zip(written, news, strict=False):
+            self.arrays[buffer] = new
+        registers, *means, finite, _ = news[len(written) :]
+        for group, mean in zip(gathered.values(), means, strict=True):
+            group.take_means(mean)
+        for group in self.groups:
+            group.take_sums(stage, registers)
+        return finite
+
+
+def like(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+class GroupNumbers:
+    """What holds for the tensors, rows and columns of some jobs, by value, in double precision.
+
+    Where nothing is kept of rows or columns, there is one number for each tensor of all jobs. Else their shapes are
+    equal, and arrays have one more leading axis, and size 1 along axes along which they do not vary.
+    """
+
+    def __init__(self, code: Numbered, jobs: Sequence[Job], rows: range, given: Any) -> None:
+        """rows: of their tensors in the tables. given: the scale of gradients, and what follows from options."""
+        self.code, self.jobs, self.rows = code, jobs, rows
+        self.emitted, self.program = code.code.emitted, code.code.emitted.schedule.program
+        self.axes, stacked = self.emitted.kinds.axes, self.program.stacked_axes
+        self.precision = arithmetic(jobs[0].p.dtype.name)
+        self.slices = [math.prod(job.p.shape[:stacked]) for job in jobs]
+        shape = jobs[0].p.shape
+        #: The shape of arrays that have one number for each tensor.
+        self.shape: Shape = (len(rows),)
+        if self.axes is not None:
+            self.shape = (len(jobs), *shape[:stacked], *[1] * (len(shape) - stacked))
+        self.scale, *hosts = jnp.unstack(given)
+        self.known: dict[Value, Any] = dict(zip(code.host_values, hosts, strict=True))
+        self.totals: dict[Value, Any] = {}
+
+    @functools.cached_property
+    def sizes(self) -> Any:
+        """How many elements each tensor has."""
+        sizes = [float(math.prod(job.p.shape[self.program.stacked_axes :])) for job in self.jobs]
+        if self.axes is not None:
+            return sizes[0]
+        return jnp.concatenate([jnp.full(n, size) for n, size in zip(self.slices, sizes, strict=True)])
+
+    # ---- values
+
+    def find(self, operand: Any) -> Any:
+        if not isinstance(operand, Value):
+            return self.scale if isinstance(operand, str) else operand
+        if operand not in self.known:
+            self.known[operand] = self.compute(operand)
+        return self.known[operand]
+
+    def compute(self, value: Value) -> Any:
+        if value.op == "input":
+            return self.read(value.name)
+        if value in self.totals:
+            return self.totals[value] / self.sizes if value.is_mean else self.totals[value]
+        if value.is_reduction:
+            return self.reduce(value)
+        return apply(space, value.op, [self.find(arg) for arg in value.args])
+
+    def read(self, name: str) -> Any:
+        if name == COUNT:
+            return self.sizes
+        if name == LARGEST:
+            return LARGEST_OF.get(self.precision, MOST)
+        entries = [job.state[name].astype("float64") for job in self.jobs]
+        return jnp.stack(entries) if self.axes else jnp.concatenate([entry.ravel() for entry in entries])
+
+    def reduce(self, value: Value) -> Any:
+        """A sum or mean of what there is for rows, columns or matrices."""
+        (x,) = value.args
+        axes = tuple(1 + axis for axis in value.axes)
+        if self.emitted.kinds.find(x) == ELEMENT:  # whose sums are known by row
+            made = self.emitted.passes[self.code.gathers].row_sums
+            rows = next(rows for rows in made if self.emitted.kinds.is_part(rows, value))
+            columns = self.jobs[0].p.shape[rows.axes[0]]
+            total = self.find(rows) * (columns if rows.is_mean else 1)
+            return total.sum(axes, keepdims=True) / (columns * total.shape[axes[0]] if value.is_mean else 1)
+        array = self.find(x)
+        array = array * array if value.is_squared else array
+        return (jnp.mean if value.is_mean else jnp.sum)(array, axes, keepdims=True)
+
+    def by_tensor(self, operand: Any) -> Any:
+        """One number for each tensor, as a vector."""
+        return jnp.broadcast_to(jnp.asarray(self.find(operand), "float64"), self.shape).ravel()
+
+    def by_job(self, operand: Any) -> list[Any]:
+        """One number for each tensor, as a vector for each job."""
+        return jnp.split(self.by_tensor(operand), list(itertools.accumulate(self.slices))[:-1])
+
+    # ---- passes
+
+    def pass_of(self, stage: int) -> int | None:
+        """The pass of a stage, if these tensors have one."""
+        last = len(self.code.numbers) - 1
+        return last if stage >= REHEARSE else stage if stage < last else None
+
+    def written(self, number: int, job: Job) -> list[str]:
+        """The keys of what a pass writes of a job: p and its record, and state with its scales."""
+        pass_, entries = self.emitted.passes[number], keys_of(job)
+        operands = (PARAMETER, GRADIENT, *entries)
+        keys = [operands[place] for place, written in zip(pass_.operands, pass_.written, strict=True) if written]
+        beside = [scale_key(key) if key != PARAMETER else RECORD for key in keys]
+        return [*keys, *(key for key in beside if key in job.state)]
+
+    def registers(self, stage: int, width: int) -> Any:
+        """What native code is given of each tensor: the size, numbers of the pass, and whether it is surely finite."""
+        code, number = self.code, self.pass_of(stage)
+        columns = dict.fromkeys(range(width), jnp.zeros(len(self.rows)))
+        if number is not None:
+            if code.sums[number] and self.program.stacked_axes:  # sums of slices must fit the precision
+                columns[structs.COUNT] = self.by_tensor(self.sizes)
+            columns.update(enumerate(map(self.by_tensor, code.numbers[number]), code.first_number))
+        if stage == REHEARSE and code.bound is not None:
+            columns[code.bounded] = self.by_tensor(code.bound)
+        return jnp.stack(list(columns.values()), axis=1)
+
+    def take_sums(self, stage: int, registers: Any) -> None:
+        number = self.pass_of(stage)
+        if number is None or stage == REHEARSE:
+            return
+        first = self.code.first_sum(number)
+        for place, value in enumerate(self.code.sums[number]):
+            self.totals[value] = registers[self.rows.start : self.rows.stop, first + place].reshape(self.shape)
+
+    # ---- rows and columns
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """How many rows and columns there are of one tensor, of all its matrices."""
+        row, column = self.axes or (0, 0)
+        shape = self.jobs[0].p.shape
+        size = math.prod(shape[self.program.stacked_axes :])
+        return size // shape[column], size // shape[row]
+
+    @property
+    def small_shape(self) -> Shape:
+        """Of what native code is given, and tells, of rows and columns: slots of rows, then slots of columns."""
+        pairs = zip(self.code.slots, self.lengths, strict=True)
+        return len(self.rows), sum(slots * length for slots, length in pairs)
+
+    def without(self, place: int) -> Shape:
+        """The shape of rows, or of columns, of all jobs: with size 1 along the other axis."""
+        assert self.axes is not None
+        other = self.axes[1 - place]
+        return len(self.jobs), *(1 if axis == other else n for axis, n in enumerate(self.jobs[0].p.shape))
+
+    def reads_small(self, number: int) -> bool:
+        pass_ = self.emitted.passes[number]
+        return bool(pass_.rows or pass_.columns)
+
+    def small_values(self) -> Any:
+        """What passes read of rows and columns."""
+        parts = []
+        for place, values in enumerate((self.emitted.rows, self.emitted.columns)):
+            slots = [jnp.broadcast_to(self.find(value), self.without(place)) for value in values]
+            slots += [jnp.zeros(self.without(place))] * (self.code.slots[place] - len(values))
+            parts += [slot.reshape(len(self.rows), -1) for slot in slots]
+        return jnp.concatenate(parts, axis=1).astype(self.precision)
+
+    def place_rows(self, buffer: int) -> dict[int, int]:
+        """Where the rows and columns of each tensor are, of a buffer at this place."""
+        size = self.small_shape[1] * jnp.dtype(self.precision).itemsize
+        return {row: buffer + place * size for place, row in enumerate(self.rows)}
+
+    def take_means(self, means: Any) -> None:
+        """Note the sums of a pass over rows and columns, of which native code tells means."""
+        pass_, first = self.emitted.passes[self.code.gathers], 0
+        for place, values in enumerate((pass_.row_sums, pass_.column_sums)):
+            length = self.lengths[place]
+            for slot, value in enumerate(values):
+                begin = first + slot * length
+                mean = means[:, begin : begin + length].astype("float64").reshape(self.without(place))
+                count = 1 if value.is_mean else self.jobs[0].p.shape[(self.axes or ())[1 - place]]
+                self.known[value] = mean * count
+            first += self.code.slots[place] * length
+
+    # ---- results
+
+    def finite(self) -> Any:
+        return self.by_tensor(self.program.finite) != 0
+
+    def new_state(self) -> list[dict[str, Any]]:
+        """Of each job the entries that are smaller than the parameter."""
+        states: list[dict[str, Any]] = [{} for _ in self.jobs]
+        for key in self.emitted.schedule.small:
+            if self.axes is None:
+                entries = self.by_job(self.program.state[key])
+            else:
+                shape = len(self.jobs), *self.jobs[0].state[key].shape
+                entries = list(jnp.broadcast_to(self.find(self.program.state[key]), shape))
+            for state, job, entry in zip(states, self.jobs, entries, strict=True):
+                old = job.state[key]
+                state[key] = entry.reshape(old.shape).astype(self.precision).astype(old.dtype)
+        return states
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Of each job the figures, a number for each tensor."""
+        shown = {name: self.by_job(value) for name, value in self.program.stats.items()}
+        return [{name: values[place] for name, values in shown.items()} for place in range(len(self.jobs))]
