@@ -250,15 +250,16 @@ class Compiled:
         for pass_, handles, target in zip(passes, numbers, self.passes, strict=True):
             target.index, target.functions = library[pass_.function.name]
             target.operands, target.numbers = len(pass_.operands), len(handles)
-            target.sums, target.kept = len(pass_.sums), len(pass_.stored)
+            target.sums, target.kept = len(pass_.sums), len(pass_.kept)
             target.written = sum(1 << k for k, written in enumerate(pass_.written) if written)
             target.operand[: len(pass_.operands)] = pass_.operands
             target.rows, target.columns = len(pass_.rows), len(pass_.columns)
             target.row_sums, target.column_sums = len(pass_.row_sums), len(pass_.column_sums)
             target.row[: len(pass_.rows)] = [index_of(emitted.rows, value) for value in pass_.rows]
             target.column[: len(pass_.columns)] = [index_of(emitted.columns, value) for value in pass_.columns]
-            target.column_of[: len(pass_.column_of)] = pass_.column_of
-            target.column_squared[: len(pass_.column_sums)] = [v.is_squared for v in pass_.column_sums]
+            every_sum = pass_.every_sum
+            target.squared = sum(1 << k for k, value in enumerate(every_sum) if value.is_squared)
+            target.summed[: len(every_sum)] = pass_.summed
             target.registers = self.address(ctypes.c_int32, list(map(place, handles)))
         self.between = structs.Between(after_pass=-1)
         if emitted.between is not None:

@@ -8,19 +8,18 @@ named by what they compute, so that rules and options that compute the same shar
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.errors import RuleError
 from thalweg.kernels.cpu.between import Between, EmittedBetween
-from thalweg.kernels.cpu.lines import Function, Lines, Names, Numbers, cpp, function
-from thalweg.kernels.cpu.structs import MOST_PASSES, OPERAND, OPERANDS, SLOTS
+from thalweg.kernels.cpu.lines import Function, Lines, Names, Numbers, function
+from thalweg.kernels.cpu.structs import MOST_PASSES, OPERANDS, SLOTS
 from thalweg.kernels.text import indented, summand
 from thalweg.programs.extents import COLUMN, ELEMENT, HOST, MATRIX, ROW, TENSOR, MatrixKinds
 from thalweg.programs.graph import Value
-from thalweg.programs.lower import LOAD, Sum
+from thalweg.programs.lower import LOAD
 from thalweg.programs.schedule import Schedule, reach, reductions_of
 from thalweg.programs.trace import GRADIENT, PARAMETER
 
@@ -35,14 +34,21 @@ class EmittedPass:
     operands: list[int]
     written: list[bool]
     numbers: list[Any]
+    #: What is computed to be summed, kept of every element: float32 may not do for the sum, and a short pass need not
+    #: compute it again.
+    kept: list[Value]
+    #: Of every sum where what it adds up is found: an operand that the pass only reads, or behind those what is kept.
+    summed: list[int]
     sums: list[Value]
-    #: What is kept of every element, to be summed again or read by the next pass.
-    stored: list[Value]
-    rows: list[Value] = field(default_factory=list)
-    columns: list[Value] = field(default_factory=list)
-    row_sums: list[Value] = field(default_factory=list)
-    column_sums: list[Value] = field(default_factory=list)
-    column_of: list[int] = field(default_factory=list)
+    row_sums: list[Value]
+    column_sums: list[Value]
+    #: The rows and columns that are read.
+    rows: list[Value]
+    columns: list[Value]
+
+    @property
+    def every_sum(self) -> list[Value]:
+        return [*self.sums, *self.row_sums, *self.column_sums]
 
 
 @dataclass
@@ -115,122 +121,84 @@ class Emission:
         for value in slots:
             lines.known[value] = names.new(value)
         scale = numbers.add("scale") if GRADIENT in loads else ""
-        of_elements = {
-            kind: [v for v in pass_.sums if (self.kinds.find(v.args[0]), self.kinds.find(v)) == (ELEMENT, kind)]
+        sums, row_sums, column_sums = (
+            [v for v in pass_.sums if (self.kinds.find(v.args[0]), self.kinds.find(v)) == (ELEMENT, kind)]
             for kind in (TENSOR, ROW, COLUMN)
-        }
-        block = lines.write_pass(program, loads, itertools.chain(*of_elements.values()), pass_.writes)
-        summed = {kind: [x for x in block.sums if x.domain == kind] for kind in of_elements}
+        )
+        overwritten = {loads[key] for key in pass_.writes if key in loads}
+        if overwritten & reach(program, [x for value in column_sums for x in value.args], set(loads.values())):
+            raise RuleError(f"{program.rule_name} sums columns of what the same pass overwrites")
+        block = lines.write_pass(program, loads, (*sums, *row_sums, *column_sums), pass_.writes)
         names_of = {x.source: x.name for x in block.statements if x.op == LOAD}
         texts = {name: f"load<X>({places[key]} + i)" for key, name in names_of.items()}
         if GRADIENT in names_of:
             texts[names_of[GRADIENT]] += f" * {scale}"
         texts |= {lines.known[value]: f"load<X>(kept + {slot} * TILE + i)" for value, slot in slots.items()}
-        reading = [f"[[maybe_unused]] const X {name} = {text};" for name, text in texts.items()]
-        body: list[str] = []
-        before: list[str] = []
-        after: list[str] = []
-        stored: dict[Any, int] = {}
-        #: Of a pass that writes nothing, what is kept is computed again where it is needed.
-        again: list[str] = []
-
-        def found_again(value: Any, *, computed: bool = False) -> tuple[str, str, int]:
-            """Where a value is, if its sum overflows, and what it is to be multiplied by."""
-            key = next((key for key in keys if value is program.inputs[key] and key not in pass_.writes), None)
-            if key is not None:
-                return places[key], scale if key == GRADIENT else "T(1)", OPERAND + keys.index(key)
-            if value not in stored:
-                stored[value] = len(stored)
-                to = again if computed else body
-                to.append(f"store(kept + {stored[value]} * TILE + i, widened<X>({lines.number(value)}));")
-            return f"kept + {stored[value]} * TILE", "T(1)", stored[value]
-
-        checks: list[tuple[str, str, bool]] = []
-        for index, (name, _, value) in enumerate(begin_sums(names, summed[TENSOR], before, body)):
-            total = names.new(None, "total")
-            after.append(f"const double {total} = {name}.total();")
-            check = "checked_squares" if value.is_squared else "checked_sum"
-            place, factor, _ = found_again(value.args[0], computed=not pass_.writes)
-            text = f"tile.sums[{index}] += {check}<T>({total}, {place}, {factor}, tile.n);"
-            checks.append((total, text, value.is_squared))
-        if again:
-            doubts = " || ".join(f"is_doubtful<T, {cpp(squared)}>({total})" for total, _, squared in checks)
-            after += [f"if ({doubts})", "    for (int64_t i = 0; i < tile.n; i++) {", "        using X = T;"]
-            after += [*indented(["«lines»", *again], 8), "    }"]
-        after += [line for _, line, _ in checks]
-        for index, (name, term, value) in enumerate(begin_sums(names, summed[ROW], before, body)):
-            body.append(f"if (has_terms) store(terms + {index} * TILE + i, widened<X>({term}));")
-            place, factor, _ = found_again(value.args[0])
-            after.append(
-                f"add_to_row<T, {cpp(value.is_squared)}>({name}.total(), terms + {index} * TILE, "
-                f"{place}, {factor}, tile.n, tile.after, tile.row_sums[{index}]);"
-            )
-        column_of = []
-        for index, (value, x, *_) in enumerate(summed[COLUMN]):
-            name = names.new(value)
-            before.append(f"T* const {name} = tile.column_sums[{index}];")
-            body.append(f"store({name} + i, load<X>({name} + i) + {summand(value, str(x))});")
-            column_of.append(found_again(value.args[0])[2])
-        results = block.stores
-        if PARAMETER in results:
-            results[PARAMETER] = "{} + {}".format(*block.statements[-1].args)
-        stores = [f"store({places[key]} + i, widened<X>({text}));" for key, text in results.items()]
         head = [f"T* const {name} = tile.x[{index}];" for index, name in enumerate(places.values())]
         head += numbers.fetch("tile")
         # what emitted code reads in its loops are constants of its own: a tile might be changed by what it writes
         for index, name in enumerate(rows.values()):
             across, row = names.new(None, "across"), names.new(None, "row_value")
             head += [f"const T* const {across} = tile.across[{index}];", f"const T {row} = tile.row[{index}];"]
-            text = f"{across} ? load<X>({across} + i) : X{{}} + {row}"
-            reading.insert(0, f"[[maybe_unused]] const X {name} = {text};")
+            texts[name] = f"{across} ? load<X>({across} + i) : X{{}} + {row}"
         for index, name in enumerate(columns.values()):
             column = names.new(None, "column_tile")
             head.append(f"const T* const {column} = tile.column[{index}];")
-            reading.insert(0, f"[[maybe_unused]] const X {name} = load<X>({column} + i);")
-        if stored or slots:
+            texts[name] = f"load<X>({column} + i)"
+        body: list[str] = []
+        after: list[str] = []
+        kept: dict[Value, int] = {}
+        summed: list[int] = []
+        for index, (value, x, _, kind, _) in enumerate(block.sums):
+            name, term = names.new(value), summand(value, str(x))
+            if kind == COLUMN:
+                head.append(f"T* const {name} = tile.column_sums[{index - len(sums) - len(row_sums)}];")
+                body.append(f"store({name} + i, load<X>({name} + i) + {term});")
+            else:
+                head.append(f"Sum<T> {name};")
+                body.append(f"{name}.add({term}, k);")
+                after.append(f"tile.sums[{index}] = {name}.total();")
+            key = next((key for key in keys if value.args[0] is loads.get(key) and key not in pass_.writes), None)
+            if key is not None:
+                summed.append(keys.index(key))
+                continue
+            if value.args[0] not in kept:
+                kept[value.args[0]] = len(kept)
+                body.append(f"store(kept + {kept[value.args[0]]} * TILE + i, widened<X>({x}));")
+            summed.append(OPERANDS + kept[value.args[0]])
+        if kept or slots:
             head.append("T* const kept = tile.kept;")
-        if summed[ROW]:
-            head += ["T* const terms = tile.terms;", "const bool has_terms = tile.after > 1;"]
-        computed = [*reading, *lines.lines]
-        after = [out for line in after for out in (indented(computed, 8) if line.strip() == "«lines»" else [line])]
+        results = block.stores
+        if PARAMETER in results:
+            results[PARAMETER] = "{} + {}".format(*block.statements[-1].args)
+        body += [f"store({places[key]} + i, widened<X>({text}));" for key, text in results.items()]
         text = "\n".join(
             [
                 "    const Tile<T>& tile = *static_cast<const Tile<T>*>(given);",
-                *indented([*head, *before], 4),
+                *indented(head, 4),
                 "    over<T>(tile.n, [&](auto lane, int64_t i, int k) {",
                 "        using X = decltype(lane);",
-                *indented([*computed, *body, *stores], 8),
+                *(f"        [[maybe_unused]] const X {name} = {read};" for name, read in texts.items()),
+                *indented([*lines.lines, *body], 8),
                 "        (void)k;",
                 "    });",
                 *indented(after, 4),
             ]
         )
         reads = (*loads, *(["what the pass before has kept"] if slots else []))
-        emitted = function("pass", text, names, str(replace(pass_, reads=reads)))
         return EmittedPass(
-            emitted,
+            function("pass", text, names, str(replace(pass_, reads=reads))),
             [self.places[key] for key in keys],
             [key in pass_.writes for key in keys],
             numbers.values,
-            of_elements[TENSOR],
-            list(stored),
+            list(kept),
+            summed,
+            sums,
+            row_sums,
+            column_sums,
             list(rows),
             list(columns),
-            of_elements[ROW],
-            of_elements[COLUMN],
-            column_of,
         )
-
-
-def begin_sums(
-    names: Names, sums: Iterable[Sum], before: list[str], body: list[str]
-) -> Iterator[tuple[str, str, Value]]:
-    """Begin sums and add to them: of each its name, what is added, and its value."""
-    for value, x, *_ in sums:
-        name, term = names.new(value), summand(value, str(x))
-        before.append(f"Sum<T> {name};")
-        body.append(f"{name}.add({term}, k);")
-        yield name, term, value
 
 
 def emit(schedule: Schedule, kinds: MatrixKinds) -> Emitted:
@@ -244,8 +212,8 @@ def emit(schedule: Schedule, kinds: MatrixKinds) -> Emitted:
     passes = [emission.emit_pass(number) for number in range(len(schedule.passes))]
     short = None
     if len(passes) > 1 and kinds.axes is None and schedule.passes[-2].writes and not schedule.passes[-1].sums:
-        short = emission.emit_pass(len(passes) - 1, passes[-2].stored)
-        short.stored = passes[-2].stored
+        short = emission.emit_pass(len(passes) - 1, passes[-2].kept)
+        short.kept = passes[-2].kept
         short = short if short.function != passes[-1].function else None
     for pass_ in passes:  # rows that are one number for each matrix are spread over its rows
         for kind, values in ((ROW, pass_.rows), (COLUMN, pass_.columns)):
@@ -269,7 +237,7 @@ def check_room(name: str, passes: list[EmittedPass], emission: Emission) -> None
     for what, most, counts in (
         ("state entries", OPERANDS - 2, [len(emission.program.entries)]),
         ("passes over memory", MOST_PASSES, [len(passes)]),
-        ("sums in one pass", MOST_SUMS, [max(len(emitted.sums), len(emitted.stored)) for emitted in passes]),
+        ("sums in one pass", MOST_SUMS, [max(len(emitted.sums), len(emitted.kept)) for emitted in passes]),
         ("numbers in one pass", MOST_NUMBERS, [len(emitted.numbers) for emitted in passes]),
         (
             "statistics of rows or columns",

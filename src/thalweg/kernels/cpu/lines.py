@@ -81,7 +81,7 @@ class Names:
 #: Names that functions have for other things.
 OTHERS = (
     "tile matrix given n i k r c at after lane X T kept terms has_terms numbers row column int double float "
-    "add_to_row checked_squares checked_sum is_doubtful load over store widened"
+    "load over store widened"
 )
 #: Words of C++ that a rule may call a value.
 WORDS = (
@@ -154,7 +154,3 @@ def function(kind: str, text: str, names: Names, comment: str) -> Function:
 def index_of(values: Sequence[Any], wanted: Any) -> int:
     """The index of a value, by identity: ``==`` of values makes a new value."""
     return next(index for index, value in enumerate(values) if value is wanted)
-
-
-def cpp(truth: bool) -> str:
-    return "true" if truth else "false"

@@ -7,9 +7,9 @@ from ctypes import c_int8, c_int32, c_int64, c_uint8, c_uint32, c_void_p
 
 DTYPES = {"float32": 1, "float64": 2, "bfloat16": 3, "float16": 4, "int8": 5, "uint8": 6}
 #: As abi.h has them: what a tensor, a program and a pass have room for, elements that may lie behind a factored column,
-#: what marks an operand among those that sums of columns are of, and the registers that every program has (the scale
-#: of the gradient, the number of elements, the largest number of p), before its own.
-OPERANDS, MOST_PASSES, SLOTS, MOST_AFTER, OPERAND = 8, 6, 2, 128, 128
+#: and the registers that every program has (the scale of the gradient, the number of elements, the largest number of
+#: p), before its own.
+OPERANDS, MOST_PASSES, MOST_SUMS, SLOTS, MOST_AFTER = 8, 6, 9, 2, 128
 SCALE, COUNT, LARGEST, FIRST_NUMBER = 0, 1, 2, 3
 
 
@@ -36,10 +36,11 @@ class Tensor(ctypes.Structure):
 
 class Pass(ctypes.Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("index", "operands", "written", "numbers", "sums", "kept")),
+        *((name, c_int32) for name in ("index", "operands", "written", "numbers", "sums", "kept", "squared")),
         *((name, c_int32) for name in ("row_sums", "column_sums", "rows", "columns")),
         ("operand", c_uint8 * 8),
-        *((name, c_uint8 * SLOTS) for name in ("row", "column", "column_of", "column_squared")),
+        *((name, c_uint8 * SLOTS) for name in ("row", "column")),
+        ("summed", c_uint8 * MOST_SUMS),
         ("registers", c_void_p),
         ("functions", c_void_p),
     )

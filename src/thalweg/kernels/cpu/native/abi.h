@@ -15,7 +15,7 @@ constexpr int ROOM = 6;             // entries of the state that a tensor may ha
 constexpr int OPERANDS = 2 + ROOM;  // p, g and the state
 constexpr int MOST_PASSES = 6;
 constexpr int SLOTS = 2;            // rows, and columns, of a factored tensor that a pass may ask for, or sum
-constexpr int OPERAND = 128;
+constexpr int MOST_SUMS = 9;        // of a pass: of tensors, rows and columns
 constexpr int64_t MOST_AFTER = 128;  // elements behind a factored column that are served
 
 // One tensor: where it lies and how it is stored. Stacked parameters have one for each slice.
@@ -41,13 +41,15 @@ struct Tensor {
 struct Pass {
     int32_t index;                // among the emitted passes of this library
     int32_t operands, written;    // how many operands it has; bit k: the k-th is written
-    int32_t numbers, sums, kept;  // how many it has of each; of a short pass: what the one before it keeps
+    int32_t numbers, sums;        // how many it has of each
+    int32_t kept, squared;        // what it keeps of each element (a short pass: what the one before it keeps); bit k:
+                                  // the k-th sum is of squares
     int32_t row_sums, column_sums, rows, columns;  // of factored tensors: sums it makes, slots it reads
     uint8_t operand[8];           // of the tensor
     uint8_t row[SLOTS], column[SLOTS];  // which slots
-    // of sums of columns: what they are of (something kept, or from OPERAND on an operand; the gradient is to be
-    // multiplied by the first number), and whether that is squared
-    uint8_t column_of[SLOTS], column_squared[SLOTS];
+    // of sums (of tensors, then of rows, then of columns): an operand of the pass that it reads alone, or OPERANDS and
+    // which of what it keeps
+    uint8_t summed[MOST_SUMS];
     const int32_t* registers;     // of its numbers
     const void* functions;        // of a pass that was compiled elsewhere; null: see index
 };

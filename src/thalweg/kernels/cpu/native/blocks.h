@@ -24,11 +24,43 @@ bool storable(const T* x, int64_t n, uint8_t dtype) {
 
 using Code = void (*)(const void*);
 
-// A pass over `n` elements from `at` on; what only factored tensors have is filled in already.
+// Whether the sum of a tile is right as it came out in the precision of the arithmetic: float32 is enough for so many
+// numbers, unless it overflows, or squares vanish.
 template <class T>
-bool run_tile(const Job& job, const Pass& pass, Code code, int64_t at, Tile<T>& tile, bool dry, T* buffers) {
+bool fits(double total) { return sizeof(T) == 8 || std::fabs(total) < 0x1p126; }
+
+// What a sum adds up of a tile when a pass has gone through it.
+template <class T>
+struct Terms {
+    const T* x;
+    T scale;
+    int64_t n;
+    bool squared;
+
+    Terms(const Pass& pass, const Tile<T>& tile, int sum) : n(tile.n), squared(pass.squared >> sum & 1) {
+        const int place = pass.summed[sum];
+        x = place < OPERANDS ? tile.x[place] : tile.kept + (place - OPERANDS) * TILE;
+        scale = place < OPERANDS && pass.operand[place] == 1 ? tile.numbers[0] : T(1);
+    }
+    T operator[](int64_t i) const { return squared ? (x[i] * scale) * (x[i] * scale) : x[i] * scale; }
+
+    // In float64, as rules do it; if all squares are 0 even so, squared in it.
+    double careful_sum() const {
+        double sum = 0;
+        for (int64_t i = 0; i < n; i++) sum += double((*this)[i]);
+        if (!squared || sum != 0) return sum;
+        for (int64_t i = 0; i < n; i++) sum += double(x[i] * scale) * double(x[i] * scale);
+        return sum;
+    }
+};
+
+// A pass over `n` elements from `at` on; what only factored tensors have is filled in already. sums: of the tensor.
+template <class T>
+bool run_tile(const Job& job, const Pass& pass, Code code, int64_t at, Tile<T>& tile, double* sums, bool dry, T* buffers) {
     const Tensor& tensor = *job.tensor;
     InOut<T> written[OPERANDS];
+    double found[MOST_SUMS];
+    tile.sums = found;
     for (int k = 0; k < pass.operands; k++) {
         const int which = pass.operand[k];
         T* buffer = buffers + k * TILE;
@@ -40,6 +72,10 @@ bool run_tile(const Job& job, const Pass& pass, Code code, int64_t at, Tile<T>& 
         }
     }
     code(&tile);
+    for (int k = 0; k < pass.sums && !dry; k++) {
+        const bool is_lost = sizeof(T) == 4 && pass.squared >> k & 1 && !(found[k] > 0x1p-90);
+        sums[k] += fits<T>(found[k]) && !is_lost ? found[k] : Terms<T>(pass, tile, k).careful_sum();
+    }
     bool finite = true;
     for (int k = 0; k < pass.operands; k++)
         if (pass.written >> k & 1) finite &= written[k].close(*job.options);
@@ -50,14 +86,13 @@ template <class T>
 bool run_block(const Job& job, const Pass& pass, Code code, int64_t begin, int64_t end, double* sums, bool dry) {
     T numbers[MOST_NUMBERS], buffers[OPERANDS * TILE], kept[SUMS * TILE];
     fetch_numbers(numbers, pass.registers, pass.numbers, job.registers);
-    double ignored[SUMS] = {};
     bool finite = true;
     for (int64_t at = begin; at < end; at += TILE) {
         Tile<T> tile;
         tile.n = least(TILE, end - at);
-        tile.numbers = numbers, tile.sums = dry ? ignored : sums;
+        tile.numbers = numbers;
         tile.kept = job.kept ? reinterpret_cast<T*>(job.kept) + at * pass.kept : kept;
-        finite &= run_tile(job, pass, code, at, tile, dry, buffers);
+        finite &= run_tile(job, pass, code, at, tile, sums, dry, buffers);
     }
     return finite;
 }

@@ -14,17 +14,15 @@ namespace {
 // Some elements of one tensor, one pass.
 template <class T>
 struct Tile {
-    int64_t n, after;        // after: places behind the columns of a factored tensor
+    int64_t n;
     T* x[OPERANDS];          // the operands of the pass, in its order
     const T* numbers;
-    T* kept;                 // TILE for each value that is kept to be summed again
-    double* sums;
+    T* kept;                 // TILE for each value that is summed
+    double* sums;            // of this tile alone: for its tensor, and for its row
     const T* across[SLOTS];  // rows: one for each element where something lies behind the columns, else null
     T row[SLOTS];
     const T* column[SLOTS];
     T* column_sums[SLOTS];
-    double* row_sums[SLOTS];  // one for each place behind the columns
-    T* terms;                // TILE for each sum of rows
 };
 
 // Rows and columns of one matrix of a factored tensor, when their sums are complete.
@@ -99,33 +97,6 @@ inline X power(A a, B b) {
         for (size_t lane = 0; lane < sizeof x / sizeof x[0]; lane++) x[lane] = std::pow(x[lane], y[lane]);
         return x;
     }
-}
-
-// ---- sums of rows
-
-// Adds some columns of a row to its sums. total: as it came out in the precision of the arithmetic; terms: what was
-// added, where something lies behind the columns; x, times a scale: what it was made of.
-template <class T, bool SQUARED>
-void add_to_row(double total, T* terms, const T* x, T scale, int64_t n, int64_t after, double* row) {
-    const auto term = [&](int64_t i) { return SQUARED ? double(T((x[i] * scale) * (x[i] * scale))) : double(x[i] * scale); };
-    if (after > 1) {
-        bool fine = true;
-        int64_t columns_left = n / after;
-        while (columns_left > 1) {  // the second half of the columns is added to the first
-            const int64_t half = columns_left / 2, first = columns_left - half;
-            for (int64_t i = 0; i < half * after; i++) terms[i] += terms[first * after + i];
-            columns_left = first;
-        }
-        for (int64_t k = 0; k < after; k++) fine &= std::fabs(terms[k]) < T(0x1p126);
-        for (int64_t k = 0; k < after && fine; k++) row[k] += double(terms[k]);
-        for (int64_t i = 0; i < n && !fine; i++) row[i % after] += term(i);
-        return;
-    }
-    if (!(std::fabs(total) < 0x1p126)) {  // lanes may have overflowed where the sum does not
-        total = 0;
-        for (int64_t i = 0; i < n; i++) total += term(i);
-    }
-    row[0] += total;
 }
 
 }  // namespace

@@ -80,13 +80,30 @@ void repeat(T* to, const T* from, int64_t period, int64_t n) {
     for (int64_t done = period; done < n; done *= 2) std::memcpy(to + done, to, size_t(least(done, n - done)) * sizeof(T));
 }
 
-// What an element adds to a sum of columns.
+// Adds some columns of a row to its sums, one for each place behind the columns.
 template <class T>
-T column_term(const Pass& pass, int sum, const Tile<T>& tile, int64_t i) {
-    const int of = pass.column_of[sum];
-    T x = of < OPERAND ? tile.kept[of * TILE + i] : tile.x[of - OPERAND][i];
-    if (of >= OPERAND && pass.operand[of - OPERAND] == 1) x *= tile.numbers[0];
-    return pass.column_squared[sum] ? x * x : x;
+void add_to_row(const Pass& pass, const Tile<T>& tile, int sum, int64_t after, double* row) {
+    if (after == 1 && fits<T>(tile.sums[sum])) {  // else lanes may have overflowed where the sum does not
+        row[0] += tile.sums[sum];
+        return;
+    }
+    const Terms<T> terms(pass, tile, sum);
+    if (after == 1) {
+        row[0] += terms.careful_sum();
+        return;
+    }
+    T added[TILE];
+    for (int64_t i = 0; i < terms.n; i++) added[i] = terms[i];
+    int64_t columns_left = terms.n / after;
+    while (columns_left > 1) {  // the second half of the columns is added to the first
+        const int64_t half = columns_left / 2, first = columns_left - half;
+        for (int64_t i = 0; i < half * after; i++) added[i] += added[first * after + i];
+        columns_left = first;
+    }
+    bool fine = true;
+    for (int64_t k = 0; k < after; k++) fine &= std::fabs(added[k]) < T(0x1p126);
+    for (int64_t k = 0; k < after && fine; k++) row[k] += double(added[k]);
+    for (int64_t i = 0; i < terms.n && !fine; i++) row[i % after] += double(terms[i]);
 }
 
 // One pass over one window.
@@ -98,16 +115,15 @@ bool run_window(const Job& job, const Cut& cut, const Pass& pass, Code code, int
     const Partial partial(job, cut, pass);
     const int64_t after = tensor.after, run = tensor.columns * after, n = window.n, piece = piece_of(after);
     const int64_t a = window.slice / tensor.between, b = window.slice % tensor.between;
-    T numbers[MOST_NUMBERS], buffers[OPERANDS * TILE], kept[SUMS * TILE], terms[SLOTS * TILE], repeated[SLOTS * TILE];
+    T numbers[MOST_NUMBERS], buffers[OPERANDS * TILE], kept[SUMS * TILE], repeated[SLOTS * TILE];
     fetch_numbers(numbers, pass.registers, pass.numbers, job.registers);
-    double ignored[SUMS] = {}, ignored_rows[SLOTS][MOST_AFTER];
     T column_sums[SLOTS][WIDEST];
     Tile<T> tile;
-    tile.after = after, tile.numbers = numbers, tile.kept = kept, tile.terms = terms;
+    tile.numbers = numbers, tile.kept = kept;
     bool finite = true;
 
-    const auto pass_over = [&](int64_t row, int64_t column, int64_t count, double* to_sums, bool to_rows) {
-        tile.n = count, tile.sums = to_sums;
+    const auto pass_over = [&](int64_t row, int64_t column, int64_t count, bool is_dry) {
+        tile.n = count;
         for (int k = 0; k < pass.rows; k++) {
             const T* own = slots.row(pass.row[k]) + ((a * tensor.rows + row) * tensor.between + b) * after;
             tile.row[k] = own[0], tile.across[k] = nullptr;
@@ -118,16 +134,16 @@ bool run_window(const Job& job, const Cut& cut, const Pass& pass, Code code, int
         }
         for (int k = 0; k < pass.columns; k++)
             tile.column[k] = slots.column(pass.column[k]) + window.slice * run + window.first_col + column;
-        for (int k = 0; k < pass.row_sums; k++)
-            tile.row_sums[k] = to_rows ? partial.rows(k) + ((window.cut_col * cut.slices + window.slice) * tensor.rows + row) * after
-                                       : ignored_rows[k];
         for (int k = 0; k < pass.column_sums; k++) tile.column_sums[k] = column_sums[k] + column;
-        finite &= run_tile(job, pass, code, window.at(row, column), tile, dry, buffers);
+        finite &= run_tile(job, pass, code, window.at(row, column), tile, sums, is_dry, buffers);
+        const int64_t place = ((window.cut_col * cut.slices + window.slice) * tensor.rows + row) * after;
+        for (int k = 0; k < pass.row_sums && !is_dry; k++)
+            add_to_row(pass, tile, pass.sums + k, after, partial.rows(k) + place);
     };
 
     if (pass.row_sums + pass.column_sums == 0) {
         window.in_turn(0, window.rows_by_stream(), piece,
-                       [&](int64_t row, int64_t column, int64_t count) { pass_over(row, column, count, dry ? ignored : sums, true); });
+                       [&](int64_t row, int64_t column, int64_t count) { pass_over(row, column, count, dry); });
         return finite;
     }
     double* columns[SLOTS];
@@ -144,7 +160,7 @@ bool run_window(const Job& job, const Cut& cut, const Pass& pass, Code code, int
         for (int k = 0; k < pass.column_sums; k++)
             for (int64_t i = 0; i < n; i++) column_sums[k][i] = 0;
         window.in_turn(first, last, piece,
-                       [&](int64_t row, int64_t column, int64_t count) { pass_over(row, column, count, sums, true); });
+                       [&](int64_t row, int64_t column, int64_t count) { pass_over(row, column, count, dry); });
         bool fine = true;
         for (int k = 0; k < pass.column_sums; k++)
             for (int64_t i = 0; i < n; i++) fine &= std::fabs(column_sums[k][i]) < T(0x1p126);
@@ -153,11 +169,13 @@ bool run_window(const Job& job, const Cut& cut, const Pass& pass, Code code, int
                 for (int64_t i = 0; i < n; i++) columns[k][i] += double(column_sums[k][i]);
             continue;
         }
-        // too large to be added up in float32: computed again, for what was kept of each
+        // too large to be added up in float32: computed again, for what is summed of each
         window.in_turn(first, last, piece, [&](int64_t row, int64_t column, int64_t count) {
-            pass_over(row, column, count, ignored, false);
-            for (int k = 0; k < pass.column_sums; k++)
-                for (int64_t i = 0; i < count; i++) columns[k][column + i] += double(column_term(pass, k, tile, i));
+            pass_over(row, column, count, true);
+            for (int k = 0; k < pass.column_sums; k++) {
+                const Terms<T> terms(pass, tile, pass.sums + pass.row_sums + k);
+                for (int64_t i = 0; i < count; i++) columns[k][column + i] += double(terms[i]);
+            }
         });
     }
     return finite;

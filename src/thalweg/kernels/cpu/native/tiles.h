@@ -278,35 +278,6 @@ class Sum {
     T rest[LANES] = {};
 };
 
-// Whether a sum of TILE numbers, or of their squares, may have overflowed or vanished on the way.
-template <class T, bool SQUARED>
-bool is_doubtful(double total) {
-    if (sizeof(T) == 8) return false;
-    return SQUARED ? !(total > 0x1p-90 && total < 0x1p126) : !(std::fabs(total) < 0x1p126);
-}
-
-// The sum of the squares of at most TILE numbers, given as it came out in their precision. Float32 is enough for so
-// many; where it overflowed or vanished they are summed in float64, as rules do it (and if all squares are 0 even so,
-// squared in it). The numbers are those at x, times a scale.
-template <class T>
-double checked_squares(double total, const T* x, T scale, int64_t n) {
-    if (!is_doubtful<T, true>(total)) return total;
-    double careful = 0;
-    for (int64_t i = 0; i < n; i++) careful += double(T((x[i] * scale) * (x[i] * scale)));
-    if (careful != 0) return careful;
-    for (int64_t i = 0; i < n; i++) careful += double(x[i] * scale) * double(x[i] * scale);
-    return careful;
-}
-
-// The same for a sum of the numbers themselves.
-template <class T>
-double checked_sum(double total, const T* x, T scale, int64_t n) {
-    if (!is_doubtful<T, false>(total)) return total;
-    double careful = 0;
-    for (int64_t i = 0; i < n; i++) careful += double(x[i] * scale);
-    return careful;
-}
-
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 }  // namespace
