@@ -60,7 +60,13 @@ class Report:
             raise AuditError("\n".join([self.title, *self.findings]))
 
     def __str__(self) -> str:
-        rows = [Line._fields, *self.lines] if self.lines else []
+        kinds: dict[Any, list[Line]] = defaultdict(list)
+        for line in self.lines:
+            kinds[line[1:6], line.verdict].append(line)
+        rows = [Line._fields] if kinds else []
+        for alike in kinds.values():  # of those that are alike the one that is furthest off
+            name = name_some([line.name for line in alike], 1)
+            rows.append(max(alike, key=lambda line: float(line.off))._replace(name=name))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         beside = [f"fault: {fault}" for fault in self.faults] + [f"remark: {remark}" for remark in self.remarks]
@@ -127,8 +133,11 @@ def remark(steps: Iterable[Step]) -> Mapping[str, list[str]]:
     return remarks
 
 
-def list_words(found: Mapping[str, Sequence[str]], most: int = 4) -> Iterator[str]:
+def list_words(found: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Sentences of names, and of words about them."""
-    for words, names in found.items():
-        more = f" and {len(names) - most} more" if len(names) > most else ""
-        yield from [f"{', '.join(names[:most])}{more}: {words}"] if names else []
+    return (f"{name_some(names, 4)}: {words}" for words, names in found.items() if names)
+
+
+def name_some(names: Sequence[str], most: int) -> str:
+    """Some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
