@@ -14,8 +14,9 @@ from thalweg.audit import AuditError  # noqa: E402
 from thalweg.integrations.audited import ChosenStep  # noqa: E402
 
 
-def run(chosen: ChosenStep, optimizer: Any, p: Any, *, by_closures: bool = False) -> None:
-    """Three steps, the second of which moves twice as far."""
+def run(optimizer: Any, begin: Any, end: Any, *, by_closures: bool = False) -> None:
+    """Three steps within a trainer's calls. begin: is given the number of a step."""
+    (p,) = optimizer.param_groups[0]["params"]
 
     def closure() -> Any:
         p.grad = torch.ones(4)
@@ -23,16 +24,20 @@ def run(chosen: ChosenStep, optimizer: Any, p: Any, *, by_closures: bool = False
 
     for t in (1, 2, 3):
         closure()
-        chosen.begin(optimizer, None, t)
+        begin(t)
         optimizer.step(closure if by_closures else None)
-        chosen.end()
+        end()
+
+
+def make_optimizer(kind: Any = torch.optim.SGD) -> Any:
+    return kind([torch.nn.Parameter(torch.ones(4))], lr=0.1)
 
 
 @pytest.mark.parametrize("by_closures", [False, True])
 def test_the_report_of_the_chosen_step_is_logged(caplog: Any, *, by_closures: bool) -> None:
-    p = torch.nn.Parameter(torch.ones(4))
+    optimizer, chosen = make_optimizer(), ChosenStep(2)
     with caplog.at_level(logging.INFO, "thalweg"):
-        run(ChosenStep(2), torch.optim.SGD([p], lr=0.1), p, by_closures=by_closures)
+        run(optimizer, lambda t: chosen.begin(optimizer, None, t), chosen.end, by_closures=by_closures)
     (record,) = caplog.records
     assert "step 2: audit of SGD: 1 of 1 tensors" in record.message
     assert "as the page" in record.message
@@ -44,15 +49,14 @@ def test_what_is_not_as_the_page_is_raised_if_asked_for() -> None:
             super().step()
             super().step()
 
-    p = torch.nn.Parameter(torch.ones(4))
+    optimizer, chosen = make_optimizer(Twice), ChosenStep(1, check=True)
     with pytest.raises(AuditError, match="moved 2 times as far"):
-        run(ChosenStep(1, check=True), Twice([p], lr=0.1), p)
+        run(optimizer, lambda t: chosen.begin(optimizer, None, t), chosen.end)
 
 
 def test_an_audit_that_sees_no_step_ends_no_run(caplog: Any) -> None:
-    p = torch.nn.Parameter(torch.ones(4))
     chosen = ChosenStep(1)
-    chosen.begin(torch.optim.SGD([p], lr=0.1), None, 1)
+    chosen.begin(make_optimizer(), None, 1)
     chosen.end()
     assert "step 1 was not audited: no steps were taken within" in caplog.text
 
@@ -61,13 +65,11 @@ def test_the_callback_for_a_trainer(caplog: Any) -> None:
     pytest.importorskip("transformers")
     from thalweg.integrations.transformers import Audit
 
-    p = torch.nn.Parameter(torch.ones(4))
-    optimizer, callback = torch.optim.SGD([p], lr=0.1), Audit(2)
+    optimizer, callback = make_optimizer(), Audit(2)
+
+    def begin(t: int) -> None:
+        callback.on_pre_optimizer_step(None, SimpleNamespace(global_step=t - 1), None, optimizer=optimizer)
+
     with caplog.at_level(logging.INFO, "thalweg"):
-        for t in (0, 1):
-            p.grad = torch.ones(4)
-            state = SimpleNamespace(global_step=t)
-            callback.on_pre_optimizer_step(None, state, None, optimizer=optimizer, model=None)
-            optimizer.step()
-            callback.on_optimizer_step(None, state, None)
+        run(optimizer, begin, lambda: callback.on_optimizer_step(None, None, None))
     assert [record.message[:20] for record in caplog.records] == ["step 2: audit of SGD"]

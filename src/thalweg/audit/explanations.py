@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,14 +25,14 @@ LATE = 10**9
 ALIKE = 1e-3
 #: How many standard errors are no accident, in tensors of more than so many elements.
 ERRORS, ENOUGH = 8, 256
+#: The options of all groups of parameters, with "lr".
+Groups: TypeAlias = Sequence[Mapping[str, Any]]
 
 
-def judge(
-    step: Step, sample: Sequence[Step] = (), groups: Sequence[Mapping[str, Any]] = (), key: str = ""
-) -> tuple[str, float, float]:
+def judge(step: Step, sample: Sequence[Step] = (), groups: Groups = (), key: str = "") -> tuple[str, float, float]:
     """What became of the parameter, or of an entry of its state, in words; how far it is off the page, and may be.
 
-    sample: the steps of all tensors. groups: the options of all groups, with "lr".
+    sample: the steps of all tensors.
     """
     fits, off, allowed = step.compare(key)
     words = name_fault(step, key, fits=fits)
@@ -71,7 +71,7 @@ def find_cause(step: Step, explanations: Iterable[tuple[str, Step]], key: str) -
         if least > 0 and abs(factor - 1) > ALIKE and is_along(other, key, factor):
             times = f"moved {abs(factor):.4g} times as far{' as the page' if factor > 0 else ', uphill'}"
             least, told = 0.0, f"{words}, {times}".removeprefix(", ")
-        elif off < least and not key:
+        elif 2 * off < least and not key:  # its own comes first, and another has to be much nearer
             least, told = off, f"along none of our pages; the nearest: {words or 'its own'}, off by {off:.1e}"
     return told
 
@@ -93,10 +93,10 @@ def hides_decay(step: Step) -> bool:
     (move, way), turn = step.moves(), without.page[""] - step.page[""]
     size, rest = norm(turn) or 1.0, move - way
     part = float((rest * turn).sum()) / size**2
-    return part - 1 / 2 > ERRORS * norm(rest - part * turn) / size / rest.size**0.5
+    return bool(part - 1 / 2 > ERRORS * norm(rest - part * turn) / size / rest.size**0.5)
 
 
-def explain(step: Step, sample: Sequence[Step], groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Step]]:
+def explain(step: Step, sample: Sequence[Step], groups: Groups) -> Iterator[tuple[str, Step]]:
     """The same step by pages with one thing changed, each with its words; the likely ones first."""
     rule, options, decay = type(step.rule), vars(step.rule), step.decay
     changes: list[tuple[str, dict[str, Any]]] = []
@@ -123,11 +123,12 @@ def explain(step: Step, sample: Sequence[Step], groups: Sequence[Mapping[str, An
         if other is not step and other.gradient.shape == step.gradient.shape:
             yield f"with the state of {other.name!r}", replace(step, before={**other.before, "": step.before[""]})
     memory = options.get("momentum") or options.get("betas", (0.9,))[0]
-    shared = {name: options[name] for name in ("momentum", "betas", "nesterov") if name in options}
+    shared: dict[str, Any] = {name: options[name] for name in ("momentum", "betas", "nesterov") if name in options}
+    similar: list[dict[str, Any]] = [{}, shared, {"momentum": memory, "dampening": memory}]
     for name, kind in RULES.items():
         if (kind.has_factors and step.t > 1) or (kind.needs_whole and step.gradient.size > SMALL):
             continue  # its state is unknown, or it takes long
-        for given in ({}, shared, {"momentum": memory, "dampening": memory}):
+        for given in similar:
             known = ", ".join(f"{key}={value!r}" for key, value in given.items() if key in hints_of(kind))
             for other in by(step, kind, {"weight_decay": decay, **given}):
                 yield f"as {name}{' with ' * bool(known)}{known} would", other

@@ -50,14 +50,15 @@ def audit(
         precision = Precision(precise, usual, powers=COARSE * DTYPES[precise if rule else "float64"].rounding)
         pairs = zip((p[name], after[name]), kept, strict=True)
         arrays = [{"": seen(xp, x, entries), **decoded(xp, setting.rule, x, entries)} for x, entries in pairs]
-        held = ({key: to_host(x) for key, x in either.items()} for either in arrays)
-        steps.append(Step(name, setting, t, rate, scale, to_host(g[name]), *held, dtypes, precision, tensor_id(name)))
+        before, made = ({key: to_host(x) for key, x in either.items()} for either in arrays)
+        given = name, setting, t, rate, scale, to_host(g[name])
+        steps.append(Step(*given, before, made, dtypes, precision, tensor_id(name)))
     if not steps:
         raise AuditError(
             "the solver has no transformation of thalweg.optax, and optax's do not tell their options: say the page, "
             "such as rule=thalweg.rules.AdamW(weight_decay=1e-4), and lr="
         )
-    return Report(f"audit of one update: {len(steps)} tensors").tell(steps)
+    return Report(f"audit of one update: {len(steps)} tensors").tell(steps, [], {})
 
 
 def list_ours(solver: Any, states: tuple[Tree, Tree], params: Tree, grads: Mapping[str, Any]) -> Iterator[Any]:

@@ -6,12 +6,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from thalweg.audit.explanations import AS_PAGE, judge
+from thalweg.audit.explanations import AS_PAGE, Groups, judge
 from thalweg.audit.page import Step
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.errors import OptimError
@@ -61,21 +60,27 @@ class Report:
             raise AuditError("\n".join([self.title, *self.findings]))
 
     def __str__(self) -> str:
-        rows = [Line._fields, *self.lines] if self.lines else []
+        kinds: dict[Any, list[Line]] = defaultdict(list)
+        for line in self.lines:
+            kinds[line[1:6], line.verdict].append(line)
+        rows = [Line._fields] if kinds else []
+        for alike in kinds.values():  # of those that are alike the one that is furthest off
+            name = name_some([line.name for line in alike], 1)
+            rows.append(max(alike, key=lambda line: float(line.off))._replace(name=name))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         beside = [f"fault: {fault}" for fault in self.faults] + [f"remark: {remark}" for remark in self.remarks]
         return "\n".join([self.title, *table, *beside])
 
-    def tell(
-        self,
-        steps: Sequence[Step],
-        groups: Sequence[Mapping[str, Any]] = (),
-        found: Mapping[str, list[str]] = MappingProxyType({}),
-    ) -> Self:
+    def tell(self, steps: Sequence[Step], groups: Groups, found: Mapping[str, Sequence[str]]) -> Self:
         """Fill it. groups: options of all, with "lr". found: faults in words, each with the names of what has them."""
         self.lines = [line_of(step, *judge(step, steps, groups)) for step in steps]
-        self.faults = [*(fault for step in steps for fault in faults_of_state(step)), *list_words(found)]
+        of_state = defaultdict[str, list[str]](list)
+        for step in steps:
+            verdicts = {key: judge(step, key=key)[0] for key in list_comparable(step)}
+            for key in [key for key, verdict in verdicts.items() if not verdict.startswith(AS_PAGE)]:
+                of_state[f"its state {key!r} {verdicts[key]}"].append(step.name)
+        self.faults = [*list_words(of_state), *list_words(found)]
         self.remarks = [*list_words(remark(steps))]
         return self
 
@@ -98,13 +103,11 @@ def line_of(step: Step, verdict: str, off: float, allowed: float) -> Line:
     )
 
 
-def faults_of_state(step: Step) -> Iterator[str]:
-    """The entries of state that are not those of the page. Factors are of no use for that: many are as good."""
-    for key, entry in step.rule.entries(step.gradient.shape).items():
-        is_compared = step.dtypes.get(key) in DTYPES and not isinstance(entry, Factor)
-        if is_compared and np.isfinite(step.page[key]).all():
-            verdict, *_ = judge(step, key=key)
-            yield from [] if verdict.startswith(AS_PAGE) else [f"{step.name}: its state {key!r} {verdict}"]
+def list_comparable(step: Step) -> list[str]:
+    """The entries of state of which the page tells what they are: not codes, nor factors, of which many are as good."""
+    entries = step.rule.entries(step.gradient.shape)
+    kept = [key for key, entry in entries.items() if step.dtypes.get(key) in DTYPES and not isinstance(entry, Factor)]
+    return [key for key in kept if np.isfinite(step.page[key]).all()]
 
 
 def remark(steps: Iterable[Step]) -> Mapping[str, list[str]]:
@@ -130,8 +133,11 @@ def remark(steps: Iterable[Step]) -> Mapping[str, list[str]]:
     return remarks
 
 
-def list_words(found: Mapping[str, Sequence[str]], most: int = 4) -> Iterator[str]:
+def list_words(found: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Sentences of names, and of words about them."""
-    for words, names in found.items():
-        more = f" and {len(names) - most} more" if len(names) > most else ""
-        yield from [f"{', '.join(names[:most])}{more}: {words}"] if names else []
+    return (f"{name_some(names, 4)}: {words}" for words, names in found.items() if names)
+
+
+def name_some(names: Sequence[str], most: int) -> str:
+    """Some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -112,7 +112,7 @@ class Audit(Report):
         treated = [(one, keys) for one, keys in list_treatments(optimizer, self.rule) if one.p.grad is not None]
         scale, joint = scale_all(optimizer, [one for one, _ in treated])
         self._joint, self._stepped = math.hypot(self._joint, joint), self._stepped + len(treated)
-        names = {} if self.model is None else {p: name for name, p in self.model.named_parameters()}
+        names = {} if self.model is None else {id(p): name for name, p in self.model.named_parameters()}
         for (name, p, group, setting, lr, factor, _), keys in treated:
             if id(p) not in self._sample:
                 continue
@@ -121,10 +121,10 @@ class Audit(Report):
             setting = replace(setting, rule=setting.rule_at(t), lr_scale=float(factor) * setting.lr_scale)
             read = partial(hold, optimizer, p, setting.rule, keys, t)
             arrays, dtypes = read()
-            rate, gradient, kind = None if lr is None else float(lr), to_host(whole(p.grad)), type(optimizer).__name__
+            rate, gradient, kind = None if lr is None else float(lr), to_host(gradient_of(p)), type(optimizer).__name__
             precision = find_precision(setting.rule, dtypes, p, is_ours=keys is None)
             given = setting, t, rate, scale, gradient, arrays, arrays, dtypes, precision, tensor_id(name), kind, group
-            yield Step(names.get(p, name), *given), read
+            yield Step(names.get(id(p), name), *given), read
 
     @torch.no_grad()
     def _compare(self) -> None:
@@ -148,7 +148,8 @@ class Audit(Report):
         )
         self.tell(steps, groups, {**find_faults(groups, self.model), **find_apart(steps)})
         if abs(self._joint - 1) < CLIPPED:
-            self.remarks.append("the joint norm of gradients is 1.000: they were clipped to it before the step")
+            clipped = "the joint norm of gradients is 1.000: they were clipped to it before the step"
+            self.remarks = [*self.remarks, clipped]
 
 
 #: Around one step: copy a sample of tensors, replay the step by its page in float64, and say where it differs.
@@ -188,7 +189,7 @@ def scale_all(optimizer: torch.optim.Optimizer, treatments: Sequence[Treatment])
     """What multiplies all gradients in a step, by a GradScaler, clipping and spikes; and their joint norm."""
     if not treatments:
         return 1.0, 0.0
-    handling, gradients = treatments[0].setting.handling, [whole(one.p.grad.detach()) for one in treatments]
+    handling, gradients = treatments[0].setting.handling, [gradient_of(one.p) for one in treatments]
     wide = [squares_of_each([g], torch.promote_types(g.dtype, torch.float32)).double().cpu() for g in gradients]
     scaler, infinite = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     unscale = None if scaler is None else 1 / scaler.double().cpu()
@@ -200,6 +201,11 @@ def scale_all(optimizer: torch.optim.Optimizer, treatments: Sequence[Treatment])
     joint = math.sqrt(float(squares.sum())) * (1.0 if unscale is None else float(unscale))
     is_skipped = outcome.allowed is not None and not bool(outcome.allowed)
     return 0.0 if is_skipped else 1.0 if outcome.scale is None else float(outcome.scale), joint
+
+
+def gradient_of(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return whole(p.grad.detach())
 
 
 def find_precision(rule: Rule, dtypes: Mapping[str, str], p: Tensor, *, is_ours: bool) -> Precision:
@@ -214,20 +220,18 @@ def find_precision(rule: Rule, dtypes: Mapping[str, str], p: Tensor, *, is_ours:
 
 def find_faults(groups: Sequence[Mapping[str, Any]], model: nn.Module | None) -> dict[str, list[str]]:
     """What groups lack, or have twice, and rates that do not follow: in words, each with the names of what has it."""
-    named = {} if model is None else {p: name for name, p in model.named_parameters() if p.requires_grad}
-    homes, places = Counter(p for group in groups for p in group["params"]), defaultdict[Any, dict[Tensor, str]](dict)
-    for index, p in ((index, p) for index, group in enumerate(groups) for p in group["params"]):
-        if address := local(p.detach()).data_ptr():
-            places[p.device, address][p] = f"{named.get(p, 'a tensor')} of group {index}"
+    named: dict[Tensor, str] = {}
+    if model is not None:
+        named = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    stepped, homes = {p for group in groups for p in group["params"]}, defaultdict[Any, list[str]](list)
+    for _, p, index in homes_in(groups):
+        homes[local(p.detach()).data_ptr() or id(p)].append(f"{named.get(p, 'a tensor')} of group {index}")
     shares = [float(g["lr"]) / float(g.get("initial_lr") or g["lr"]) if g["lr"] else 1.0 for g in groups]
     usual = Counter(shares).most_common(1)[0][0]
     return {
-        "in no group, and never stepped": [name for p, name in named.items() if not homes[p]],
-        "in two groups, and stepped twice": [named.get(p, "a tensor") for p in homes if homes[p] > 1],
-        "requires a gradient and has none": [name for p, name in named.items() if homes[p] and p.grad is None],
-        "one tensor, tied, and stepped more than once": [
-            " and ".join(of.values()) for of in places.values() if len(of) > 1
-        ],
+        "in no group, and never stepped": [name for p, name in named.items() if p not in stepped],
+        "requires a gradient and has none": [name for p, name in named.items() if p in stepped and p.grad is None],
+        "one tensor, or tied ones, stepped more than once": [" and ".join(of) for of in homes.values() if len(of) > 1],
         f"of its first lr, and others are at {usual:.4g}: it does not follow their scheduler": [
             f"group {i} is at {share:.4g}" for i, share in enumerate(shares) if abs(share - usual) > ALIKE
         ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from thalweg.torch.params.groups import homes_in
 from thalweg.torch.peers import TABLE, Peer, names
 from thalweg.torch.sharding.shards import whole
 
+#: Keys of state, each with that of the page.
+Keys: TypeAlias = Mapping[str, str]
 #: The table of those whose runs can be continued, and one whose steps can be audited alone.
 KNOWN = (
     *TABLE,
@@ -40,9 +42,7 @@ KNOWN = (
 )
 
 
-def list_treatments(
-    optimizer: torch.optim.Optimizer, rule: Any
-) -> Iterator[tuple[Treatment, Mapping[str, str] | None]]:
+def list_treatments(optimizer: torch.optim.Optimizer, rule: Any) -> Iterator[tuple[Treatment, Keys | None]]:
     """What holds for each parameter, and the keys of its state with those of its page; None: it is ours.
 
     rule: the page of all, or a function of name and parameter; None: that of the optimizer.
@@ -54,23 +54,27 @@ def list_treatments(
         group, keys = optimizer.param_groups[index], dict[str, str]()
         if rule is None:
             peer = find_peer(optimizer, group)
-            options, keys = (
-                peer.convert(group, [group["params"][0].dtype]),
-                dict(peer.keys),
-            )  # torch takes its eps of the first
+            options = peer.convert(group, group["params"][:1])  # whose eps is torch's for all
             setting = combined(ParameterOptions(peer.rule(), Handling()), {key: plain(x) for key, x in options.items()})
+            keys.update(peer.keys)
         else:
             setting = ParameterOptions(rule if isinstance(rule, Rule) else rule(name, p), Handling())
-            missing = setting.rule.entries(tuple(p.shape)).keys() - optimizer.state.get(p, {}).keys()
-            if missing and optimizer.state.get(p):
-                raise AuditError(
-                    f"the page of {name!r}, {type(setting.rule).__name__}, keeps {', '.join(sorted(missing))}, which "
-                    f"the state of {type(optimizer).__name__} has not: audit its first step, before which there is no "
-                    "state, or say another page, rule="
-                )
+            check_state(optimizer, name, p, setting.rule)
         if p.requires_grad:
             lr = None if group.get("relative_step") else float(group["lr"])
             yield Treatment(name, p, index, setting.for_shape(tuple(p.shape)), lr, 1.0, ()), keys
+
+
+def check_state(optimizer: torch.optim.Optimizer, name: str, p: Tensor, rule: Rule) -> None:
+    """Refuse a state that has not all that a page keeps."""
+    state = optimizer.state.get(p, {})
+    missing = sorted(rule.entries(tuple(p.shape)).keys() - state.keys())
+    if state and missing:
+        raise AuditError(
+            f"the page of {name!r}, {type(rule).__name__}, keeps {', '.join(missing)}, which the state of "
+            f"{type(optimizer).__name__} has not: audit its first step, before which there is no state, or say another "
+            "page, rule="
+        )
 
 
 def find_peer(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Peer:
@@ -89,7 +93,7 @@ def find_peer(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Pee
 
 
 def hold(
-    optimizer: torch.optim.Optimizer, p: Tensor, rule: Rule, keys: Mapping[str, str] | None, t: int
+    optimizer: torch.optim.Optimizer, p: Tensor, rule: Rule, keys: Keys | None, t: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """A parameter, at "", and its state as the page before step t sees them; and the dtypes in which they are kept."""
     state, shape, kept, x = optimizer.state.get(p, {}), tuple(p.shape), dict[str, Tensor](), whole(p.detach())

@@ -44,9 +44,9 @@ class Peer(Source):
         """Whether a group may be one of this optimizer, and can be continued."""
         return self.options.keys() <= group.keys() and all(group.get(key, v) == v for key, v in self.only.items())
 
-    def convert(self, group: Group, dtypes: Sequence[torch.dtype]) -> dict[str, Any]:
-        """Our options for one of its groups, whose parameters have these dtypes."""
-        options = dict(self.always)
+    def convert(self, group: Group, params: Sequence[Tensor]) -> dict[str, Any]:
+        """Our options for parameters in one of its groups."""
+        options, dtypes = dict(self.always), list({p.dtype for p in params})
         for key, name in self.options.items():
             options |= {name: group[key]} if isinstance(name, str) else name(group[key], dtypes)
         return options
@@ -183,8 +183,7 @@ def convert_group(peer: Peer, theirs: Group, ours: Group, home: Group, changed: 
             f"its groups have {unknown[0]!r}, and of {peer.name} it is known what {', '.join(known)} are: without "
             f"{unknown[0]!r}, if it changes no numbers, this run can be continued"
         )
-    dtypes = list({p.dtype for p in home["params"]})
-    options = {"maximize": False, **vars(peer.rule()), **peer.convert(theirs, dtypes)}
+    options = {"maximize": False, **vars(peer.rule()), **peer.convert(theirs, home["params"])}
     group = {key: value for key, value in ours.items() if key not in options} | to_plain(options)
     for key in options:
         if differ(ours.get(key), group.get(key)):
