@@ -33,8 +33,10 @@ SOON := $(ALONE) THALWEG_TESTS_SOON=1 XLA_FLAGS="--xla_backend_optimization_leve
 	--xla_cpu_parallel_codegen_split_count=1"
 # What compilers make for rules and programs, under names that say what of, serves all processes and the next calls.
 KEPT := $(CURDIR)/build/tests
-SOON += THALWEG_CACHE=$(KEPT)/native JAX_COMPILATION_CACHE_DIR=$(KEPT)/jax JAX_COMPILATION_CACHE_MAX_SIZE=500000000 \
+# A limit of jax's for its size would cost more than it saves: each new program would be compared with all others.
+SOON += THALWEG_CACHE=$(KEPT)/native JAX_COMPILATION_CACHE_DIR=$(KEPT)/jax \
 	JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+FORGET := find $(KEPT) -type f -mtime +14 -delete 2>/dev/null; true
 PYTEST := $(BIN)/python -m pytest --quiet --dist worksteal --numprocesses $(shell getconf _NPROCESSORS_ONLN)
 # What examples are drawn by: the commit's hash, or 0 in an sdist, which has no commit.
 SEED = $(or $(shell git -c safe.directory='*' rev-parse HEAD 2>/dev/null),0)
@@ -55,6 +57,7 @@ test-all: .venv/ready-to-test
 	$(BIN)/python tools/environments.py
 
 tests-by-day:
+	$(FORGET)
 	$(SOON) $(PYTEST) --hypothesis-profile=day --hypothesis-seed=$(SEED) -m "not gpu" tests
 tests-fast:
 	$(SOON) $(PYTEST) --hypothesis-profile=few --hypothesis-seed=$(SEED) -m "not slow and not gpu" tests

@@ -39,6 +39,7 @@ PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", 
 PYTEST += ["--hypothesis-profile=few", "--hypothesis-seed=0"]
 LANE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "THALWEG_TESTS_SOON"), "1")
 LANE |= {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
+LANE["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
 LANE |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(WATCH), os.environ.get("PYTHONPATH"))))}
 #: Seconds: of a whole file, unbroken, and of a fault.
 FILE_LIMIT, FAULT_LIMIT = 300.0, 90.0

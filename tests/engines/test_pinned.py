@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agree import Arrays, agree, draw, dtype_of
+from composed import Damped
 from own_rules import (
     Centred,
     Doubled,
@@ -25,7 +26,7 @@ from own_rules import (
 )
 from spiked import KINDS
 
-from thalweg.rules import Adafactor, AdamW
+from thalweg.rules import Adafactor, AdamW, Kron, Muon, around
 
 Spoil = Callable[[Arrays, list[Arrays]], None]
 
@@ -416,6 +417,13 @@ PINNED = [
         row
         for rule, given in ((Signed, dict(weight_decay=0.1)), (Remembering, {}), (Margins, {}), (Rounds, {}))
         for row in pin("one's own", CPU, rule, {"w": (300, 70), "v": (128, 128)}, lr=0.1, **given)
+    ),
+    *(
+        row
+        for rule, given in ((AdamW, {}), (Muon, EXACT), (Kron, dict(damping_mode="expected")))
+        for row in pin(
+            "around it, one's own", TORCH[:2], around(rule, Damped), MATRICES, strict=False, **{"lr": 0.02, **given}
+        )
     ),
     *pin("a mutant", (*CPU, *GPU), Doubled, {"matrix": (12, 10)}, **FACTORED),
     *pin("a mutant", (*CPU, *GPU), Pushed, {"matrix": (12, 10)}, **LARS),

@@ -11,7 +11,7 @@ import pytest
 from raw_arrays import FRONT_END, bits, gradients, model, refused, torch, train
 
 from thalweg.errors import OptionError
-from thalweg.numpy import LAMB, LARS, Adafactor, AdamW, Annealed, Kron, Muon, Optimizer
+from thalweg.numpy import LAMB, LARS, Adafactor, AdamW, Annealed, Kron, Optimizer
 from thalweg.rules import RULES
 
 
@@ -133,34 +133,8 @@ class TestSchedules:
         assert shown(warming) != shown(make(0.1, momentum=lambda t: 0.0))
 
 
-#: What has no effect, behind the options beside it, and the start of what it needs. test_every_option.py has the rest.
-IDLE: list[tuple[type[Optimizer], dict[str, Any], str]] = [
-    (LARS, dict(trust=False, clip=True), "clip=True.*trust=True"),
-    (LARS, dict(momentum=0, nesterov=True), "nesterov=True.*momentum above 0"),
-    (LARS, dict(variant="timm", nesterov=True), "nesterov=True.*momentum above 0"),
-    (LARS, dict(momentum=0.0, momentum_dtype="float16"), "momentum_dtype"),
-    (LAMB, dict(trust=False, phi=(0, 1)), "phi.*trust=True"),
-    (Adafactor, dict(warmup_init=True), "warmup_init.*relative_step=True"),
-    (Adafactor, dict(relative_step=True, warmup_init=True), "lr=0.1.*warmup_init=False"),
-    (Adafactor, dict(momentum_dtype="float16"), "momentum_dtype.*a momentum"),
-    (Adafactor, dict(factored=False, only_2d=True), "only_2d.*factored=True"),
-    *((make, dict(precond_dtype="float16"), "precond_dtype.*Kron") for make in (LARS, LAMB, Adafactor, Muon)),
-    (Kron, dict(clip=None, clip_mode="value"), "clip_mode.*a clip"),
-    (Kron, dict(momentum=0.0, whiten="gradient", momentum_mode="polyak"), "momentum_mode.*above 0"),
-    (Muon, dict(rms=0.3), "rms=0.3.*scaling='match_rms_adamw'"),
-    (Muon, dict(split_axis=1), "split_axis=1.*a split above 1"),
-]
-
-
 class TestOptionsWithoutEffect:
-    @pytest.mark.parametrize(("make", "options", "said"), IDLE, ids=[f"{m.__name__} {o}" for m, o, _ in IDLE])
-    def test_they_are_refused(self, make: type[Optimizer], options: dict[str, Any], said: str) -> None:
-        with pytest.raises(OptionError, match=said):
-            make(0.1, **options)
-        *first, last = options.items()
-        optimizer = make(0.1, **dict(first))
-        with refused(OptionError, said, optimizer):
-            optimizer.with_options(**dict([last]))
+    """test_every_option.py has that each is refused, and tests/rules/test_options.py with which words."""
 
     def test_setting_the_learning_rate_may_make_one_idle(self) -> None:
         optimizer = Adafactor(warmup_init=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import pytest
-
 from thalweg import Moment, Rule, Squares, Update, average, option, ratio_unless, rules, sign
 from thalweg.arrays import Scalar
 from thalweg.rules import Direction, Preparation, WholeRule
@@ -278,6 +276,3 @@ class Pushed(rules.LARS):
     def update(self, *args: Any, **given: Any) -> Update:
         update = super().update(*args, **given)
         return update._replace(delta=update.delta + self.push)
-
-
-every = pytest.mark.parametrize("rule", [Signed, Turned], ids=lambda rule: rule.__name__)

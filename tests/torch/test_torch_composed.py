@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from composed import RULES, STEPS, Damped, case_of, damped, draw, take_steps
+from composed import STEPS, case_of, draw
 from networks import equal, model, values
 from networks import train as train_net
 from spiked import KINDS
@@ -24,7 +24,6 @@ from tolerances import FLOAT64
 import thalweg.torch
 from thalweg import OptionError, ResumeWarning, StateError
 from thalweg.check.state import through_a_file
-from thalweg.rules import around
 
 
 def error(found: Any, wanted: Any) -> float:
@@ -89,14 +88,6 @@ def test_a_model_of_averages_is_exported() -> None:
     assert torch.equal(layer.weight, before["weight"])
     with pytest.raises(OptionError, match="no parameter has an average"):
         thalweg.torch.AdamW(layer.parameters(), lr=0.1).averaged_state_dict(layer)
-
-
-@pytest.mark.parametrize("name", ["AdamW", "Muon", "Kron"])
-def test_one_of_ones_own(name: str) -> None:
-    (rule, lr), named = RULES[name], name_params(2)
-    options = {key: value for key, value in vars(rule).items() if value != vars(type(rule)())[key]}
-    train(thalweg.torch.optimizer(around(type(rule), Damped))(named, lr=lr, memory=0.8, **options), named)
-    assert error(named[0][1], take_steps(rule, lr, damped(0.8))["p"]) < FLOAT64
 
 
 # ---- groups, mixtures, checkpoints
