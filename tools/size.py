@@ -14,7 +14,7 @@ CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "rules": (4640, ("src/thalweg/rules/",)),
     "spaces and programs": (3515, ("src/thalweg/spaces/", "src/thalweg/programs/")),
-    "kernels/triton": (3905, ("src/thalweg/kernels/triton/",)),
+    "kernels/triton": (3920, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (4995, ("src/thalweg/kernels/",)),
     "torch": (8610, ("src/thalweg/torch/",)),
     "optax": (3950, ("src/thalweg/optax/",)),

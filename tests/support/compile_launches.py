@@ -2,7 +2,7 @@
 
 Run by itself, without Triton's interpreter: ``compile_launches.py`` with a list of [rule, options] as JSON. Prints as
 JSON, for each of them, the kernels that were compiled for all targets, with the registers that their threads have at
-most on NVIDIA's; or what was raised.
+most on NVIDIA's, and how often these read 16 bytes; or what was raised.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: A
         create_function_from_signature(kernel.signature, kernel.params, make_backend(target))
         binary = triton.compile(ASTSource(kernel, kinds, constants, aligned), target=target, options=named).asm
         compiled[name] = max(compiled.get(name, 0), registers_of(binary.get("cubin")))
+        compiled[f"{name} in 16 bytes"] = len(re.findall(r"ld\.global[^;]*v4\.b32", str(binary.get("ptx"))))
 
 
 def registers_of(cubin: bytes | None) -> int:

@@ -69,6 +69,9 @@ def test_registers_are_left_for_enough_programs() -> None:
         passes = {name: registers for name, registers in found.items() if name.endswith(".pass_0")}
         assert passes, state
         assert max(passes.values()) <= 96, (state, found)
+        # a thread has 16 elements of each array, so that it reads as often as these have bytes
+        width = {"float32": 4, "bfloat16": 2, "int8": 1}[state["state_dtype"]]
+        assert min(found[f"{name} in 16 bytes"] for name in passes) >= 2 + 2 + 2 * width, (state, found)
 
 
 def test_what_calls_from_xla_launch() -> None:

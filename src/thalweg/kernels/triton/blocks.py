@@ -1,11 +1,16 @@
 """How tensors are cut into pieces, one for each program, and which lane of a program's block is which element.
 
-Rules whose sums all go over whole tensors see a tensor as one line of elements, and a piece is a run of them. All
-others see it as (before, rows, between, columns, after): one *matrix* of rows x columns for each place along the other
-axes. A *line* is one row of all matrices that lie side by side: columns x after consecutive elements. A piece is a part
-of some lines. A program goes through its lines, a *block* of a few of them at a time.
+A tensor is seen as (before, rows, between, columns, after): one *matrix* of rows x columns for each place along the
+other axes. A *line* is one row of all matrices that lie side by side: columns x after consecutive elements. A piece is
+a part of some lines. A program goes through its lines, a *block* of a few of them at a time. To a rule whose sums all
+go over whole tensors, a tensor is a run of elements, and lines are as long as blocks.
 
-Blocks of lines are (lines, steps, width). Which elements these are depends on what lies behind a column:
+Blocks are (lines, steps, width). Which elements these are is their *mode*. Of runs:
+
+RUN     a piece that is full, which needs no mask, and is read and written in wider blocks
+END     the last piece of a tensor
+
+Of rows and columns it depends on what lies behind a column:
 
 PLAIN   nothing: a block has `width` columns
 MIXED   some places: a block has `width` elements of each line, whatever their columns and places
@@ -24,9 +29,12 @@ import triton
 import triton.language as tl
 
 from thalweg.arrays import Shape
-from thalweg.kernels.triton.stages import BLOCK, WARPS
+from thalweg.kernels.triton.stages import BLOCK, PIECES, WARPS
 
-PLAIN, MIXED, DEEP = (tl.constexpr(c) for c in range(3))
+RUN, END, PLAIN, MIXED, DEEP = (tl.constexpr(c) for c in range(5))
+#: What kernels call the sizes of blocks by, of runs and of lines.
+OF_RUNS = {"RUN": RUN.value, "END": END.value}
+OF_LINES = {"PLAIN": PLAIN.value, "MIXED": MIXED.value, "DEEP": DEEP.value}
 #: Columns of the table of tensors: what one is seen as, how many rows, columns, matrices and tensors it has, and how it
 #: is cut where lines are summed and where they are not. Behind them: where its sums are.
 ROWS, BETWEEN, ACROSS, AFTER, ENTRIES, CUTS, GEOMETRY = (tl.constexpr(c) for c in (0, 1, 2, 3, 4, 8, 18))
@@ -94,6 +102,8 @@ class Cut(NamedTuple):
     def along(self) -> int:
         if self.form.mode == DEEP.value:
             return pieces(self.matrices.columns, self.form.steps)
+        if self.form.mode == RUN.value:
+            return pieces(self.matrices.columns, self.form.width * self.height)
         return pieces(self.matrices.columns * self.matrices.after, self.form.width)
 
     @property
@@ -145,7 +155,7 @@ STEPPING = Limits(4096, 8, 32, block=2048, warps=4, widths=(1024, 512, 256), idl
 
 def cut_into_runs(sizes: Sequence[int], blocks: int) -> list[Cut]:
     """Cut tensors into runs of elements. blocks: how many a program goes through in turn."""
-    return [Cut(Matrices(1, 1, 1, size, 1), Form(PLAIN.value, BLOCK * blocks)) for size in sizes]
+    return [Cut(Matrices(1, 1, 1, size, 1), Form(RUN.value, BLOCK), blocks) for size in sizes]
 
 
 def cut_to_measure(seen: Sequence[Matrices], vector: int = 4, limits: Limits = MEASURING) -> list[Cut]:
@@ -214,12 +224,9 @@ def enumerate_pieces(counts: Sequence[int]) -> array[int]:
 class Grid:
     """All pieces of some tensors, and what kernels that go through them are compiled for."""
 
-    def __init__(self, cuts: Sequence[Cut], uploads: Any, *, is_summed: bool, vector: int, by_lines: bool) -> None:
-        """is_summed: whether lines are summed. vector: elements of one load where addresses allow it.
-
-        by_lines: whether what is computed depends on rows and columns.
-        """
-        self.cuts, self.vector, self.by_lines, self.is_summed = cuts, vector, by_lines, is_summed
+    def __init__(self, cuts: Sequence[Cut], uploads: Any, *, is_summed: bool, vector: int) -> None:
+        """is_summed: whether lines are summed. vector: elements of one load where addresses allow it."""
+        self.cuts, self.vector, self.is_summed = cuts, vector, is_summed
         self.warps = MEASURING.warps if is_summed else WARPS
         counts = [cut.pieces for cut in cuts]
         #: By tensor, where its pieces begin in the list of all.
@@ -232,15 +239,16 @@ class Grid:
         self.divisors = {
             mode: math.gcd(*(divisor_of(cut) for cut in cuts if cut.form.mode == mode)) for mode in self.forms
         }
+        if RUN.value in self.forms:
+            self.forms[END.value], self.divisors[END.value] = Form(END.value, BLOCK // PIECES.value), 0
 
     def constants(self, aligned: bool) -> dict[str, int]:
         """What kernels are compiled for. aligned: whether addresses allow the widest loads."""
-        if not self.by_lines:
-            chunk = self.forms[PLAIN.value].width if self.forms else BLOCK
-            return dict(ALIGNED=aligned, CHUNK=chunk, BLOCK=BLOCK)
         vector = self.vector if aligned else 1
-        constants = {"CUT": int(not self.is_summed), "MODES": sum(1 << mode for mode in self.forms)}
-        for mode, name in ((PLAIN.value, "PLAIN"), (MIXED.value, "MIXED"), (DEEP.value, "DEEP")):
+        constants = {"CUT": int(not self.is_summed), "MODES": sum(1 << mode for mode in self.forms), "CHUNK": 1}
+        if RUN.value in self.forms:
+            constants["CHUNK"] = BLOCK * self.cuts[0].height
+        for name, mode in (OF_RUNS | OF_LINES).items():
             form = self.forms.get(mode, Form(mode, 1))
             constants |= {f"{name}_LINES": form.lines, f"{name}_STEPS": form.steps, f"{name}_WIDTH": form.width}
             constants[f"{name}_VECTOR"] = vector if self.divisors.get(mode, 1) % vector == 0 else 1
@@ -248,7 +256,9 @@ class Grid:
 
 
 def divisor_of(cut: Cut) -> int:
-    """What divides the length of each line, and all places in it where loads begin."""
+    """What divides the length of each line, and all places in it where loads begin. Of runs, loads do."""
+    if cut.form.mode == RUN.value:
+        return 0
     return cut.matrices.after * (1 if cut.form.mode == DEEP.value else cut.matrices.columns)
 
 
@@ -306,12 +316,30 @@ def lanes_of(
 
 
 @triton.jit
-def groups_at(origin, first, end, between, run, along, GROUP: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr):
-    """Of a plain block: which groups of codes it has, and which of these are inside. Lines are of whole groups."""
+def groups_at(
+    start,
+    left,
+    origin,
+    first,
+    end,
+    between,
+    run,
+    along,
+    MODE: tl.constexpr,
+    GROUP: tl.constexpr,
+    LINES: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Which groups of codes a block has, and which of these are inside. Lines are of whole groups, and not deep."""
     index = tl.arange(0, LINES * WIDTH // GROUP)
-    i = first + index // (WIDTH // GROUP)
-    place = along.to(tl.int64) * WIDTH + index % (WIDTH // GROUP) * GROUP
-    return ((origin + i * between) * run + place) // GROUP, (i < end) & (place < run)
+    if MODE <= END:
+        index += first * (WIDTH // GROUP)
+        groups, mask = start // GROUP + index, index < left // GROUP
+    else:
+        i = first + index // (WIDTH // GROUP)
+        place = along.to(tl.int64) * WIDTH + index % (WIDTH // GROUP) * GROUP
+        groups, mask = ((origin + i * between) * run + place) // GROUP, (i < end) & (place < run)
+    return groups, mask
 
 
 @triton.jit

@@ -35,9 +35,6 @@ class Memory:
     stored: tuple[Stored, ...]
     #: Whether state as large as its parameter is rounded at random.
     random: bool
-    #: Where the elements of a block are in a tensor: the first of them, and behind it all.
-    first: str
-    index: str
 
     def short(self, key: str) -> str:
         return key if key in (PARAMETER, GRADIENT) else f"s{self.program.entries.index(key)}"
@@ -114,8 +111,7 @@ class Memory:
 
     def write_all(self, results: Mapping[str, str]) -> list[str]:
         drawn = {f"draws_{self.streams[key][0]}": self.which(key) for key in results if self.is_random(key)}
-        where = f"{self.first}, {self.index}, now, SPREAD"
-        draws = [f"{name} = draws_of(rows, row, {which}, {where})" for name, which in drawn.items()]
+        draws = [f"{name} = draws_of(rows, row, {which}, start, index, now, SPREAD)" for name, which in drawn.items()]
         return draws + [self.write(key, numbers) for key, numbers in results.items()]
 
     def rounded(self, new: str) -> list[str]:
@@ -124,7 +120,7 @@ class Memory:
             return [f"stored = {new}"]
         return [
             f"new = {new}",
-            f"stored = rounded(new, rows, row, {self.first}, {self.index}, now, P_DTYPE, STOCHASTIC, SPREAD)",
+            "stored = rounded(new, rows, row, start, index, now, P_DTYPE, STOCHASTIC, SPREAD)",
         ]
 
     def write_rounded(self) -> list[str]:

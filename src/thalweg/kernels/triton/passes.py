@@ -144,10 +144,9 @@ class Passes:
             shapes = [tuple(operand.p.shape[stacked:]) for operand in of_rows]
             seen = [matrices_of(shape, axes[0] - stacked, axes[1] - stacked) for shape in shapes]
             steps, measures = cut_to_step(seen), cut_to_measure(seen, vector)
-        given: dict[str, Any] = dict(vector=vector, by_lines=printed.by_lines)
-        self.stepping = self.measuring = Grid(steps, uploads, is_summed=False, **given)
+        self.stepping = self.measuring = Grid(steps, uploads, is_summed=False, vector=vector)
         if measures is not None:
-            self.measuring = Grid(measures, uploads, is_summed=True, **given)
+            self.measuring = Grid(measures, uploads, is_summed=True, vector=vector)
         grids = {number: self.grid(number) for number in range(self.last + 1)}
         cuts = list(zip(measures or steps, steps, strict=True))
         #: All sums, and what is kept of them; that of failures is what a rehearsal finds.

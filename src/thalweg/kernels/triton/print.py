@@ -13,6 +13,7 @@ from typing import Any
 from thalweg.kernels.text import ARITHMETIC, block, functions_in, indented, summand
 from thalweg.kernels.triton import templates
 from thalweg.kernels.triton.admission import ROOM
+from thalweg.kernels.triton.blocks import OF_LINES, OF_RUNS
 from thalweg.kernels.triton.memory import Memory, Stored
 from thalweg.kernels.triton.sums import KINDS, Statistic
 from thalweg.programs.extents import COLUMN, ELEMENT, HOST, MATRIX, ROW, TENSOR, Kinds
@@ -51,9 +52,9 @@ NAMES = """
 after allowed along begin behind between block blocks column_entry columns_of_whole count
 counts cut down elements_of_whole end entry factor failures figures first g_base g_place grad_scale gradients groups
 groups_mask height i index inside is_first kind left line lr lr_scale mask matrix matrix_entry matrix_mask mode new
-nothing now numbers offset origin p_base p_codes p_place p_scale p_scale_base p_scales part partials parts piece pieces
-place position record_base record_place row row_entry row_mask rows rows_of_whole run stored sums tensor tensors tl
-which as_stored by_neighbours decoded failures_at gradient_factor is_allowed is_idle kept loaded number_kept
+nothing now numbers origin p_base p_codes p_place p_scale p_scale_base p_scales part partials parts piece pieces
+place position record_base record_place row row_entry row_mask rows rows_of_whole run start stored sums tensor tensors
+tl which as_stored by_neighbours decoded failures_at gradient_factor is_allowed is_idle kept loaded number_kept
 number_of step_number address by_place copy_of draws_of first_of groups_at half_of lanes_of matrix_of_column
 matrix_of_row pointer quotient read_codes record_of rounded statistic_of store_coded with_record
 """
@@ -69,8 +70,6 @@ SCALAR_INPUTS = {
 }
 #: Figures that every rule has before its own: whether a tensor's step is finite, and the number of the step.
 OWN_FIGURES = 2
-#: Where the elements of a block are in a tensor, of runs and of lines: the first of them, and behind it all.
-PLACES = ("first + begin", "index"), ("0", "offset")
 #: Blocks that one program goes through in turn where it has much to compute, and numbers are found once for all.
 BLOCKS = 4
 #: Keeps reads before what follows. Compilers spare registers by reading half a block when the other half is computed.
@@ -117,7 +116,7 @@ class Printed:
         self.find, self.entries = kinds.find, lowered.program.entries
         #: Over which rows and columns go; None: all sums go over whole tensors.
         self.axes, self.by_lines = kinds.axes, kinds.axes is not None
-        self.memory = Memory(self.program, stored, random, *PLACES[self.by_lines])
+        self.memory = Memory(self.program, stored, random)
         #: Sums of tensors, the failures of a rehearsal, sums of all else, and what is kept of these: all statistics.
         sums = [(number, added) for number in range(self.last + 1) for added in lowered.passes[number].sums]
         ordered = sorted(sums, key=lambda pair: pair[1].domain != TENSOR)
@@ -318,16 +317,17 @@ class PassText:
             self.once.append(f"now = {'tl.load(figures + T * count + row)' if is_noted else 'step_number(rows, row)'}")
         asked = [] if self.by_lines or memory.has_codes else [ALL_ASKED]  # with codes it keeps nothing
         numbers = [] if self.numbers is self.once else self.numbers
-        pass_ = printed.lowered.schedule.passes[self.number]
+        pass_, forms = printed.lowered.schedule.passes[self.number], OF_LINES if self.by_lines else OF_RUNS
         return printed.fill(
-            templates.LINES if self.by_lines else templates.RUNS,
+            templates.PASS,
             number=self.number,
             words=str(pass_).capitalize() or "Sum what is known",
-            modes=block(templates.modes(self.number, len(printed.entries)), 4),
+            sizes=block(templates.sizes(forms), 4),
+            modes=block(templates.modes(self.number, len(printed.entries), forms), 4),
             bases=block(self.bases, 4),
-            once=block(self.once, 4 if self.by_lines else 12),
-            each=block([*self.rows, *self.loads, *asked, *numbers, *self.body], 8 if self.by_lines else 16),
-            end=block(self.end, 4 if self.by_lines else 12),
+            once=block(self.once, 4),
+            each=block([*self.rows, *self.loads, *asked, *numbers, *self.body], 8),
+            end=block(self.end, 4),
         )
 
     # ---- of runs or of lines
@@ -335,7 +335,7 @@ class PassText:
     @property
     def zeros(self) -> str:
         """What elements are added to; across threads at the end alone."""
-        return f"tl.zeros({'(LINES, STEPS, WIDTH)' if self.by_lines else '(PIECE // TOGETHER,)'}, tl.float32)"
+        return f"tl.zeros({'(LINES, STEPS, WIDTH)' if self.by_lines else '(WIDTH // TOGETHER,)'}, tl.float32)"
 
     def reduced(self, text: str) -> str:
         return text if self.by_lines else f"by_neighbours({text})"
@@ -346,19 +346,16 @@ class PassText:
         """Find the places of a block's elements, and load what is read."""
         memory, loads = self.memory, {x.source: x.name for x in self.own.statements if x.op == LOAD}
         keys = [key for key in self.printed.program.memory if key in loads or key in self.own.stores]
-        bases = {memory.short(key): memory.base(key, "False" if self.by_lines else "ALIGNED") for key in keys}
+        bases = {memory.short(key): memory.base(key, "VECTOR > 1") for key in keys}
         if PARAMETER in keys and memory.has_record:
-            bases["record"] = memory.record("False" if self.by_lines else "ALIGNED")
+            bases["record"] = memory.record("VECTOR > 1")
         for name, base in bases.items():
             self.bases.append(f"{name}_base = {base}")
-            if self.by_lines:
-                self.loads += [f"{name}_place = {name}_base + offset", "if VECTOR > 1:"]
-                self.loads.append(f"    {name}_place = tl.multiple_of({name}_place, (1, 1, 16))")
-            else:
-                self.loads.append(f"{name}_place = {name}_base + {memory.first} + {memory.index}")
+            self.loads += [f"{name}_place = {name}_base + start + index", "if VECTOR > 1:"]
+            self.loads.append(f"    {name}_place = tl.multiple_of({name}_place, (1, 1, 16))")
         if coded := {memory.short(key): memory.scales(key) for key in keys if memory.is_coded(key)}:
             self.bases += [f"{name}_scale_base = {scales}" for name, scales in coded.items()]
-            self.loads += templates.GROUPS_OF_LINES if self.by_lines else templates.GROUPS_OF_RUNS
+            self.loads += templates.GROUPS
             self.loads += [f"{name}_scales = {name}_scale_base + groups" for name in coded]
         for key, name in loads.items():
             if memory.is_coded(key):  # which become numbers where they are first needed
@@ -366,7 +363,7 @@ class PassText:
                 self.loads.append(memory.read_codes(key))
                 continue
             factor = "gradient_factor(numbers, grad_scale, SCALED)"
-            if key == GRADIENT and self.by_lines:
+            if key == GRADIENT and self.numbers is self.once:
                 self.once.append(f"factor = {factor}")
                 factor = "factor"
             self.loads.append(f"{name} = {memory.read(key)}{f' * {factor}' if key == GRADIENT else ''}")

@@ -12,6 +12,7 @@ import triton.language as tl
 from thalweg.kernels.triton.blocks import ACROSS, GEOMETRY, Grid, cut_into_runs
 from thalweg.kernels.triton.passes import dtype_of
 from thalweg.kernels.triton.rows import Tensor, loaded, pointer
+from thalweg.kernels.triton.stages import BLOCK
 from thalweg.kernels.triton.sums import FACTS, Statistic, Sums
 from thalweg.kernels.triton.tables import Gradients
 from thalweg.programs.extents import ELEMENT, TENSOR
@@ -57,7 +58,7 @@ class GradientSquares(Gradients):
         super().__init__(len(sizes), uploads)
         self.dtype, self.compiled = dtype_of(dtype), compiled
         cuts = cut_into_runs(sizes, BLOCKS)
-        self.grid = Grid(cuts, uploads, is_summed=False, vector=1, by_lines=False)
+        self.grid = Grid(cuts, uploads, is_summed=False, vector=1)
         self.sums = Sums([Statistic(TENSOR, ELEMENT, 0)], {0: self.grid}, [(cut, cut) for cut in cuts], uploads)
 
     def follow(self, places: array[int]) -> None:
@@ -71,7 +72,7 @@ class GradientSquares(Gradients):
                 squares_kernel,
                 (self.grid.count,),
                 (self.sums.tensors, self.gradients, self.grid.table, self.sums.partials),
-                lambda: dict(DTYPE=self.dtype, **self.grid.constants(self.grads_aligned)),
+                lambda: dict(DTYPE=self.dtype, ALIGNED=self.grads_aligned, CHUNK=BLOCKS * BLOCK, BLOCK=BLOCK),
                 warps=self.grid.warps,
                 key=self.grads_aligned,
             )

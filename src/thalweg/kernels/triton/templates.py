@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from thalweg.kernels.text import indented
 from thalweg.kernels.triton.sums import KINDS
 
@@ -19,63 +21,45 @@ PROGRAM = """\
     row, piece = tl.load(pieces + 2 * part), tl.load(pieces + 2 * part + 1)
     if is_idle(figures, row, allowed, count, STAGE, ALLOWED, GUARDED):
         return"""
-#: A pass of a rule without rows and columns: through runs of elements.
-RUNS = f"""\
-@triton.jit
-def pass_{{number}}(
-    {GIVEN},
-    {CONSTANTS},
-    BACKWARDS: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,{{dtypes}}
-):
-    \"\"\"{{words}}.\"\"\"
-{PROGRAM}
-    first = piece.to(tl.int64) * CHUNK
-    left = tl.multiple_of(tl.load(rows + row * COLUMNS + SIZE) - first, GROUP)
-{{bases}}
-    for RAGGED in tl.static_range(2):  # a run that is full needs no mask, and is read and written in wider pieces
-        if (left < CHUNK) == (RAGGED == 1):
-            PIECE: tl.constexpr = BLOCK // PIECES if RAGGED else BLOCK
-            index = tl.arange(0, PIECE)
-{{once}}
-            for begin in range(0, CHUNK, PIECE):
-                mask = None
-                if RAGGED:
-                    mask = index < left - begin
-{{each}}
-{{end}}
-"""
 #: Which groups of codes a block has, and which of these are inside.
-GROUPS_OF_RUNS = [
-    "groups, groups_mask = tl.arange(0, PIECE // GROUP), None",
-    "if RAGGED:",
-    "    groups_mask = groups < (left - begin) // GROUP",
-    "groups += (first + begin) // GROUP",
+GROUPS = [
+    "groups, groups_mask = groups_at(",
+    "    start, left, origin, first, end, between, run, along, MODE, GROUP, LINES, WIDTH",
+    ")",
+    "if MODE == RUN:",
+    "    groups_mask = None",
 ]
-GROUPS_OF_LINES = ["groups, groups_mask = groups_at(origin, first, end, between, run, along, GROUP, LINES, WIDTH)"]
-#: A pass of a rule with rows and columns: through lines.
-LINES = f"""\
+PASS = f"""\
 @triton.jit
-def lines_{{number}}(
-    row, piece, part, tensor, cut, {GIVEN},
-    {CONSTANTS},{{dtypes}}
+def piece_{{number}}(
+    row, piece, part, tensor, cut, start, left, {GIVEN},
+    {CONSTANTS},{{dtypes}} CHUNK: tl.constexpr,
     MODE: tl.constexpr, VECTOR: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr,
 ):
     \"\"\"{{words}}: one piece.\"\"\"
-    between, after = tl.load(tensor + BETWEEN), tl.load(tensor + AFTER)
-    origin, matrix, down, along, place = piece_of(tensor, cut, piece)
-    position, inside, behind = lanes_of(tensor, along, place, MODE, VECTOR, STEPS, WIDTH)
-    run = tl.load(tensor + ACROSS) * after
-    column_entry, matrix_entry, matrix_mask = matrix * run + position, matrix * after + behind, behind < after
+    if MODE <= END:
+        position = tl.arange(0, WIDTH)[None, None, :]
+        origin, between, run, along, first, end = 0, 0, 0, 0, 0, CHUNK // WIDTH
+    else:
+        between, after = tl.load(tensor + BETWEEN), tl.load(tensor + AFTER)
+        origin, matrix, down, along, place = piece_of(tensor, cut, piece)
+        position, inside, behind = lanes_of(tensor, along, place, MODE, VECTOR, STEPS, WIDTH)
+        run, height = tl.load(tensor + ACROSS) * after, tl.load(cut + HEIGHT).to(tl.int32)
+        first = down * height
+        end = tl.minimum(first + height, tl.load(tensor + ROWS).to(tl.int32))
+        column_entry, matrix_entry, matrix_mask = matrix * run + position, matrix * after + behind, behind < after
 {{bases}}
 {{once}}
-    height = tl.load(cut + HEIGHT).to(tl.int32)
-    first = down * height
-    end = tl.minimum(first + height, tl.load(tensor + ROWS).to(tl.int32))
     while first < end:
         i = first + tl.arange(0, LINES)[:, None, None]
-        line = origin + i * between
-        mask, row_mask = (i < end) & inside, (i < end) & matrix_mask
-        offset, row_entry = line * run + position, line * after + behind
+        if MODE <= END:
+            index, mask = i * WIDTH + position, None
+            if MODE == END:
+                mask = index < left
+        else:
+            line = origin + i * between
+            mask, row_mask = (i < end) & inside, (i < end) & matrix_mask
+            index, row_entry = line * run + position, line * after + behind
 {{each}}
         first += LINES
 {{end}}
@@ -85,17 +69,20 @@ def lines_{{number}}(
 def pass_{{number}}(
     {GIVEN},
     {CONSTANTS},
-    BACKWARDS: tl.constexpr, CUT: tl.constexpr, MODES: tl.constexpr,{{dtypes}}
-    PLAIN_VECTOR: tl.constexpr, PLAIN_LINES: tl.constexpr, PLAIN_STEPS: tl.constexpr, PLAIN_WIDTH: tl.constexpr,
-    MIXED_VECTOR: tl.constexpr, MIXED_LINES: tl.constexpr, MIXED_STEPS: tl.constexpr, MIXED_WIDTH: tl.constexpr,
-    DEEP_VECTOR: tl.constexpr, DEEP_LINES: tl.constexpr, DEEP_STEPS: tl.constexpr, DEEP_WIDTH: tl.constexpr,
+    BACKWARDS: tl.constexpr, CUT: tl.constexpr, MODES: tl.constexpr,{{dtypes}} CHUNK: tl.constexpr,
+{{sizes}}
 ):
     \"\"\"{{words}}.\"\"\"
 {PROGRAM}
     row = row.to(tl.int64)
     tensor = tensors + row * TENSOR
     cut = cut_of(tensor, CUT)
-    mode = tl.load(cut + FORM)
+    if MODES % 2 == 1:  # of runs
+        start = piece.to(tl.int64) * CHUNK
+        left = tl.multiple_of(tl.load(rows + row * COLUMNS + SIZE) - start, GROUP)
+        mode = (left < CHUNK).to(tl.int64)
+    else:
+        start, left, mode = 0, 0, tl.load(cut + FORM)
 {{modes}}
 """
 #: Which rows, columns or matrices a program has, or which tensor.
@@ -132,12 +119,21 @@ def keep(
 """
 
 
-def modes(number: int, entries: int) -> list[str]:
+#: What forms of blocks are compiled for.
+SIZES = ("VECTOR", "LINES", "STEPS", "WIDTH")
+
+
+def sizes(forms: Iterable[str]) -> list[str]:
+    """The sizes of blocks, as a pass takes them."""
+    return [" ".join(f"{form}_{size}: tl.constexpr," for size in SIZES) for form in forms]
+
+
+def modes(number: int, entries: int, forms: Mapping[str, int]) -> list[str]:
     """Lines that call what goes through a piece, by the mode of its blocks."""
-    lines, flags = [], ", ".join([*FLAGS, *(f"S{i}_DTYPE" for i in range(entries))])
-    for form, mode in enumerate(("PLAIN", "MIXED", "DEEP")):
-        sizes = ", ".join(f"{mode}_{size}" for size in ("VECTOR", "LINES", "STEPS", "WIDTH"))
-        given = ["row, piece, part, tensor, cut,", f"{GIVEN},", f"{flags},", f"{form}, {sizes},"]
-        call = [f"lines_{number}(", *indented(given, 4), ")"]
-        lines += [f"if MODES // {1 << form} % 2 == 1:", f"    if mode == {form}:", *indented(call, 8)]
+    lines, flags = [], ", ".join([*FLAGS, *(f"S{i}_DTYPE" for i in range(entries)), "CHUNK"])
+    for form, mode in forms.items():
+        own = ", ".join(f"{form}_{size}" for size in SIZES)
+        given = ["row, piece, part, tensor, cut, start, left,", f"{GIVEN},", f"{flags},", f"{mode}, {own},"]
+        call = [f"piece_{number}(", *indented(given, 4), ")"]
+        lines += [f"if MODES // {1 << mode} % 2 == 1:", f"    if mode == {mode}:", *indented(call, 8)]
     return lines
