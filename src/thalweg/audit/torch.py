@@ -126,7 +126,7 @@ class Audit:
 
     def _copy(self, one: Treated, scale: float) -> Step:
         """What the step is given for one tensor."""
-        name, p, group, setting, lr, factor, _ = one.treatment
+        name, p, group, setting, lr, factor, *_ = one.treatment
         dtype, kept = xp.dtype(p), name_state(one)
         before = host(seen(xp, whole(p.detach()), kept)) if RECORD in kept else self._before[id(p)]
         gradient: Any = p.grad

@@ -18,8 +18,8 @@ from thalweg.settings import Handling, ParameterOptions, combined, option_names
 from thalweg.spaces import torch as xp
 from thalweg.storage import RECORD, SPIKES, decoded
 from thalweg.torch.base import Optimizer
-from thalweg.torch.params.explain import Treatment
 from thalweg.torch.params.groups import homes_in
+from thalweg.torch.params.parameter import Param
 from thalweg.torch.peers import TABLE, Peer, names
 from thalweg.torch.sharding.shards import whole
 
@@ -46,7 +46,7 @@ class Treated(NamedTuple):
     """A parameter before a step, and what holds for it."""
 
     optimizer: torch.optim.Optimizer
-    treatment: Treatment
+    treatment: Param
     is_ours: bool = True
     #: Their keys of state, each with the page's.
     keys: Mapping[str, str] = {}
@@ -76,7 +76,7 @@ def list_treated(optimizer: torch.optim.Optimizer, rule: Any) -> Iterator[Treate
             page = rule if rule is None or isinstance(rule, Rule) else rule(name, p)
             setting = ParameterOptions(page, Handling()) if page else set_by(peer or guess_peer(optimizer), group)
             lr = None if group.get("relative_step") else float(group["lr"])
-            treatment = Treatment(name, p, index, setting.for_shape(tuple(p.shape)), lr, 1.0, ())
+            treatment = Param(name, p, index, setting.for_shape(tuple(p.shape)), lr)
             treated = Treated(optimizer, treatment, False, peer.keys if peer else {}, not (peer or page))
             check_state(treated)
             yield treated
