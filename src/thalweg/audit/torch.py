@@ -23,8 +23,8 @@ from thalweg.rules import Rule
 from thalweg.rules.noise import tensor_id
 from thalweg.spaces.torch_sums import squares_of_each
 from thalweg.storage import SPIKES, arithmetic
-from thalweg.torch.params.explain import Treatment
 from thalweg.torch.params.groups import homes_in
+from thalweg.torch.params.parameter import Param
 from thalweg.torch.sharding.collectives import gather_objects
 from thalweg.torch.sharding.shards import count_ranks, local, whole
 from thalweg.torch.step.joint import decide
@@ -113,7 +113,7 @@ class Audit(Report):
         scale, joint = scale_all(optimizer, [one for one, _ in treated])
         self._joint, self._stepped = math.hypot(self._joint, joint), self._stepped + len(treated)
         names = {} if self.model is None else {id(p): name for name, p in self.model.named_parameters()}
-        for (name, p, group, setting, lr, factor, _), keys in treated:
+        for (name, p, group, setting, lr, factor, *_), keys in treated:
             if id(p) not in self._sample:
                 continue
             state, settings = optimizer.state.get(p, {}), optimizer.param_groups[group]
@@ -185,7 +185,7 @@ def choose(optimizers: Sequence[torch.optim.Optimizer], memory: int) -> Iterator
             yield p
 
 
-def scale_all(optimizer: torch.optim.Optimizer, treatments: Sequence[Treatment]) -> tuple[float, float]:
+def scale_all(optimizer: torch.optim.Optimizer, treatments: Sequence[Param]) -> tuple[float, float]:
     """What multiplies all gradients in a step, by a GradScaler, clipping and spikes; and their joint norm."""
     if not treatments:
         return 1.0, 0.0

@@ -18,8 +18,8 @@ from thalweg.settings import Handling, ParameterOptions, combined
 from thalweg.spaces import torch as xp
 from thalweg.storage import SPIKES, decoded
 from thalweg.torch.base import Optimizer
-from thalweg.torch.params.explain import Treatment
 from thalweg.torch.params.groups import homes_in
+from thalweg.torch.params.parameter import Param
 from thalweg.torch.peers import TABLE, Peer, names
 from thalweg.torch.sharding.shards import whole
 
@@ -42,7 +42,7 @@ KNOWN = (
 )
 
 
-def list_treatments(optimizer: torch.optim.Optimizer, rule: Any) -> Iterator[tuple[Treatment, Keys | None]]:
+def list_treatments(optimizer: torch.optim.Optimizer, rule: Any) -> Iterator[tuple[Param, Keys | None]]:
     """What holds for each parameter, and the keys of its state with those of its page; None: it is ours.
 
     rule: the page of all, or a function of name and parameter; None: that of the optimizer.
@@ -62,7 +62,7 @@ def list_treatments(optimizer: torch.optim.Optimizer, rule: Any) -> Iterator[tup
             check_state(optimizer, name, p, setting.rule)
         if p.requires_grad:
             lr = None if group.get("relative_step") else float(group["lr"])
-            yield Treatment(name, p, index, setting.for_shape(tuple(p.shape)), lr, 1.0, ()), keys
+            yield Param(name, p, index, setting.for_shape(tuple(p.shape)), lr, 1.0, ()), keys
 
 
 def check_state(optimizer: torch.optim.Optimizer, name: str, p: Tensor, rule: Rule) -> None:

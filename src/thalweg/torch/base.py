@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
 from typing import Any, ClassVar
@@ -24,11 +24,11 @@ from thalweg.torch import private
 from thalweg.torch.engines.admission import check_code, foresee_engine
 from thalweg.torch.engines.lists import Lists
 from thalweg.torch.engines.native import Native
-from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Foreseen
+from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind
 from thalweg.torch.engines.triton import Triton
 from thalweg.torch.params.checkpoints import check_is_state, read_state, warn_if_made_otherwise
-from thalweg.torch.params.checks import NAMES, IdleWatch, warn_if_used_up
-from thalweg.torch.params.explain import Treatment, explain
+from thalweg.torch.params.checks import IdleWatch, warn_if_used_up
+from thalweg.torch.params.explain import explain
 from thalweg.torch.params.groups import (
     EVALUATED_LAYOUT,
     LAYOUT,
@@ -46,6 +46,7 @@ from thalweg.torch.params.groups import (
     read_rate,
     show_rate,
 )
+from thalweg.torch.params.parameter import Param
 from thalweg.torch.params.rules import Rules, check_own
 from thalweg.torch.params.states import (
     convert_count,
@@ -58,7 +59,7 @@ from thalweg.torch.params.states import (
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.shards import local
 from thalweg.torch.sharding.sharing import Sharing
-from thalweg.torch.sharding.stages import Compute
+from thalweg.torch.sharding.stages import Compute, Stage
 from thalweg.torch.step.averages import RateWatch, averages_in_place, check_loaded, have_weights, put_in_place, take_out
 from thalweg.torch.step.buckets import OfGroups, Sorter
 from thalweg.torch.step.joint import MOST_REMEMBERED, JointGradient
@@ -262,37 +263,42 @@ class Optimizer(torch.optim.Optimizer):
             return latest
         places = self._look(one_by_one=False)
         present = presence_of(self._groups.params)
-        plan = self._plans.get(present)
-        if plan is None or not plan.bind(self._given(), self.state, self._options):
-            plan = self._lay_out(places, self._groups.current_settings(groups), self._given(), lambda: self.state)
-            self._plans.pop(present, None)
-            self._plans[present] = plan
-            if len(self._plans) > MOST_REMEMBERED:
-                del self._plans[next(iter(self._plans))]
-        self._latest = plan
-        return plan
+        plans = self._plans, present, MOST_REMEMBERED
+        self._latest = self._find_plan(*plans, places, self._given(), lambda: self.state, self._options)
+        return self._latest
 
-    def _lay_out(
+    def _find_plan(
         self,
+        plans: dict[Any, StepPlan],
+        key: Hashable,
+        most: int,
         places: Mapping[Tensor, tuple[str, int]],
-        settings: OfGroups[RuleOptions],
         given: Given,
         states: Callable[[], Mapping[Tensor, Any]],
+        options: Callable[[], tuple[OfGroups[RuleOptions], OfGroups[tuple[Rate, float]]]],
     ) -> StepPlan:
-        """A plan of those that have gradients. settings: of their groups. given, states: what it has to look at."""
-        buckets = self._sorter.sort(self, places, settings)
-        self._joint.share_norms(self.state.values())
-        checks = []
+        """One of these plans, of which so many are remembered, if it holds; or else a new one."""
+        plan = plans.pop(key, None)
+        if plan is None or not plan.bind(given, states(), options):
+            settings, _ = options()
+            buckets = self._sorter.sort(self, places, settings)
+            self._joint.share_norms(self.state.values())
+            order = self._in_order(name for bucket in buckets for name in bucket.names)
+            joint = self._joint.of_plan(buckets, order, native=self._wanted_engine in ("auto", "fused"))
+            plan = StepPlan(
+                buckets, self._engines, given, places, states(), settings, joint, self._list_checks(buckets)
+            )
+        plans[key] = plan
+        if len(plans) > most:
+            del plans[next(iter(plans))]
+        return plan
+
+    def _list_checks(self, buckets: Sequence[Bucket]) -> Iterator[Stage]:
+        """What is asked before each step of a plan, where something can be wrong."""
         if any(getattr(bucket.setting.rule, "schedule_free", False) for bucket in buckets):
-            checks.append(Compute("look for rates that change", functools.partial(self._rate_watch.check, buckets)))
+            yield Compute("look for rates that change", functools.partial(self._rate_watch.check, buckets))
         if counted := next((bucket for bucket in buckets if bucket.t is not None and bucket.params[0].is_cuda), None):
-            checks.append(Compute("look for a CUDA graph of the user's", functools.partial(refuse_capture, counted)))
-        joint = self._joint.of_plan(
-            buckets,
-            self._in_order(name for bucket in buckets for name in bucket.names),
-            native=self._wanted_engine in ("auto", "fused"),
-        )
-        return StepPlan(buckets, self._engines, given, places, states(), settings, joint, checks)
+            yield Compute("look for a CUDA graph of the user's", functools.partial(refuse_capture, counted))
 
     def _plan_some(self, params: tuple[Tensor, ...]) -> StepPlan:
         """The same for a step of these alone. Others are looked at when one is stepped again, and not each time."""
@@ -314,15 +320,8 @@ class Optimizer(torch.optim.Optimizer):
         def states() -> dict[Tensor, Any]:
             return {p: self.state.get(p, {}) for p in params}
 
-        plan = self._plans_of_some.get(params)
-        if plan is not None and plan.bind([list(params)], states(), options):
-            return plan
-        settings, _ = options()
-        plan = self._lay_out(places, settings, [list(params)], states)
-        self._plans_of_some[params] = plan
-        if len(self._plans_of_some) > len(self._groups.params):
-            del self._plans_of_some[next(iter(self._plans_of_some))]
-        return plan
+        plans = self._plans_of_some, params, len(self._groups.params)
+        return self._find_plan(*plans, places, [list(params)], states, options)
 
     def _look(self, *, one_by_one: bool) -> dict[Tensor, tuple[str, int]]:
         """Look at all groups, agree with other ranks on what is new, and return the places of parameters."""
@@ -417,14 +416,14 @@ class Optimizer(torch.optim.Optimizer):
         wanted = set(names)
         return [name for name, _, _ in self._homes() if name in wanted]
 
-    def _treatments(self) -> Iterator[Treatment]:
+    def _treatments(self) -> Iterator[Param]:
         """Every parameter that is stepped, and what holds for it."""
         for name, p, index in self._homes():
             if p.requires_grad:
                 group = self.param_groups[index]
                 setting, _ = self._groups.check_settings(self.param_groups, index).choose(name, p)
                 setting.rule.check_shape(name, tuple(p.shape))
-                yield Treatment(name, p, index, setting, *self._rate(group), self._groups.hints_about(name, group))
+                yield Param(name, p, index, setting, *self._rate(group), self._groups.hints_about(name, group))
 
     def explain(self, *, code: bool = False) -> Explanation:
         """How every parameter will be treated, what its state will cost, and what looks like a mistake.
@@ -453,10 +452,10 @@ class Optimizer(torch.optim.Optimizer):
 
         held: the shape of what a rank has of a parameter; rules that need whole tensors have all of it.
         """
-        by_engine: dict[EngineKind, list[Foreseen]] = defaultdict(list)
-        for _, p, _, setting, *_ in self._treatments():
-            shape = tuple(p.shape) if setting.rule.needs_whole else held(p)
-            foreseen = Foreseen(shape, NAMES[p.dtype], setting, p.device)
+        by_engine: dict[EngineKind, list[Param]] = defaultdict(list)
+        for param in self._treatments():
+            shape = tuple(param.p.shape) if param.setting.rule.needs_whole else held(param.p)
+            foreseen = param._replace(shape=shape)
             by_engine[foresee_engine(self._wanted_engine, foreseen)].append(foreseen)
         return sum(self._engines[kind].count_temporaries(params) for kind, params in by_engine.items())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,22 +19,15 @@ from thalweg.rules.entries import Count
 from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Part
 from thalweg.storage import Kept
-from thalweg.torch.engines.protocol import EngineKind, Foreseen
+from thalweg.torch.engines.protocol import EngineKind
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.params.groups import EngineName
+from thalweg.torch.params.parameter import Param
 from thalweg.torch.sharding.shards import is_whole
 
 PLAIN = (Tensor, torch.nn.Parameter)
 #: What Triton's kernels run on, of NVIDIA's.
 LEAST_CAPABILITY = (8, 0)
-
-
-class Choice(NamedTuple):
-    #: As ``optimizer.engine`` tells it.
-    way: str
-    engine: EngineKind
-    #: Why it is not fused code, "" if it is.
-    refused: str = ""
 
 
 def choose(
@@ -47,26 +40,28 @@ def choose(
     refused: str,
     counted: bool,
     alone: bool,
-) -> Choice:
-    """The engine of a bucket; raise if one that was asked for cannot step it.
+) -> tuple[str, EngineKind, str]:
+    """How a bucket is stepped, as ``optimizer.engine`` tells it; the engine; and why it is not fused code, "" if it is.
+
+    Raise if an engine that was asked for cannot step it.
 
     p: its first parameter. part: which shard it is, or which replica. refused: why fused code does not step it, "" if
     it does. counted: whether the host knows the step count. alone: whether tensors are better stepped one by one.
     """
     if wanted in ("reference", "foreach"):
-        return Choice(wanted, "lists", f"engine={wanted!r}")
+        return wanted, "lists", f"engine={wanted!r}"
     on_gpu, missing = is_on_gpu(p), refusal(check_code, p)
     reason = "the host does not know the step count" if not counted and not on_gpu else refused or missing
     if not reason:
-        return Choice("fused", fused_engine(setting, part, on_gpu=on_gpu, counted=counted))
+        return "fused", fused_engine(setting, part, on_gpu=on_gpu, counted=counted), ""
     if wanted == "fused":
         raise no_fused_code(f" for parameter {name!r}", reason)
     if not refused and missing:
         (kernels if on_gpu else library).warn_once(missing)
-    return Choice("reference" if alone and part is None else "foreach", "lists", reason)
+    return "reference" if alone and part is None else "foreach", "lists", reason
 
 
-def foresee_engine(wanted: EngineName, p: Foreseen) -> EngineKind:
+def foresee_engine(wanted: EngineName, p: Param) -> EngineKind:
     """The engine that will step a parameter, as far as its shape, dtype, options and device tell."""
     is_meta = p.device.type == "meta"
     on_gpu = is_meta or p.device.type in kernels.DEVICES

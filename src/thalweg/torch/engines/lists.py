@@ -16,9 +16,10 @@ from thalweg.kernels.chunks import CHUNK
 from thalweg.rules import Direction
 from thalweg.rules.whole import SLOT, WholeRule
 from thalweg.storage import arithmetic
-from thalweg.torch.engines.protocol import Bucket, Foreseen, count_largest, say_buckets
+from thalweg.torch.engines.protocol import Bucket, say_buckets
 from thalweg.torch.engines.results import Result, results_of
 from thalweg.torch.engines.shards import outline_of, result_of_shards
+from thalweg.torch.params.parameter import Param, count_largest
 from thalweg.torch.sharding.collectives import Computation
 from thalweg.torch.sharding.owners import Begun, Owners, SlotWork, Team
 from thalweg.torch.sharding.stages import Compute, Layout, Rounds, Stage, take_turns
@@ -39,9 +40,9 @@ class Lists:
     def lay_out(self, buckets: Sequence[Bucket]) -> list[Layout]:
         return [ListsStep(buckets, self.owners, self.most).layout()]
 
-    def count_temporaries(self, params: Sequence[Foreseen]) -> int:
+    def count_temporaries(self, params: Sequence[Param]) -> int:
         """A chunk while it is computed, with its new values and those of the chunk before."""
-        by_limit: dict[int, list[tuple[Foreseen, int]]] = defaultdict(list)
+        by_limit: dict[int, list[tuple[Param, int]]] = defaultdict(list)
         waiting = 0
         for p in params:
             rule, numbers = p.setting.rule_at(1), NUMBERS_OF_RANDOM if p.setting.handling.is_random else NUMBERS

@@ -9,13 +9,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.kernels.cpu.library import borrow_openmp, is_here
 from thalweg.kernels.cpu.operands import operand_of
 from thalweg.kernels.cpu.tables import (
     END,
@@ -24,20 +22,19 @@ from thalweg.kernels.cpu.tables import (
     WRITE,
     Counts,
     Figures,
-    GradientSquares,
     Operand,
     Options,
     Tables,
 )
 from thalweg.kernels.threads import count_threads, num_threads
 from thalweg.spaces.sharded import Asked
-from thalweg.torch.engines.admission import is_dense
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
-from thalweg.torch.engines.protocol import Bucket, Foreseen, say_buckets
+from thalweg.torch.engines.protocol import Bucket, say_buckets
+from thalweg.torch.engines.squares import borrow_torch_threads
 from thalweg.torch.params.checks import NAMES
+from thalweg.torch.params.parameter import Param
 from thalweg.torch.sharding.stages import Compute, Layout, Reduce, Stage
 
-IS_CPU = operator.attrgetter("is_cpu")
 #: What a thread needs for itself.
 BYTES_OF_THREAD = 2**16
 
@@ -48,7 +45,7 @@ class Native:
     def lay_out(self, buckets: Sequence[Bucket]) -> list[Layout]:
         return [NativeTables(buckets).layout()]
 
-    def count_temporaries(self, params: Sequence[Foreseen]) -> int:
+    def count_temporaries(self, params: Sequence[Param]) -> int:
         return BYTES_OF_THREAD * num_threads(torch.get_num_threads) + sum(p.table_bytes for p in params)
 
     def forget(self) -> None:
@@ -249,19 +246,3 @@ def operands_of(bucket: Bucket, group: int) -> Iterator[Operand]:
 
 def place(x: Tensor) -> tuple[int, str]:
     return x.data_ptr(), str(x.dtype).removeprefix("torch.")
-
-
-def borrow_torch_threads() -> None:
-    home = Path(torch.__file__).parent
-    borrow_openmp((str(home), str(home.with_name("torch.libs"))))
-
-
-def squares_for(gradients: Sequence[Tensor]) -> GradientSquares | None:
-    """What sums the squares of gradients that are stored like these; None if native code cannot."""
-    if not is_here() or not set(map(type, gradients)) <= {Tensor} or not all(map(IS_CPU, gradients)):
-        return None
-    dense = all(map(Tensor.is_contiguous, gradients)) or all(map(is_dense, gradients))
-    if not dense or any(map(Tensor.is_neg, gradients)):
-        return None
-    borrow_torch_threads()
-    return GradientSquares([(NAMES[g.dtype], g.numel()) for g in gradients])

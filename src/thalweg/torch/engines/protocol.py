@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
-import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape
 from thalweg.kernels.chunks import CHUNK, extent, pieces
-from thalweg.programs.budget import entry_bytes, state_entries
-from thalweg.rules.entries import Count, Spread
+from thalweg.rules.entries import Count
 from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Part
-from thalweg.storage import Kept
+from thalweg.torch.params.parameter import Param
 from thalweg.torch.sharding.stages import Layout
 
 T = TypeVar("T")
 EngineKind: TypeAlias = Literal["lists", "native", "triton"]
-#: Fused code keeps an address table and partial sums: bytes of each tensor, and this part of a tensor in float32.
-BYTES_OF_TABLE, PART_OF_SUMS = 2048, 1 / 128
-#: Where it sums along rows and columns: bytes of each of them, and this part of the tensor.
-BYTES_OF_LINE, PART_OF_LINES = 64, 1 / 16
 
 
 class Table:
@@ -70,7 +63,6 @@ class Bucket:
     engine: EngineKind = "lists"
     #: Why that is not fused code, "" if it is.
     refused: str = ""
-    on_gpu: bool = False
     #: The place of their parameter group.
     group: int = 0
     #: The shard that this rank has of each parameter, if they are sharded; empty if they are whole.
@@ -159,55 +151,13 @@ def count_tensors(tensors: Sequence[Tensor]) -> str:
     return f"{len(tensors)} tensor{'s' * (len(tensors) > 1)} ({elements:,} elements)"
 
 
-class Foreseen(NamedTuple):
-    """A parameter as it will be stepped, or the shard of one: what an engine is asked about before there is memory."""
-
-    shape: Shape
-    dtype: str
-    setting: ParameterOptions
-    #: ``meta`` stands for a GPU that has kernels.
-    device: torch.device
-
-    @property
-    def entries(self) -> Mapping[str, Kept]:
-        return state_entries(self.setting, self.shape, self.dtype)
-
-    @property
-    def extent(self) -> int:
-        """The elements by which engines cut lists into chunks."""
-        return extent(math.prod(self.shape), (math.prod(shape) for shape, _ in self.entries.values()))
-
-    @property
-    def value_bytes(self) -> int:
-        """The bytes of a new parameter with its new state."""
-        return sum(map(entry_bytes, [(self.shape, self.dtype), *self.entries.values()]))
-
-    @property
-    def table_bytes(self) -> int:
-        """The bytes that fused code keeps for it from step to step, at most."""
-        rule, size = self.setting.rule_at(1), 4 * math.prod(self.shape)
-        declared = rule.entries(self.shape).values()
-        summed = [entry for entry in declared if isinstance(entry, Spread) and entry.over]
-        lines = sum(math.prod(entry.shape(self.shape, rule.stacked_axes)) for entry in summed)
-        part = PART_OF_SUMS + (PART_OF_LINES if summed else 0)
-        slices = math.prod(self.shape[: rule.stacked_axes])
-        return BYTES_OF_TABLE * slices + BYTES_OF_LINE * lines + math.ceil(part * size)
-
-
-def count_largest(needed: Sequence[tuple[Foreseen, int]], chunk: int) -> int:
-    """Bytes of the largest chunk of so many elements, or of one tensor that is larger. needed: those of each."""
-    densest = max((bytes_ / p.extent for p, bytes_ in needed), default=0.0)
-    sizes = [bytes_ for _, bytes_ in needed]
-    return min(sum(sizes), max(0, *sizes, math.ceil(chunk * densest)))
-
-
 class Engine(Protocol):
     """An engine of one optimizer, with what outlives the steps that it lays out."""
 
     def lay_out(self, buckets: Sequence[Bucket]) -> Sequence[Layout]:
         """The stages by which these buckets are stepped: of each device, where it makes a difference."""
 
-    def count_temporaries(self, params: Sequence[Foreseen]) -> int:
+    def count_temporaries(self, params: Sequence[Param]) -> int:
         """Bytes that it needs at most to step these, beside them, their gradients and their state."""
 
     def forget(self) -> None:

@@ -23,8 +23,8 @@ from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Asked, Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
-from thalweg.torch.engines.protocol import Bucket, Foreseen, say_buckets
-from thalweg.torch.engines.replay import ArgumentTable, on_device
+from thalweg.torch.engines.protocol import Bucket, say_buckets
+from thalweg.torch.engines.recorder import ArgumentTable, on_device
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
 from thalweg.torch.engines.triton_whole import (
@@ -38,6 +38,7 @@ from thalweg.torch.engines.triton_whole import (
     count_together,
     refresh_after,
 )
+from thalweg.torch.params.parameter import Param
 from thalweg.torch.sharding.owners import Begun, Owners, SlotWork, Team
 from thalweg.torch.sharding.stages import Compute, Layout, Reduce, Stage, Statistics, take_turns
 
@@ -65,7 +66,7 @@ class Triton:
         by_device = [[bucket for bucket in buckets if bucket.params[0].device == device] for device in devices]
         return [TritonStep(self, alike).layout(alone=len(devices) == 1) for alike in by_device]
 
-    def count_temporaries(self, params: Sequence[Foreseen]) -> int:
+    def count_temporaries(self, params: Sequence[Param]) -> int:
         whole = [p for p in params if p.setting.rule.needs_whole]
         return BYTES_OF_STEP + sum(p.table_bytes for p in params) + count_stacks(whole)
 

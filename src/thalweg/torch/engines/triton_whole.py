@@ -31,8 +31,9 @@ from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD, arithmetic
 from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import join_memory, stage_shards
-from thalweg.torch.engines.protocol import Bucket, Foreseen, count_largest
+from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.results import request_of
+from thalweg.torch.params.parameter import Param, count_largest
 from thalweg.torch.sharding.owners import Owners
 from thalweg.torch.sharding.requests import Request
 from thalweg.torch.stacks import space_of_kernels
@@ -67,9 +68,9 @@ class ScratchBuffer:
         return self.memory[device][:wanted].view(dtype)
 
 
-def count_stacks(params: Sequence[Foreseen]) -> int:
+def count_stacks(params: Sequence[Param]) -> int:
     """Bytes of the largest stack as it is transformed, its factors in float32, and of what rules derive from these."""
-    needed: dict[bool, list[tuple[Foreseen, int]]] = {True: [], False: []}
+    needed: dict[bool, list[tuple[Param, int]]] = {True: [], False: []}
     derived_bytes = 0
     for p in params:
         rule = cast(WholeRule, p.setting.rule_at(1))
@@ -160,10 +161,8 @@ class Stack:
         states = [{"step": step, **pick_entries(s, beside)} for step, s in pairs]
         return replace(bucket, grads=self.shown[0].unbind(), states=states, setting=self.last_setting)
 
-    def take(self, setting: ParameterOptions, step: Any, first: Any) -> None:
+    def take(self, step: Any, first: Any) -> None:
         """Take the numbers of a step. first: those of the first part, which knows no rate."""
-        if setting is not self.setting:
-            self.settle(setting)
         self.allowed = step.allowed
         self.first.take(self.first_setting, first)
         self.last.take(self.last_setting, step._replace(grad_scale=None))
@@ -290,9 +289,7 @@ def refresh_after(stacks: Sequence[Stack], most: int = 2 * FACTORS_CHUNK) -> Non
 class CountedStacks:
     """Stacks that the host counts alike, and what it decides for them in a step."""
 
-    def __init__(self, bucket: Bucket, counts: Sequence[float]) -> None:
-        """counts: what each entry of state is that the host decides by."""
-        self.setting, self.begun, self.counts = bucket.setting, bucket.t, counts
+    def __init__(self) -> None:
         self.buckets: list[Bucket] = []
         self.stacks: list[Stack] = []
         self.after: Mapping[str, float] = {}
@@ -317,6 +314,9 @@ class CountedStacks:
         setting, t = self.buckets[0].setting, self.buckets[0].t
         if any(bucket.setting is not setting or bucket.t != t for bucket in self.buckets):
             return False
+        for stack in self.stacks:
+            if stack.setting is not setting:
+                stack.settle(setting)
         if self.keys:
             known: Any = {key: self.host_counts[key].read() for key in self.keys}
             if None in known.values():
@@ -350,9 +350,8 @@ def count_together(launches: Sequence[WholeLaunch]) -> list[CountedStacks]:
     together: dict[Hashable, CountedStacks] = {}
     for launch in launches:
         for stack in launch.stacks:
-            bucket, counts = launch.bucket, [float(stack.states[0][key]) for key in stack.counts]
-            key = id(bucket.setting), stack.key, bucket.t, *counts
-            counted = together.setdefault(key, CountedStacks(bucket, counts))
+            bucket, counts = launch.bucket, [(key, float(stack.states[0][key])) for key in stack.counts]
+            counted = together.setdefault((id(bucket.setting), stack.key, bucket.t, *counts), CountedStacks())
             counted.buckets.append(bucket)
             counted.stacks.append(stack)
     return [counted.finish() for counted in together.values()]
@@ -395,7 +394,7 @@ class WholeLaunch:
     def take(self, setting: ParameterOptions, step: Any, first: Any) -> None:
         """Take the numbers of a step. first: those of first parts."""
         for stack in self.stacks:
-            stack.take(setting, step, first)
+            stack.take(step, first)
 
     def key(self) -> Hashable:
         return tuple([stack.key_of_launches() for stack in self.stacks])

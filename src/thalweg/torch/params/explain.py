@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -14,29 +14,15 @@ from thalweg.kernels import triton
 from thalweg.kernels.cpu.compiled import source_of as native_source
 from thalweg.settings import ParameterOptions
 from thalweg.spaces import torch as xp
+from thalweg.torch.params.parameter import Param
 from thalweg.torch.sharding.shards import local
 
 #: A count of steps is a tensor of float32 for each parameter.
 COUNTER_BYTES = 4
 
 
-class Treatment(NamedTuple):
-    """A parameter that is stepped, and what holds for it."""
-
-    name: str
-    p: Tensor
-    #: The index of its group.
-    group: int
-    setting: ParameterOptions
-    #: Its learning rate, and what multiplies the step size that the rule makes of it.
-    lr: Any
-    factor: float
-    #: What was not understood about it, or assumed.
-    hints: Sequence[str]
-
-
 def explain(
-    treatments: Sequence[Treatment],
+    params: Sequence[Param],
     groups: Sequence[Mapping[str, Any]],
     shown_only: Sequence[bool],
     unused: tuple[Sequence[Any], Sequence[Any]],
@@ -53,7 +39,7 @@ def explain(
     """
     rows, sources = [], dict[str, str]()
     undivided: list[Counter[str | None]] = [Counter() for _ in groups]
-    for name, p, index, setting, lr, factor, hints in treatments:
+    for name, p, index, setting, lr, factor, hints, _ in params:
         undivided[index][reason_undivided(p, setting, capturable=groups[index]["capturable"])] += 1
         row = explain_parameter(
             name,

@@ -22,9 +22,6 @@ class Compute(NamedTuple):
     #: Whether it launches kernels and does nothing else: then it may be recorded, and replayed.
     launches: bool = False
 
-    def fixed(self) -> Stage:
-        return self
-
 
 class Reduce(NamedTuple):
     """Sums of this rank, completed over ranks in place: one message for each group, whatever their number."""
@@ -38,11 +35,6 @@ class Reduce(NamedTuple):
         for partial, whole in zip(asked := self.ask(), summed(asked), strict=True):
             put_whole(partial, whole)
 
-    def fixed(self) -> Stage:
-        """The same for sums that stay where they are now."""
-        asked = self.ask()
-        return self._replace(ask=lambda: asked)
-
 
 class Rounds(NamedTuple):
     """Arithmetic that finds out on the way what it has to ask other ranks: all that ask at once share a message."""
@@ -54,9 +46,6 @@ class Rounds(NamedTuple):
 
     def run(self) -> None:
         in_lockstep(self.computations())
-
-    def fixed(self) -> Stage:
-        return self
 
 
 class Begin(NamedTuple):
@@ -71,11 +60,6 @@ class Begin(NamedTuple):
         if (message := self.message()) is not None:
             message.begin()
 
-    def fixed(self) -> Stage:
-        """The same for a message whose memory stays where it is now."""
-        message = self.message()
-        return self._replace(message=lambda: message)
-
 
 class Wait(NamedTuple):
     """Until that message has arrived."""
@@ -88,10 +72,6 @@ class Wait(NamedTuple):
     def run(self) -> None:
         if (message := self.message()) is not None:
             message.wait()
-
-    def fixed(self) -> Stage:
-        message = self.message()
-        return self._replace(message=lambda: message)
 
 
 Stage: TypeAlias = Compute | Reduce | Rounds | Begin | Wait
@@ -113,6 +93,17 @@ class Layout(NamedTuple):
     squares: Callable[[], Tensor] | None = None
     #: What the launches of a step depend on beside tables; None: they are not recorded.
     key: Callable[[], Hashable] | None = None
+
+
+def fix(stage: Stage) -> Stage:
+    """The same stage for sums, or a message, that stay where in memory they are now."""
+    if isinstance(stage, Reduce):
+        asked = stage.ask()
+        return stage._replace(ask=lambda: asked)
+    if isinstance(stage, (Begin, Wait)):
+        message = stage.message()
+        return stage._replace(message=lambda: message)
+    return stage
 
 
 def put_whole(partial: Asked, whole: Tensor) -> None:

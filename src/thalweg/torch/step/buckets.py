@@ -116,7 +116,6 @@ class Sorter:
                     way=way,
                     engine=engine,
                     refused=reason,
-                    on_gpu=is_on_gpu(first),
                     group=index,
                     parts=[parts[name] for name, _ in members] if sharded else (),
                 )

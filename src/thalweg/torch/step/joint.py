@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import NonFiniteError
-from thalweg.kernels.threads import num_threads
 from thalweg.rules.spikes import SpikeCheck, judge, warn_if_clipped
 from thalweg.settings import Handling
 from thalweg.spaces import torch as single
@@ -19,9 +18,9 @@ from thalweg.spaces.sharded import Asked
 from thalweg.spaces.torch_sums import squares_of_each
 from thalweg.storage import SPIKES
 from thalweg.torch.engines.memory import held_in
-from thalweg.torch.engines.native import addresses_in, squares_for
+from thalweg.torch.engines.native import addresses_in
 from thalweg.torch.engines.protocol import Bucket, Table
-from thalweg.torch.engines.squares import Squares, squares_by_kernels
+from thalweg.torch.engines.squares import sums_by_kernels, sums_by_native_code
 from thalweg.torch.sharding.stages import Compute, Reduce, Stage
 
 #: Plans for steps of different parameters that are remembered at once: experts and adversaries take turns.
@@ -96,9 +95,9 @@ class JointDecision:
         self.guard: Tensor | None = None
         self.finite: Tensor | None = None
         self.verdict = Verdict(self.names)
-        #: By bucket, the sums of squares of gradients; and what makes them on the CPU, as long as the plan holds.
+        #: By bucket, the sums of squares of gradients; and what finds them by their addresses.
         self.squares: Sequence[Tensor] = ()
-        self.sums: Any = None
+        self.sums: Callable[[array[int]], Tensor] | None = None
 
     # ---- as stages
 
@@ -163,24 +162,15 @@ class JointDecision:
         """Find the sums of squares of gradients, by bucket: infinite in float32 where that overflows."""
         wide = [torch.float64 if bucket.grads[0].dtype == torch.float64 else torch.float32 for bucket in self.buckets]
         every = [g for bucket in self.buckets for g in bucket.grads]
-        sums = None
-        if self.native:
-            on_cpu = every[0].is_cpu
-            sums = self.measure_natively(every) if on_cpu else squares_by_kernels(self.joint.measured, every)
-        if sums is not None:
-            parts = torch.split(sums, [len(bucket.grads) for bucket in self.buckets])
+        addresses = addresses_in(self.buckets)
+        if self.native and (addresses is None or self.sums is None):
+            self.sums = (sums_by_native_code if every[0].is_cpu else sums_by_kernels)(every)
+            addresses = array("Q", map(Tensor.data_ptr, every))
+        if self.sums is not None and addresses is not None:
+            parts = torch.split(self.sums(addresses), [len(bucket.grads) for bucket in self.buckets])
             self.squares = [squares.to(kind) for squares, kind in zip(parts, wide, strict=True)]
         else:
             self.squares = [squares_in(bucket.grads, kind) for bucket, kind in zip(self.buckets, wide, strict=True)]
-
-    def measure_natively(self, every: Sequence[Tensor]) -> Tensor | None:
-        """By native code, the sum of squares of each gradient on the CPU; None if it cannot tell."""
-        addresses = addresses_in(self.buckets)
-        if addresses is None or self.sums is None:
-            self.sums, addresses = squares_for(every), array("Q", map(Tensor.data_ptr, every))
-        if self.sums is None:
-            return None
-        return torch.tensor(self.sums.measure(addresses, num_threads(torch.get_num_threads)), dtype=torch.float64)
 
     def ask(self) -> list[Asked]:
         pairs = zip(self.squares, self.buckets, strict=True)
@@ -260,8 +250,6 @@ class JointGradient:
         self.decisions: list[Verdict] = []
         #: How many norms were judged, and whether users were told that they are clipped.
         self.judged, self.is_told = 0, False
-        #: What measured gradients on GPUs before their steps.
-        self.measured: dict[Hashable, Squares] = {}
 
     def of_plan(self, buckets: Sequence[Bucket], order: Sequence[str], *, native: bool) -> JointDecision | None:
         """What decides over the steps of a plan; None: it has no parameters."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from thalweg.settings import RuleOptions
 from thalweg.torch.engines.counts import HostCounts
 from thalweg.torch.engines.memory import are_the_same, note_form
 from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Table, count_tensors
-from thalweg.torch.engines.replay import Recorder
+from thalweg.torch.engines.recorder import Recorder
 from thalweg.torch.private import LOCAL, SPEC, AsPlainTensors
 from thalweg.torch.sharding.shards import is_distributed, local
 from thalweg.torch.sharding.stages import Compute, Layout, Stage, merge, split_at_write
@@ -45,7 +45,7 @@ class StepPlan:
         states: States,
         settings: OfGroups[RuleOptions],
         joint: JointDecision | None,
-        checks: Sequence[Stage],
+        checks: Iterable[Stage],
     ) -> None:
         """places: the name and group of those to be stepped. settings: of their groups, by index.
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import FallbackWarning, warn
-from thalweg.torch.sharding.stages import Compute, Stage
+from thalweg.torch.sharding.stages import Compute, Stage, fix
 
 #: Equal steps after which one is recorded, and recorded steps that are kept: with a refresh of factors and without.
 WARM, MOST_RECORDED = 3, 4
@@ -161,7 +161,7 @@ class Recorder:
                     if launches:
                         recorded.stages.append(self.capture(neighbours, pool, is_first=len(recorded.stages) == 1))
                     else:
-                        recorded.stages.extend([stage.fixed() for stage in neighbours])
+                        recorded.stages.extend(map(fix, neighbours))
         except RuntimeError as error:
             self.works = False
             warn(
