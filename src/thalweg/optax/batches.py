@@ -1,28 +1,25 @@
-"""Leaves of a tree that are stepped together.
+"""A step of each leaf of a tree. Rules that need whole tensors transform leaves of equal shape as one stack.
 
-Small parameters of equal shape are stacked and stepped as one: a program with a kernel for each of hundreds of small
-arrays spends its time on starting kernels, and is long to compile. So are larger ones whose rule multiplies matrices:
-products of a stack are one call, and the program of a refresh is compiled once. Rules know stacks (``stacked_axes``),
-so that nothing in them changes.
+Products of a stack are one call, and the program of a refresh is compiled once. Rules know stacks (``stacked_axes``),
+so that nothing in them changes; what goes element by element before and after (``WholeRule``) stays as the leaves are.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import PartitionSpec
 
-from thalweg.arrays import Term
 from thalweg.boundary import finite_throughout, proposed, written
 from thalweg.codecs import scale_key
 from thalweg.dtypes import DTYPES, NARROW
@@ -31,29 +28,25 @@ from thalweg.optax.matrices import MatrixAxes, rule_of_axes
 from thalweg.optax.shards import MeshAxes, Shards, gather_whole, own_part, typed_layout
 from thalweg.optax.states import Entries
 from thalweg.optax.values import in_precision, rule_in_precision
-from thalweg.rules.entries import Count, Entry, Spread
+from thalweg.rules.entries import Entry, PerSlice, Spread
 from thalweg.rules.kron import Kron, Whole
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.rule import Rule, Update
-from thalweg.rules.whole import Direction, WholeRule
+from thalweg.rules.whole import Direction
 from thalweg.settings import ParameterOptions
 from thalweg.spaces import jax as whole
 from thalweg.storage import RECORD, arithmetic, coded_groups, first_state
 from thalweg.trial import check_update
 
-#: Parameters of at most so many elements are stacked with others of their shape.
-SMALL = 2**16
-#: Those of rules that need whole tensors are stacked as long as a stack has at most so many: it is in memory at once.
+#: Leaves are stacked as long as a stack has at most so many elements: it is in memory at once.
 LARGE = 2**28
 #: As many elements are transformed in one program of several shapes, for which all of them are in memory at once.
 JOINT = 2**25
-#: Vectors of at most so many elements are stacked with shorter ones, where zeros after these change nothing.
-LONGEST = 2**14
 
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A parameter as the tree has it, or several of one shape as a stack."""
+    """A parameter as the tree has it."""
 
     names: tuple[str, ...]
     p: Any
@@ -81,8 +74,6 @@ class Leaf:
 class Job(Leaf):
     g: Any
     state: Entries
-    #: Of a stack of vectors, after which zeros follow; empty: there are none.
-    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,8 +88,6 @@ class Step:
     guarded: bool
     #: What whole tensors are computed with.
     space: Any = whole
-    #: Whether, where a rule allows it, no more is stacked than what it transforms.
-    lean: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,39 +149,34 @@ def within(rule: Rule, mesh_axes: MeshAxes) -> MeshAxes:
 def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
     """One step of every parameter, in their order."""
     by_index: dict[int, LeafUpdate] = {}
-    groups: dict[Any, list[list[int]]] = defaultdict(list)
-    for members in sorted(batches(jobs), key=lambda members: len(members) * jobs[members[0]].p.size):
-        first, rule = jobs[members[0]], jobs[members[0]].setting.rule
-        if step.lean and len(members) > 1 and isinstance(rule, WholeRule) and rule.is_stackable(first.p.shape):
-            by_index.update(zip(members, step_lean([jobs[i] for i in members], step), strict=True))
-        else:
-            alike = id(first.setting), first.p.dtype, first.g.dtype
-            total = sum(jobs[i].p.size for batch in (*groups.get(alike, ()), members) for i in batch)
-            groups[alike if is_joint(first) and total <= JOINT else members[0]].append(members)
-    for group in groups.values():
-        lists = [[jobs[i] for i in members] for members in group]
-        stacks = stack_jobs(lists, step.space)
-        results = [step_job(stacks[0], step)] if len(stacks) == 1 else step_jointly(stacks, step)
-        for members, updates in zip(group, unstack(lists, results, step.space), strict=True):
-            by_index.update(zip(members, updates, strict=True))
+    for lists in find_stacks(jobs):
+        if len(lists) == len(lists[0]) == 1:
+            by_index[lists[0][0]] = step_job(jobs[lists[0][0]], step)
+            continue
+        directions = transform_stacks([[jobs[i] for i in members] for members in lists], step)
+        for i, direction in zip(itertools.chain(*lists), directions, strict=True):
+            by_index[i] = step_job(jobs[i], step, lambda *args, direction=direction, **kwargs: direction)
     return [by_index[i] for i in range(len(jobs))]
 
 
-def batches(jobs: Sequence[Job]) -> Iterable[list[int]]:
-    """Which of them go together."""
+def find_stacks(jobs: Sequence[Job]) -> Iterable[list[list[int]]]:
+    """Which of them go together: lists of those that are one stack, by what is transformed at once."""
     by_kind: dict[Any, list[int]] = defaultdict(list)
     for index, job in enumerate(jobs):
-        if goes_alone(job) or (job.p.size > SMALL and not job.setting.rule.needs_whole):
-            by_kind[index].append(index)
-            continue
-        shape = "vector" if is_vector(job) else job.p.shape
-        entries = tuple(
-            (key, entry.ndim if shape == "vector" else entry.shape, entry.dtype) for key, entry in job.state.items()
-        )
-        by_kind[id(job.setting), shape, job.p.dtype, job.g.dtype, job.mesh_axes, job.axes, entries].append(index)
+        entries = tuple((key, entry.shape, entry.dtype) for key, entry in job.state.items())
+        alike = id(job.setting), job.p.shape, job.p.dtype, job.g.dtype, job.mesh_axes, job.axes, entries
+        by_kind[index if goes_alone(job) else alike].append(index)
+    stacks = []
     for members in by_kind.values():
         most = max(1, LARGE // max(1, jobs[members[0]].p.size))
-        yield from (members[start : start + most] for start in range(0, len(members), most))
+        stacks += [members[start : start + most] for start in range(0, len(members), most)]
+    joint: dict[Any, list[list[int]]] = defaultdict(list)
+    for members in sorted(stacks, key=lambda members: len(members) * jobs[members[0]].p.size):
+        first = jobs[members[0]]
+        alike = id(first.setting), first.p.dtype, first.g.dtype
+        total = sum(jobs[i].p.size for stack in (*joint.get(alike, ()), members) for i in stack)
+        joint[alike if is_joint(first) and total <= JOINT else members[0]].append(members)
+    return joint.values()
 
 
 def is_joint(job: Job) -> bool:
@@ -201,72 +185,56 @@ def is_joint(job: Job) -> bool:
     return is_kron and not goes_alone(job) and not any(job.mesh_axes)
 
 
-def is_vector(job: Job) -> bool:
-    """Whether zeros after it change nothing but means, so that it is stacked with longer ones."""
-    rule: Any = job.setting.rule
-    is_single = job.p.ndim == 1 and rule.stacked_axes == 0 and 0 < job.p.size <= LONGEST
-    is_plain = all(entry.shape in ((), job.p.shape) for entry in job.state.values())
-    return is_single and is_plain and is_joint(job) and rule.geometry != "eq"  # which divides by factors
-
-
 def goes_alone(job: Job) -> bool:
-    """Whether a parameter is never stacked: shards could be only if all were sharded alike, which is not known here."""
-    return whole.over_devices(job.p) or job.setting.handling.is_random
+    """Whether a parameter is in no stack: it need not be whole, or it is divided over devices."""
+    rule = job.setting.rule
+    return not rule.needs_whole or whole.over_devices(job.p) or any(within(rule, job.mesh_axes))
 
 
-def stack_jobs(lists: Sequence[Sequence[Job]], space: Any) -> list[Job]:
-    """Each list as one job with one more leading axis; a list of one job as that job."""
-    arrays: list[Any] = []
-    for several in lists:
-        if len(several) > 1:
-            arrays += [[job.g for job in several], *collect_entries(several).values()]
-    stacks = iter(space.stack_all(arrays))
+class Shown(NamedTuple):
+    """What a rule is to transform of one parameter."""
 
-    def stack(jobs: Sequence[Job]) -> Job:
-        first, sizes = jobs[0], tuple(job.p.size for job in jobs)
-        if len(jobs) == 1:
-            return first
-        return Job(
-            names=tuple(name for job in jobs for name in job.names),
-            p=whole.stack_all([[job.p for job in jobs]])[0],  # which compilers drop where a rule does not read it
-            setting=first.setting,
-            mesh_axes=((), *first.mesh_axes),
-            axes=first.axes,
-            g=next(stacks),
-            state={**first.state, **{key: next(stacks) for key in collect_entries(jobs)}},
-            lengths=() if len(set(sizes)) == 1 else sizes,
-        )
-
-    return list(map(stack, lists))
+    tensors: tuple[Any, ...]
+    state: Mapping[str, Any]
+    due: Any
+    has_noise: bool
 
 
-def collect_entries(jobs: Sequence[Job]) -> dict[str, list[Any]]:
-    """The entries of which each has its own. Counts are the same: they have taken every step together."""
-    counts = jobs[0].keys(Count)
-    return {key: [job.state[key] for job in jobs] for key in jobs[0].state if key not in counts}
+def show(job: Job, step: Step) -> Shown:
+    """What a step of a parameter transforms. Compilers drop the rest of the step, which is taken with the result."""
+    shown: list[Shown] = []
+    figures = dict.fromkeys(rule_of(job, step).FIGURES, jnp.ones(()))
+
+    def keep(xp: Any, tensors: Any, s: Any, *, due: Any = True, noise: Any = None) -> Direction:
+        shown.append(Shown(tensors, {key: s[key] for key in job.keys(PerSlice)}, due, noise is not None))
+        return Direction(tensors[0], figures, dict(s))
+
+    step_job(job, step, keep)
+    return shown[0]
 
 
-def unstack(lists: Sequence[Sequence[Job]], results: Sequence[LeafUpdate], space: Any) -> list[list[LeafUpdate]]:
-    """The results of each job, by list. results: of each list, as one."""
-    stacks, shapes = [], []
-    for jobs, result in zip(lists, results, strict=True):
-        if len(jobs) > 1:
-            entries = collect_entries(jobs)
-            stacks += [result.delta, *(result.state[key] for key in entries)]
-            shapes += [[x.shape for x in arrays] for arrays in ([job.p for job in jobs], *entries.values())]
-    columns = iter(space.take_apart(stacks, shapes))
-
-    def part(jobs: Sequence[Job], result: LeafUpdate) -> list[LeafUpdate]:
-        if len(jobs) == 1:
-            return [result]
-        deltas, states = next(columns), [dict(result.state) for _ in jobs]
-        for key in collect_entries(jobs):
-            for state, entry in zip(states, next(columns), strict=True):
-                state[key] = entry
-        rows = zip(deltas, states, figures_of(result.stats, len(jobs)), strict=True)
-        return [LeafUpdate(delta, state, result.finite, figures) for delta, state, figures in rows]
-
-    return list(map(part, lists, results))
+def transform_stacks(lists: Sequence[Sequence[Job]], step: Step) -> Iterable[Direction]:
+    """The directions of parameters of one setting, each list as a stack. They have taken every step together."""
+    shown = [[show(job, step) for job in jobs] for jobs in lists]
+    entries = [[own.state[key] for own in several] for several in shown for key in several[0].state]
+    stacked = iter(step.space.stack_all(entries))
+    wholes = []
+    for jobs, several in zip(lists, shown, strict=True):
+        tensors = tuple(map(jnp.stack, zip(*(own.tensors for own in several), strict=True)))
+        state = {key: next(stacked) for key in several[0].state}
+        noise = partial(draw_noise, jobs, step) if several[0].has_noise else None
+        wholes.append(Whole(rule_of(jobs[0], step, stacked=1), step.space, tensors, state, noise))
+    due = shown[0][0].due
+    if is_joint(lists[0][0]):
+        directions = Kron.transform_all(wholes, due)
+    else:
+        directions = [own.rule.transform(own.xp, own.tensors, own.state, due=due, noise=own.noise) for own in wholes]
+    parts = iter(step.space.take_apart([entry for direction in directions for entry in direction.state.values()]))
+    for jobs, direction in zip(lists, directions, strict=True):
+        columns = {key: next(parts) for key in direction.state}
+        figures = figures_of(direction.figures, len(jobs))
+        for place, tensor in enumerate(jnp.unstack(direction.tensor)):
+            yield Direction(tensor, figures[place], {key: column[place] for key, column in columns.items()})
 
 
 def figures_of(figures: Mapping[str, Any], members: int) -> list[dict[str, Any]]:
@@ -282,47 +250,19 @@ def figures_of(figures: Mapping[str, Any], members: int) -> list[dict[str, Any]]
     return [{key: rows[place] for key, rows in parts.items()} for place in range(members)]
 
 
-def step_lean(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
-    """One step of several of one shape. State and parameters stay where they are; what is transformed is a stack."""
-
-    def transform(shown: Sequence[Whole], due: Any) -> list[Direction]:
-        rule: Any = rule_of(jobs[0], step, stacked=1)
-        direction = rule.transform(step.space, (jnp.stack([operand.tensors[0] for operand in shown]),), {})
-        pieces = zip(jnp.unstack(direction.tensor), figures_of(direction.figures, len(jobs)), strict=True)
-        return [Direction(tensor, figures, {}) for tensor, figures in pieces]
-
-    return step_shown(jobs, step, transform)
-
-
-def step_jointly(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
-    """One step of several of one setting, all of which are due or none: they have taken every step together."""
-    return step_shown(jobs, step, Kron.transform_all)
+def draw_noise(jobs: Sequence[Job], step: Step) -> Any:
+    """The noise of parameters of one shape, as a stack: of each its own, by positions in the whole of it."""
+    first, names = jobs[0], [name for job in jobs for name in job.names]
+    stacked = first.setting.rule.stacked_axes
+    stack = first.mesh_axes[:stacked] + ((),) * (first.p.ndim - stacked)
+    space: Any = Shards(stack) if any(stack) else step.space
+    like: Any = jax.ShapeDtypeStruct(first.p.shape, arithmetic(first.p.dtype.name))
+    # the host computes with these numbers: the program does not
+    numbers: Any = np.array([tensor_id(name) for name in names], "uint32").reshape(-1, *[1] * first.p.ndim)
+    return normal(space, like, seed=first.setting.handling.seed, tensor=numbers, t=step.t)
 
 
-def step_shown(
-    jobs: Sequence[Job], step: Step, transform: Callable[[Sequence[Whole], Any], list[Direction]]
-) -> list[LeafUpdate]:
-    """One step of several that are transformed together.
-
-    Each is stepped twice: until it is known what is transformed, and with the result. Compilers drop the rest of the
-    first.
-    """
-    shown: list[Whole] = []
-    dues: list[Any] = []
-
-    def show(rule: Any, xp: Any, tensors: Any, s: Any, *, due: Any = True, noise: Any = None) -> Direction:
-        shown.append(Whole(rule, xp, tensors, s, noise))
-        dues.append(due)
-        return Direction(tensors[0], dict.fromkeys(rule.FIGURES, jnp.ones(())), dict(s))
-
-    for job in jobs:
-        step_job(job, step, partial(show, rule_of(job, step, stacked=int(len(job.names) > 1))))
-    directions = transform(shown, dues[0])
-    pairs = zip(jobs, directions, strict=True)
-    return [step_job(job, step, lambda *args, direction=direction, **kwargs: direction) for job, direction in pairs]
-
-
-def rule_of(job: Job, step: Step, stacked: int) -> Rule:
+def rule_of(job: Job, step: Step, stacked: int = 0) -> Any:
     """The rule of a step. stacked: how many axes of a stack there are beside the parameter's own."""
     rule = rule_in_precision(job.setting.rule_at(step.t), arithmetic(job.p.dtype.name))
     rule = replace(rule, stacked_axes=rule.stacked_axes + stacked)
@@ -330,9 +270,9 @@ def rule_of(job: Job, step: Step, stacked: int) -> Rule:
 
 
 def step_job(job: Job, step: Step, transform: Callable[..., Direction] | None = None) -> LeafUpdate:
-    """One step of one parameter, or of one stack. transform: in the place of the rule's."""
-    handling, dtype = job.setting.handling, job.p.dtype.name
-    rule, tensor = rule_of(job, step, stacked=int(len(job.names) > 1)), tensor_id(job.names[0])
+    """One step of one parameter. transform: in the place of the rule's."""
+    handling, dtype, tensor = job.setting.handling, job.p.dtype.name, tensor_id(job.names[0])
+    rule = rule_of(job, step)
     if transform is not None:
         rule = copy.copy(rule)
         vars(rule)["transform"] = transform
@@ -345,30 +285,6 @@ def step_job(job: Job, step: Step, transform: Callable[..., Direction] | None = 
         finite = finite_throughout(job.space, update, new) if step.guarded else None
         delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
     return LeafUpdate(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite, update.stats)
-
-
-class Padded:
-    """A space of stacked vectors of these lengths, after which zeros follow."""
-
-    def __init__(self, space: Any, lengths: npt.ArrayLike) -> None:
-        self.space, self.lengths = space, np.reshape(lengths, (-1, 1))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.space, name)
-
-    def in_precision(self, precision: str) -> Padded:
-        return Padded(self.space.in_precision(precision), self.lengths)
-
-    def means(self, *terms: Term) -> tuple[Any, ...]:
-        assert all(axes == (1,) for _, axes in terms)
-        return tuple(total / self.lengths.astype(total.dtype) for total in self.space.sums(*terms))
-
-    def mean_power(self, x: Any, power: int, unit: Any, axes: tuple[int, ...]) -> Any:
-        whole, count = self.space.mean_power(x, power, unit, axes), x.shape[1]
-        return whole * (count / self.lengths.astype(whole.dtype))
-
-    def without_padding(self, x: Any) -> Any:
-        return jnp.where(np.arange(x.shape[1]) < self.lengths, x, 0)
 
 
 class Rounding:
@@ -414,26 +330,13 @@ def propose_by(rule: Rule, job: Job, step: Step, tensor: int) -> Update:
 
     spread = job.spread()
     state = {key: gather(entry) if key in spread else entry for key, entry in job.state.items()}
-    xp = Padded(step.space, job.lengths) if job.lengths else step.space
-    update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, xp)
+    update = ask_rule(rule, replace(job, p=gather(job.p), g=gather(job.g), state=state), step, tensor, step.space)
     entries = {key: scatter(entry) if key in spread else keep(entry) for key, entry in update.state.items()}
     return update._replace(delta=scatter(update.delta), state=entries)
 
 
 def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
     precision = arithmetic(job.p.dtype.name)
-
-    def noise() -> Any:
-        """Of each parameter its own, by positions in the whole stack."""
-        stack = job.mesh_axes[: rule.stacked_axes] + ((),) * (job.p.ndim - rule.stacked_axes)
-        numbers: Any = tensor
-        if lead := int(len(job.names) > 1):  # the host computes with these numbers: the program does not
-            ids = np.array([tensor_id(name) for name in job.names], "uint32")
-            numbers = ids.reshape(-1, *[1] * (job.p.ndim - 1))
-        space: Any = Shards(stack[lead:]) if any(stack) else xp
-        like: Any = jax.ShapeDtypeStruct(job.p.shape[lead:], precision)
-        drawn = normal(space, like, seed=job.setting.handling.seed, tensor=numbers, t=step.t)
-        return xp.without_padding(drawn) if job.lengths else drawn
 
     return proposed(
         xp,
@@ -447,5 +350,5 @@ def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
         lr_scale=job.setting.lr_scale,
         tensor=tensor,
         grad_scale=in_precision(step.grad_scale, precision),
-        noise=noise,
+        noise=lambda: draw_noise([job], step)[0],
     )

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 
 from thalweg.errors import OptionError, Refused, refusal
 from thalweg.optax.batches import Job, Leaf, Step, step_all
-from thalweg.optax.native import cpu, gpu
-from thalweg.optax.native.choice import either
-from thalweg.optax.native.parts import by_parts
+from thalweg.optax.native import NATIVE, step_natively
 from thalweg.optax.shards import typed_layout
 from thalweg.optax.steps import Results
 from thalweg.programs.schedule import needs_sums
@@ -23,8 +21,6 @@ from thalweg.rules.checks import check_choice
 from thalweg.storage import arithmetic, describe_state
 
 Engine: TypeAlias = Literal["auto", "xla", "native"]
-#: Of each jax backend: the module with its native code, and the platform that compiled programs name.
-NATIVE: dict[str, tuple[Any, str]] = {"cpu": (cpu, "cpu"), "gpu": (gpu, "cuda")}
 
 
 def check_engine(rule: type[Rule], engine: Any) -> None:
@@ -59,7 +55,14 @@ def apply_jobs(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: boo
     if not served:
         return step_jobs(jobs, step, applied=True)
     others = [index for index in range(len(jobs)) if index not in served]
-    ours = run_either([jobs[i] for i in served], step, observed, is_required=engine == "native")
+    ours = step_natively(
+        [jobs[i] for i in served],
+        step,
+        step_jobs,
+        observed=observed,
+        is_required=engine == "native",
+        is_local=not step.guarded and not observed and all(is_elementwise(jobs[i]) for i in served),
+    )
     rest = step_jobs([jobs[i] for i in others], step, applied=True)
     order = [*served, *others]
     fine = None if ours.fine is None else ours.fine & rest.fine
@@ -83,7 +86,7 @@ def check_native(engine: Engine) -> None:
     device = jax.default_backend()
     if device not in NATIVE:
         raise Refused(f"steps run on {device}, and there is native code for CPUs and GPUs")
-    handler = NATIVE[device][0].handler()
+    handler = NATIVE[device].handler()
     if isinstance(handler, str):
         raise Refused(handler)
 
@@ -99,8 +102,7 @@ def admit(leaf: Leaf, engine: Engine) -> None:
         raise Refused(f"it may be sharded, and {reason}")
     if not leaf.p.size:
         raise Refused(f"shape {shape} is empty")
-    native_code, _ = NATIVE[jax.default_backend()]
-    native_code.admit(leaf)
+    NATIVE[jax.default_backend()].admit(leaf)
     described = describe_state(setting.stored_rule, setting.handling, shape, dtype)
     if engine == "auto" and not described:
         raise Refused("it has no state, and XLA's code is as fast")
@@ -119,7 +121,7 @@ def admit_parts(leaf: Leaf) -> None:
     if any(entry_shape != shape for entry_shape, _ in described.values()):
         raise Refused("native code steps whole arrays where state has another shape than its parameter")
     if is_summed(leaf):
-        NATIVE[jax.default_backend()][0].admit_sums(leaf)
+        NATIVE[jax.default_backend()].admit_sums(leaf)
 
 
 def is_elementwise(job: Job) -> bool:
@@ -161,58 +163,3 @@ def choose(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -
     served = [index for index, why in enumerate(reasons) if not why]
     # all parameters of a guarded step are written, or none
     return [] if step.guarded and len(served) < len(jobs) else served
-
-
-# ---- native code
-
-
-def run_either(jobs: Sequence[Job], step: Step, observed: bool, *, is_required: bool) -> Results:
-    def given(ps: Any, gs: Any, states: Any, shared: Any) -> tuple[list[Job], Step]:
-        traced = [replace(job, p=p, g=g, state=s) for job, p, g, s in zip(jobs, ps, gs, states, strict=True)]
-        return traced, replace(step, **shared)
-
-    def xla(*args: Any) -> Results:
-        results = step_jobs(*given(*args), applied=True)
-        return results if observed else results._replace(stats=[{} for _ in jobs])
-
-    def native(*args: Any) -> Results:
-        traced, now = given(*args)
-        code = native_code.Native(traced, now, figures)
-        return run_by_parts(code, traced) if is_local else code.run(traced, code.numbers())
-
-    native_code, platform = NATIVE[jax.default_backend()]
-    is_local = not step.guarded and not observed and all(map(is_elementwise, jobs))
-    shared = {"t": step.t, "lr": step.lr, "grad_scale": step.grad_scale}
-    shared = {name: value for name, value in shared.items() if isinstance(value, jax.Array)}
-    args = [job.p for job in jobs], [job.g for job in jobs], [job.state for job in jobs], shared
-    figures = jax.eval_shape(xla, *args).stats if observed else [{} for _ in jobs]
-    results: Results = either(native, xla, *args, platform=platform, is_required=is_required, is_local=is_local)
-    return results
-
-
-def run_by_parts(code: Any, jobs: Sequence[Job]) -> Results:
-    """A step of which each device takes its parts, without asking another."""
-
-    def call(*arrays: Any) -> list[Any]:
-        reader, parts = iter(arrays), []
-        for job in jobs:
-            p, g = next(reader), next(reader)
-            parts.append(replace(job, p=p, g=g, state={key: next(reader) for key in job.state}))
-        results = code.for_parts(parts).run(parts, list(reader))
-        return [x for p, state in zip(results.values, results.states, strict=True) for x in (p, *state.values())]
-
-    arrays: list[Any] = []
-    owners: list[int] = []
-    given: list[int] = []
-    for job in jobs:
-        first = len(arrays)
-        arrays += [job.p, job.g, *job.state.values()]
-        owners += [first] * (1 + len(job.state))
-        given += [first] * (2 + len(job.state))
-    numbers = code.numbers()
-    news = iter(by_parts(call, owners, [*given, *[-1] * len(numbers)], *arrays, *numbers))
-    values, states = [], []
-    for job in jobs:
-        values.append(next(news))
-        states.append({key: next(news) for key in job.state})
-    return Results(values, states, None, [{} for _ in jobs])

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from thalweg.arrays import Shape, is_number
+from thalweg.arrays import is_number
 from thalweg.kernels.cpu.xla import place_of
 from thalweg.kernels.products.choices import Tiling, choose_tiling
 from thalweg.optax.native import gpu as on_gpu
@@ -58,20 +58,19 @@ def is_for_library(x: Any, y: Any) -> bool:
 def move(arrays: Sequence[Any], results: Sequence[Any], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
     """What one kernel copies from arrays to results.
 
-    rows: an array and a result, with the element at which each begins; how many are read, and how many are written, the
-    rest as 0.
+    rows: an array and a result, with the element at which each begins, and how many are copied.
     """
     from thalweg.kernels.triton.moves import launch_moves
     from thalweg.kernels.triton.xla import TARGET, compile_for, register
 
     width = min(x.dtype.itemsize for x in arrays)
     addresses: list[int] = []
-    for (array, begin), (result, place), *counts in rows:
+    for (array, begin), (result, place), count in rows:
         words = arrays[array].dtype.itemsize // width
         addresses += place_of(array) + begin * words * width, place_of(len(arrays) + result) + place * words * width
-        addresses += (count * words for count in counts)
+        addresses.append(count * words)
     compiled, table = functools.partial(compile_for, on_gpu.capability()), len(arrays) + len(results)
-    launch = launch_moves(compiled, len(addresses) // 4, width, table)
+    launch = launch_moves(compiled, len(addresses) // 3, width, table)
     key = register(on_gpu.handler(), [launch], len(arrays), addresses)
     outputs = [*results, jax.ShapeDtypeStruct((8 * len(addresses),), "uint8")]
     return list(jax.ffi.ffi_call(TARGET, outputs)(*arrays, key=key)[:-1])
@@ -107,33 +106,26 @@ class Products:
 
     def stack_all(self, lists: Sequence[Sequence[Any]]) -> list[Any]:
         def by_kernel(lists: Any) -> list[Any]:
-            results: list[Any] = []
-            rows: list[Any] = []
+            rows, results = list[Any](), list[Any]()
             for arrays in lists:
-                largest = max(arrays, key=lambda x: x.size)
-                for row, x in enumerate(arrays):
-                    rows.append(((len(rows), 0), (len(results), row * largest.size), x.size, largest.size))
-                results.append(jax.ShapeDtypeStruct((len(arrays), *largest.shape), largest.dtype))
+                size = arrays[0].size
+                rows += [((len(rows) + i, 0), (len(results), i * size), size) for i in range(len(arrays))]
+                results.append(jax.ShapeDtypeStruct((len(arrays), *arrays[0].shape), arrays[0].dtype))
             return move([x for arrays in lists for x in arrays], results, rows)
 
         return list(choose(by_kernel, space.stack_all, lists)) if lists else []
 
-    def take_apart(self, stacks: Sequence[Any], shapes: Sequence[Sequence[Shape]]) -> list[list[Any]]:
+    def take_apart(self, stacks: Sequence[Any]) -> list[Sequence[Any]]:
         def by_kernel(stacks: Any) -> list[list[Any]]:
-            results: list[Any] = []
-            rows: list[Any] = []
-            for number, (x, pieces) in enumerate(zip(stacks, shapes, strict=True)):
-                for row, shape in enumerate(pieces):
-                    begin, size = row * math.prod(x.shape[1:]), math.prod(shape)
-                    rows.append(((number, begin), (len(results), 0), size, size))
-                    results.append(jax.ShapeDtypeStruct(shape, x.dtype))
-            copies = iter(move(stacks, results, rows))
-            return [[next(copies) for _ in pieces] for pieces in shapes]
+            rows, results = list[Any](), list[Any]()
+            for number, x in enumerate(stacks):
+                size = math.prod(x.shape[1:])
+                rows += [((number, i * size), (len(results) + i, 0), size) for i in range(len(x))]
+                results += [jax.ShapeDtypeStruct(x.shape[1:], x.dtype)] * len(x)
+            parts = iter(move(stacks, results, rows))
+            return [[next(parts) for _ in range(len(x))] for x in stacks]
 
-        def by_xla(stacks: Any) -> list[list[Any]]:
-            return space.take_apart(stacks, shapes)
-
-        return list(choose(by_kernel, by_xla, stacks)) if stacks else []
+        return list(choose(by_kernel, space.take_apart, stacks)) if stacks else []
 
     def matmul(self, x: Any, y: Any) -> Any:
         return self.multiply(x, y, dtype=x.dtype.name)

@@ -259,8 +259,7 @@ class Transformation(Stepping):
         lr = at_count(self.learning_rate, state.count)
         given = [(job.space, job.g, job.p) for job in jobs]
         scale, judgement = join(self.settings.base.handling, given, getattr(state, SPIKES, None))
-        space = space_for(self.engine)
-        step = Step(optax.safe_increment(state.count), lr, scale, self.guarded, space, lean=space is not whole)
+        step = Step(optax.safe_increment(state.count), lr, scale, self.guarded, space_for(self.engine))
         if applied:
             outcome = apply_jobs(jobs, step, self.engine, observed=observed)
         else:

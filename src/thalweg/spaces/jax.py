@@ -10,7 +10,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from thalweg.arrays import (
@@ -177,28 +176,13 @@ def cut(x: Arr, axis: int, sizes: Shape) -> list[Arr]:
 
 
 def stack_all(lists: Sequence[Sequence[Arr]]) -> list[Arr]:
-    """The arrays of each list as one, with a leading axis more. Zeros follow shorter vectors."""
-
-    def stack(arrays: Sequence[Arr]) -> Arr:
-        longest = max(x.size for x in arrays)
-        if all(x.size == longest for x in arrays):
-            return jnp.stack(arrays)
-        padded = [part for x in arrays for part in (x, np.zeros(longest - x.size, x.dtype)) if part.size]
-        joined: Arr = jax.lax.concatenate(padded, 0)  # one kernel, which padding would not be
-        return joined.reshape(len(arrays), longest)
-
-    return list(map(stack, lists))
+    """The arrays of each list as one, with a leading axis more."""
+    return list(map(jnp.stack, lists))
 
 
-def take_apart(stacks: Sequence[Arr], shapes: Sequence[Sequence[Shape]]) -> list[list[Arr]]:
-    """The members of each stack, in their shapes: of a longer row its beginning."""
-
-    def row(x: Arr, place: int, shape: Shape) -> Arr:
-        if shape == x.shape[1:]:
-            return jax.lax.index_in_dim(x, place, keepdims=False)
-        return jax.lax.slice(x, (place, 0), (place + 1, *shape)).reshape(shape)
-
-    return [[row(x, *pair) for pair in enumerate(rows)] for x, rows in zip(stacks, shapes, strict=True)]
+def take_apart(stacks: Sequence[Arr]) -> list[Sequence[Arr]]:
+    """The members of each stack."""
+    return list(map(jnp.unstack, stacks))
 
 
 def matmul(x: Arr, y: Arr, precision: str | None = None) -> Arr:

@@ -18,24 +18,24 @@ TYPES = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 
 
 @triton.jit
-def move(source, target, count, room, TYPE: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
-    """WIDE: what counts are multiples of; above 1 both places are multiples of 16."""
+def move(source, target, count, TYPE: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
+    """WIDE: what the count is a multiple of; above 1 both places are multiples of 16."""
     source, target = pointer(source, TYPE, WIDE > 1), pointer(target, TYPE, WIDE > 1)
-    count, room = count // WIDE * WIDE, room // WIDE * WIDE
-    for first in range(tl.program_id(1) * BLOCK, room, TURNS * BLOCK):
+    count = count // WIDE * WIDE
+    for first in range(tl.program_id(1) * BLOCK, count, TURNS * BLOCK):
         index = first + tl.arange(0, BLOCK)
-        tl.store(target + index, tl.load(source + index, index < count, other=0), index < room)
+        tl.store(target + index, tl.load(source + index, index < count), index < count)
 
 
 @triton.jit
 def moves_kernel(table, TYPE: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr, BLOCK: tl.constexpr):
-    """table: of each copy its source and target, how many elements are read, and how many written, the rest as 0."""
-    entry = table + 4 * tl.program_id(0)
-    source, target, count, room = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
-    if (source % 16 == 0) & (target % 16 == 0) & (count % WIDE == 0) & (room % WIDE == 0):
-        move(source, target, count, room, TYPE, WIDE, TURNS, BLOCK)
+    """table: of each copy its source and target, and how many elements are copied."""
+    entry = table + 3 * tl.program_id(0)
+    source, target, count = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    if (source % 16 == 0) & (target % 16 == 0) & (count % WIDE == 0):
+        move(source, target, count, TYPE, WIDE, TURNS, BLOCK)
     else:
-        move(source, target, count, room, TYPE, 1, TURNS, BLOCK)
+        move(source, target, count, TYPE, 1, TURNS, BLOCK)
 
 
 def launch_moves(compiled: Callable[..., Any], count: int, width: int, table: int) -> Launched:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from thalweg.arrays import Shape
 from thalweg.codecs import scale_key
-from thalweg.errors import Refused, RuleError
+from thalweg.errors import Refused
 from thalweg.kernels.cpu import admission, structs
 from thalweg.kernels.cpu.bounds import COUNT, LARGEST
 from thalweg.kernels.cpu.operands import operand_of
@@ -82,41 +82,36 @@ class Native:
         ]
         places = {key: place for place, key in enumerate(settings)}
         by_kind: dict[Any, list[int]] = defaultdict(list)
+        by_shape: dict[Any, list[int]] = defaultdict(list)
         for index, (job, operand) in enumerate(zip(jobs, operands_of(jobs, places), strict=True)):
-            code = options[operand.group].code_for(operand)
-            by_kind[operand.group, id(code), job.p.dtype, code.axes and job.p.shape].append(index)
-        #: Which jobs have the same code and numbers of the same shapes; so they follow one another in the tables.
+            kind = operand.group, id(options[operand.group].code_for(operand))
+            by_kind[kind].append(index)
+            by_shape[kind, job.p.dtype, job.p.shape].append(index)
+        #: Which jobs have the same code and options.
         self.groups = list(by_kind.values())
-        self.order = [index for members in self.groups for index in members]
+        self.order = [index for members in by_shape.values() for index in members]
         operands = operands_of([jobs[index] for index in self.order], places)
         self.layout = Layout(handler(), operands, options, threads=num_threads(of_machine))
-        #: Of each group: its code, and its rows in the tables.
-        self.codes: list[Numbered] = []
-        self.rows: list[range] = []
-        tables, first = self.layout.tables, 0
-        for members in self.groups:
+        #: Those of one shape, which follow one another in the tables: their group, their code and their rows.
+        self.stacks: list[tuple[int, Numbered, range, list[int]]] = []
+        tables, kinds, first = self.layout.tables, list(by_kind), 0
+        for (kind, *_), members in by_shape.items():
             end = first + len(members)
-            self.codes.append(self.layout.codes[tables.codes[first]])
-            self.rows.append(range(tables.spans[first].start, tables.spans[end - 1].stop))
+            rows = range(tables.spans[first].start, tables.spans[end - 1].stop)
+            self.stacks.append((kinds.index(kind), self.layout.codes[tables.codes[first]], rows, members))
             first = end
-
-    def for_parts(self, jobs: Sequence[Job]) -> Native:
-        """The same for parts of the parameters, element by element."""
-        native = Native(jobs, self.step, self.figures, self.rules)
-        if native.groups != self.groups:  # whose numbers are those of the whole
-            raise RuleError("parts of parameters are of other kinds than the parameters")
-        return native
 
     def numbers(self) -> list[Any]:
         """What a step is given beside its arrays: the count, and what follows from options, of each group."""
+        codes = {group: code for group, code, *_ in self.stacks}
         numbers = [jnp.asarray(self.step.t, "int32")]
         with jax.enable_x64(True):
-            for members, code in zip(self.groups, self.codes, strict=True):
+            for group, members in enumerate(self.groups):
                 setting = self.jobs[members[0]].setting
                 scale = 1.0 if self.step.grad_scale is None else widen(self.step.grad_scale)
                 given = {name: widen(value) for name, value in options_of(setting.rule_at(self.step.t)).items()}
                 given |= {"t": widen(self.step.t), "lr": widen(self.step.lr), "lr_scale": setting.lr_scale}
-                values = numbers_in(space, code.host_values, given)
+                values = numbers_in(space, codes[group].host_values, given)
                 values = [-scale if setting.handling.maximize else scale, *values]
                 numbers.append(jnp.stack([jnp.asarray(value, "float64") for value in values]))
         return numbers
@@ -161,8 +156,8 @@ class Run:
         self.native, self.layout, self.jobs = native, native.layout, [jobs[index] for index in native.order]
         self.count, *given = numbers
         self.groups = [
-            GroupNumbers(code, [jobs[index] for index in members], rows, own)
-            for code, members, rows, own in zip(native.codes, native.groups, native.rows, given, strict=True)
+            GroupNumbers(code, [jobs[index] for index in members], rows, given[group])
+            for group, code, rows, members in native.stacks
         ]
         #: Of each job: the buffers of p and of its state, by key, among all; gradients are behind them.
         self.buffers: list[dict[str, int]] = []
@@ -242,35 +237,27 @@ def like(x: Any) -> Any:
 
 
 class GroupNumbers:
-    """What holds for the tensors, rows and columns of some jobs, by value, in double precision.
+    """What holds for the tensors, rows and columns of jobs of one shape, by value, in double precision.
 
-    Where nothing is kept of rows or columns, there is one number for each tensor of all jobs. Else their shapes are
-    equal, and arrays have one more leading axis, and size 1 along axes along which they do not vary.
+    Arrays have the axes of a parameter behind that of the jobs, and size 1 along axes along which they do not vary.
     """
 
     def __init__(self, code: Numbered, jobs: Sequence[Job], rows: range, given: Any) -> None:
         """rows: of their tensors in the tables. given: the scale of gradients, and what follows from options."""
         self.code, self.jobs, self.rows = code, jobs, rows
         self.emitted, self.program = code.code.emitted, code.code.emitted.schedule.program
-        self.axes, stacked = self.emitted.kinds.axes, self.program.stacked_axes
         self.precision = arithmetic(jobs[0].p.dtype.name)
-        self.slices = [math.prod(job.p.shape[:stacked]) for job in jobs]
-        shape = jobs[0].p.shape
-        #: The shape of arrays that have one number for each tensor.
-        self.shape: Shape = (len(rows),)
-        if self.axes is not None:
-            self.shape = (len(jobs), *shape[:stacked], *[1] * (len(shape) - stacked))
+        shape, stacked = jobs[0].p.shape, self.program.stacked_axes
+        #: The shape of arrays that have one number for each tensor; and the elements of each.
+        self.shape = len(jobs), *shape[:stacked], *[1] * (len(shape) - stacked)
+        self.size = math.prod(shape[stacked:])
+        #: The shapes of one row, or one column, for each tensor; and how many numbers these are.
+        row, column = self.emitted.kinds.axes or (0, 0)
+        lines = [[1 if axis == other else n for axis, n in enumerate(shape)] for other in (column, row)]
+        self.lines = [(len(jobs), *line) for line in lines]
+        self.lengths = [math.prod(line[stacked:]) for line in lines]
         self.scale, *hosts = jnp.unstack(given)
         self.known: dict[Value, Any] = dict(zip(code.host_values, hosts, strict=True))
-        self.totals: dict[Value, Any] = {}
-
-    @functools.cached_property
-    def sizes(self) -> Any:
-        """How many elements each tensor has."""
-        sizes = [float(math.prod(job.p.shape[self.program.stacked_axes :])) for job in self.jobs]
-        if self.axes is not None:
-            return sizes[0]
-        return jnp.concatenate([jnp.full(n, size) for n, size in zip(self.slices, sizes, strict=True)])
 
     # ---- values
 
@@ -284,19 +271,16 @@ class GroupNumbers:
     def compute(self, value: Value) -> Any:
         if value.op == "input":
             return self.read(value.name)
-        if value in self.totals:
-            return self.totals[value] / self.sizes if value.is_mean else self.totals[value]
         if value.is_reduction:
             return self.reduce(value)
         return apply(space, value.op, [self.find(arg) for arg in value.args])
 
     def read(self, name: str) -> Any:
         if name == COUNT:
-            return self.sizes
+            return float(self.size)
         if name == LARGEST:
             return LARGEST_OF.get(self.precision, MOST)
-        entries = [job.state[name].astype("float64") for job in self.jobs]
-        return jnp.stack(entries) if self.axes else jnp.concatenate([entry.ravel() for entry in entries])
+        return jnp.stack([job.state[name].astype("float64") for job in self.jobs])
 
     def reduce(self, value: Value) -> Any:
         """A sum or mean of what there is for rows, columns or matrices."""
@@ -312,13 +296,13 @@ class GroupNumbers:
         array = array * array if value.is_squared else array
         return (jnp.mean if value.is_mean else jnp.sum)(array, axes, keepdims=True)
 
+    def spread(self, operand: Any, shape: Shape) -> Any:
+        """A value as an array of this shape, and of one row for each tensor of a stack."""
+        return jnp.broadcast_to(jnp.asarray(self.find(operand), "float64"), shape)
+
     def by_tensor(self, operand: Any) -> Any:
         """One number for each tensor, as a vector."""
-        return jnp.broadcast_to(jnp.asarray(self.find(operand), "float64"), self.shape).ravel()
-
-    def by_job(self, operand: Any) -> list[Any]:
-        """One number for each tensor, as a vector for each job."""
-        return jnp.split(self.by_tensor(operand), list(itertools.accumulate(self.slices))[:-1])
+        return self.spread(operand, self.shape).ravel()
 
     # ---- passes
 
@@ -341,7 +325,7 @@ class GroupNumbers:
         columns = dict.fromkeys(range(width), jnp.zeros(len(self.rows)))
         if number is not None:
             if code.sums[number] and self.program.stacked_axes:  # sums of slices must fit the precision
-                columns[structs.COUNT] = self.by_tensor(self.sizes)
+                columns[structs.COUNT] = self.by_tensor(float(self.size))
             columns.update(enumerate(map(self.by_tensor, code.numbers[number]), code.first_number))
         if stage == REHEARSE and code.bound is not None:
             columns[code.bounded] = self.by_tensor(code.bound)
@@ -353,29 +337,16 @@ class GroupNumbers:
             return
         first = self.code.first_sum(number)
         for place, value in enumerate(self.code.sums[number]):
-            self.totals[value] = registers[self.rows.start : self.rows.stop, first + place].reshape(self.shape)
+            total = registers[self.rows.start : self.rows.stop, first + place].reshape(self.shape)
+            self.known[value] = total / self.size if value.is_mean else total
 
     # ---- rows and columns
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """How many rows and columns there are of one tensor, of all its matrices."""
-        row, column = self.axes or (0, 0)
-        shape = self.jobs[0].p.shape
-        size = math.prod(shape[self.program.stacked_axes :])
-        return size // shape[column], size // shape[row]
 
     @property
     def small_shape(self) -> Shape:
         """Of what native code is given, and tells, of rows and columns: slots of rows, then slots of columns."""
         pairs = zip(self.code.slots, self.lengths, strict=True)
         return len(self.rows), sum(slots * length for slots, length in pairs)
-
-    def without(self, place: int) -> Shape:
-        """The shape of rows, or of columns, of all jobs: with size 1 along the other axis."""
-        assert self.axes is not None
-        other = self.axes[1 - place]
-        return len(self.jobs), *(1 if axis == other else n for axis, n in enumerate(self.jobs[0].p.shape))
 
     def reads_small(self, number: int) -> bool:
         pass_ = self.emitted.passes[number]
@@ -384,10 +355,11 @@ class GroupNumbers:
     def small_values(self) -> Any:
         """What passes read of rows and columns."""
         parts = []
-        for place, values in enumerate((self.emitted.rows, self.emitted.columns)):
-            slots = [jnp.broadcast_to(self.find(value), self.without(place)) for value in values]
-            slots += [jnp.zeros(self.without(place))] * (self.code.slots[place] - len(values))
-            parts += [slot.reshape(len(self.rows), -1) for slot in slots]
+        for values, slots, line in zip(
+            (self.emitted.rows, self.emitted.columns), self.code.slots, self.lines, strict=True
+        ):
+            slot_values = [*values, *[0.0] * (slots - len(values))]
+            parts += [self.spread(value, line).reshape(len(self.rows), -1) for value in slot_values]
         return jnp.concatenate(parts, axis=1).astype(self.precision)
 
     def place_rows(self, buffer: int) -> dict[int, int]:
@@ -398,14 +370,14 @@ class GroupNumbers:
     def take_means(self, means: Any) -> None:
         """Note the sums of a pass over rows and columns, of which native code tells means."""
         pass_, first = self.emitted.passes[self.code.gathers], 0
-        for place, values in enumerate((pass_.row_sums, pass_.column_sums)):
-            length = self.lengths[place]
+        told = zip((pass_.row_sums, pass_.column_sums), self.code.slots, self.lines, self.lengths, strict=True)
+        for values, slots, line, length in told:
             for slot, value in enumerate(values):
                 begin = first + slot * length
-                mean = means[:, begin : begin + length].astype("float64").reshape(self.without(place))
-                count = 1 if value.is_mean else self.jobs[0].p.shape[(self.axes or ())[1 - place]]
-                self.known[value] = mean * count
-            first += self.code.slots[place] * length
+                mean = means[:, begin : begin + length].astype("float64").reshape(line)
+                (along,) = value.axes
+                self.known[value] = mean if value.is_mean else mean * self.jobs[0].p.shape[along]
+            first += slots * length
 
     # ---- results
 
@@ -416,17 +388,13 @@ class GroupNumbers:
         """Of each job the entries that are smaller than the parameter."""
         states: list[dict[str, Any]] = [{} for _ in self.jobs]
         for key in self.emitted.schedule.small:
-            if self.axes is None:
-                entries = self.by_job(self.program.state[key])
-            else:
-                shape = len(self.jobs), *self.jobs[0].state[key].shape
-                entries = list(jnp.broadcast_to(self.find(self.program.state[key]), shape))
+            shape = len(self.jobs), *self.jobs[0].state[key].shape
+            entries = self.spread(self.program.state[key], shape).astype(self.precision)
             for state, job, entry in zip(states, self.jobs, entries, strict=True):
-                old = job.state[key]
-                state[key] = entry.reshape(old.shape).astype(self.precision).astype(old.dtype)
+                state[key] = entry.astype(job.state[key].dtype)
         return states
 
     def figures(self) -> list[dict[str, Any]]:
         """Of each job the figures, a number for each tensor."""
-        shown = {name: self.by_job(value) for name, value in self.program.stats.items()}
+        shown = {name: self.spread(value, self.shape) for name, value in self.program.stats.items()}
         return [{name: values[place] for name, values in shown.items()} for place in range(len(self.jobs))]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from thalweg.errors import Refused, RuleError
+from thalweg.errors import Refused
 from thalweg.kernels.triton import admission
 from thalweg.optax.batches import Job, Leaf, Step
 from thalweg.optax.steps import Results
@@ -89,13 +89,6 @@ class Native:
             groups[id(job.setting), alike, job.p.dtype, job.g.dtype, stored, axes_over(job)].append(index)
         self.groups = list(groups.values())
         self.kinds = [Kind([jobs[i] for i in group], step, self.rules, observed=any(figures)) for group in self.groups]
-
-    def for_parts(self, jobs: Sequence[Job]) -> Native:
-        """The same for parts of the parameters, element by element."""
-        native = Native(jobs, self.step, self.figures, self.rules)
-        if native.groups != self.groups:  # whose numbers are those of the whole
-            raise RuleError("parts of parameters are of other kinds than the parameters")
-        return native
 
     def numbers(self) -> list[Any]:
         """What a step is given beside its arrays: the count, the rate, the scale of gradients; the numbers of lists."""
