@@ -51,17 +51,23 @@ def moving_along(direction: Callable[[Any, Any], Any], rule: Rule, model: Any, s
     return audited(Simple(model.parameters(), {"lr": 0.02}), model, steps, rule=rule)
 
 
+def faulty_adamw(params: Any, before: Callable[[Any], Any], after: Callable[[Any], Any] = id, **options: Any) -> Any:
+    """An AdamW that does something else before and after each step. Both are given the optimizer."""
+
+    class Faulty(AdamWOfTorch):  # type: ignore[misc]
+        def step(self, closure: Any = None) -> None:
+            before(self)
+            super().step()
+            after(self)
+
+    return Faulty(params, **options)
+
+
 def stepped_with(model: Any, groups: Any, steps: int = 0, **hidden: Any) -> Any:
     """The audit of an AdamW whose first group has other options within a step than before and after it."""
-
-    class Hiding(AdamWOfTorch):  # type: ignore[misc]
-        def step(self, closure: Any = None) -> None:
-            shown = {name: self.param_groups[0][name] for name in hidden}
-            self.param_groups[0].update(hidden)
-            super().step()
-            self.param_groups[0].update(shown)
-
-    return audited(Hiding(groups, weight_decay=0.1), model, steps)
+    shown = {"weight_decay": 0.1, "decoupled_weight_decay": True}
+    hide, show = (lambda one, given=given: one.param_groups[0].update(given) for given in (hidden, shown))
+    return audited(faulty_adamw(groups, hide, show, weight_decay=0.1), model, steps)
 
 
 def momentum(p: Any, state: Any) -> Any:
@@ -206,13 +212,11 @@ def state_cast_on_load(model: Any) -> Any:
 
 @incident("not moved: its gradient is 0, and the page moves by its state", (16, 8), (16, 8))
 def an_expert_without_tokens_is_skipped(model: Any) -> Any:
-    class SkipsExperts(AdamWOfTorch):  # type: ignore[misc]
-        def step(self, closure: Any = None) -> None:
-            for p in self.param_groups[0]["params"]:
-                p.grad = p.grad if p.grad.any() else None
-            super().step()
+    def skip(optimizer: Any) -> None:
+        for p in model:
+            p.grad = p.grad if p.grad.any() else None
 
-    return audited(SkipsExperts(model.parameters()), model, 2, lambda: model[1].grad.zero_())
+    return audited(faulty_adamw(model.parameters(), skip), model, 2, lambda: model[1].grad.zero_())
 
 
 @incident(
@@ -242,17 +246,11 @@ def gradients_clipped_before_the_step(model: Any) -> Any:
 
 @incident("with the state of '1'", (16, 8), (16, 8))
 def state_of_another_tensor(model: Any) -> Any:
-    class Confused(AdamWOfTorch):  # type: ignore[misc]
-        def step(self, closure: Any = None) -> None:
-            self.swap()
-            super().step()
-            self.swap()
+    def swap(optimizer: Any) -> None:
+        state = optimizer.state
+        state[model[0]], state[model[1]] = state[model[1]], state[model[0]]
 
-        def swap(self) -> None:
-            first, second = self.param_groups[0]["params"]
-            self.state[first], self.state[second] = self.state[second], self.state[first]
-
-    return audited(Confused(model.parameters()), model, 2)
+    return audited(faulty_adamw(model.parameters(), swap, swap), model, 2)
 
 
 @incident("bias correction is missing", (16, 8))
