@@ -85,7 +85,7 @@ SENT: dict[str, tuple[Run, str, dict[str, int]]] = {
     "clipped": (typical("LARS", dict(max_grad_norm=1.0)), "first axis", sums(2)),
     "normalized": (typical("Kron", dict(normalize_grads=True)), "first axis", OWNERS | sums(1)),
     # around a rule, an average sends nothing, and a share of elements is one message for the whole model
-    "averaged": (typical("LAMB", dict(exempt=None, averaged=0.7)), "first axis", sums(1)),
+    "averaged": (typical("LAMB", dict(exempt=None, averaged=0.7), engine="foreach"), "first axis", sums(1)),
     "cautious": (typical("LAMB", dict(exempt=None, cautious=True)), "first axis", sums(1)),
     "cautious, Muon": (typical("Muon", dict(EXACT, cautious=True)), "first axis", OWNERS | sums(1)),
 }
