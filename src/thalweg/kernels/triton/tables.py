@@ -80,20 +80,11 @@ class Tables:
         self.gradient_bytes = grads[0].element_size()
         self.aligned = all(is_aligned(operands[i], row) for i, of_operand in enumerate(nested) for row in of_operand)
         self.grads_aligned = True
-        self.grad_places = array("Q")
         self.follow(grads)
 
-    def follow(self, grads: Sequence[Tensor], places: array[int] | None = None, *, anew: bool = False) -> None:
-        """Note where the gradients are now. places: their addresses, if they are known.
-
-        anew: whatever was noted last. A replayed step leaves its own in the table.
-        """
-        places = array("Q", [g.data_ptr() for g in grads]) if places is None else places
-        # a graph carries its own copy along, which its replays leave in the table
-        is_known = places == self.grad_places and not anew
-        if is_known and not self.uploads.captured and not self.uploads.is_capturing():
-            return
-        self.grad_places = places
+    def follow(self, grads: Sequence[Tensor]) -> None:
+        """Note where the gradients are now."""
+        places = array("Q", [g.data_ptr() for g in grads])
         if self.count != len(places):
             slices = [
                 place + i * (g.numel() // slices) * g.element_size()

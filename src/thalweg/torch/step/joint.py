@@ -251,10 +251,6 @@ class JointGradient:
         #: How many norms were judged, and whether users were told that they are clipped.
         self.judged, self.is_told = 0, False
 
-    def of_plan(self, buckets: Sequence[Bucket], order: Sequence[str], *, native: bool) -> JointDecision | None:
-        """What decides over the steps of a plan; None: it has no parameters."""
-        return JointDecision(self, buckets, order, native=native) if buckets else None
-
     def share_norms(self, states: Iterable[dict[str, Tensor]]) -> None:
         """Make what the states of parameters have of former norms one tensor. It is the same in all of them."""
         guarded = [state for state in states if SPIKES in state]
