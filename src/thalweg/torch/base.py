@@ -62,7 +62,7 @@ from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.sharding.stages import Compute, Stage
 from thalweg.torch.step.averages import RateWatch, averages_in_place, check_loaded, have_weights, put_in_place, take_out
 from thalweg.torch.step.buckets import OfGroups, Sorter
-from thalweg.torch.step.joint import MOST_REMEMBERED, JointGradient
+from thalweg.torch.step.joint import MOST_REMEMBERED, JointDecision, JointGradient
 from thalweg.torch.step.plan import Given, StepPlan, presence_of
 
 
@@ -284,7 +284,8 @@ class Optimizer(torch.optim.Optimizer):
             buckets = self._sorter.sort(self, places, settings)
             self._joint.share_norms(self.state.values())
             order = self._in_order(name for bucket in buckets for name in bucket.names)
-            joint = self._joint.of_plan(buckets, order, native=self._wanted_engine in ("auto", "fused"))
+            native = self._wanted_engine in ("auto", "fused")
+            joint = JointDecision(self._joint, buckets, order, native=native) if buckets else None
             plan = StepPlan(
                 buckets, self._engines, given, places, states(), settings, joint, self._list_checks(buckets)
             )

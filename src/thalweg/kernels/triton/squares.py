@@ -56,6 +56,8 @@ class GradientSquares(Gradients):
     def __init__(self, sizes: Sequence[int], dtype: Any, uploads: Any, compiled: Any) -> None:
         """sizes: elements of each."""
         super().__init__(len(sizes), uploads)
+        #: The addresses that were noted last.
+        self.known = array("Q")
         self.dtype, self.compiled = dtype_of(dtype), compiled
         cuts = cut_into_runs(sizes, BLOCKS)
         self.grid = Grid(cuts, uploads, is_summed=False, vector=1)
@@ -63,7 +65,10 @@ class GradientSquares(Gradients):
 
     def follow(self, places: array[int]) -> None:
         """Note where the gradients are now."""
-        self.follow_places(places)
+        # a graph carries its own copy along, which its replays leave in the table
+        if places != self.known or self.uploads.captured or self.uploads.is_capturing():
+            self.known = places
+            self.follow_places(places)
 
     def measure(self) -> Tensor:
         """The sum of squares of each."""

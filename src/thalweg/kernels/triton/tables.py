@@ -33,21 +33,11 @@ class Gradients:
         self.count, self.uploads = count, uploads
         self.gradients = uploads.empty((count,), "int64")
         self.grads_aligned = True
-        self.grad_places = array("Q")
 
-    def follow_places(self, places: array[int], *, anew: bool = False) -> None:
-        """Note where the gradients are now. anew: whatever was noted last."""
-        # a graph carries its own copy along, which its replays leave in the table
-        is_known = places == self.grad_places and not anew
-        if is_known and not self.uploads.captured and not self.uploads.is_capturing():
-            return
-        self.grad_places, places = places, self.with_slices(places)
+    def follow_places(self, places: array[int]) -> None:
+        """Note where the rows of gradients are now."""
         self.grads_aligned = are_aligned(places)
         self.uploads.refill(self.gradients, places.tolist())
-
-    def with_slices(self, places: array[int]) -> array[int]:
-        """The addresses of all that has a row, from those of the gradients."""
-        return places
 
 
 class Tables(Gradients):
@@ -75,18 +65,12 @@ class Tables(Gradients):
         ]
         self.follow(grads)
 
-    def follow(self, grads: Sequence[Tensor], places: array[int] | None = None, *, anew: bool = False) -> None:
-        """Note where the gradients are now. places: their addresses, if they are known.
-
-        anew: whatever was noted last. A replayed step leaves its own in the table.
-        """
-        self.follow_places(array("Q", [g.data_ptr() for g in grads]) if places is None else places, anew=anew)
-
-    def with_slices(self, places: array[int]) -> array[int]:
-        if self.count == len(places):
-            return places
-        parts = zip(places, self.strides, self.slices, strict=True)
-        return array("Q", [place + i * stride for place, stride, slices in parts for i in range(slices)])
+    def follow(self, grads: Sequence[Tensor]) -> None:
+        """Note where the gradients are now."""
+        parts = zip(grads, self.strides, self.slices, strict=True)
+        self.follow_places(
+            array("Q", [g.data_ptr() + i * stride for g, stride, slices in parts for i in range(slices)])
+        )
 
 
 def are_aligned(addresses: array[int]) -> bool:

@@ -29,7 +29,7 @@ from thalweg.kernels.cpu.tables import (
 from thalweg.kernels.threads import count_threads, num_threads
 from thalweg.spaces.sharded import Asked
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
-from thalweg.torch.engines.protocol import Bucket, say_buckets
+from thalweg.torch.engines.protocol import Bucket, Engine, say_buckets
 from thalweg.torch.engines.squares import borrow_torch_threads
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.params.parameter import Param
@@ -39,7 +39,7 @@ from thalweg.torch.sharding.stages import Compute, Layout, Reduce, Stage
 BYTES_OF_THREAD = 2**16
 
 
-class Native:
+class Native(Engine):
     """The native engine of one optimizer. Nothing of it outlives a plan."""
 
     def lay_out(self, buckets: Sequence[Bucket]) -> list[Layout]:
@@ -47,9 +47,6 @@ class Native:
 
     def count_temporaries(self, params: Sequence[Param]) -> int:
         return BYTES_OF_THREAD * num_threads(torch.get_num_threads) + sum(p.table_bytes for p in params)
-
-    def forget(self) -> None:
-        pass
 
 
 class NativeTables:

@@ -162,3 +162,4 @@ class Engine(Protocol):
 
     def forget(self) -> None:
         """State was replaced: drop what was remembered of it."""
+        return  # most remember nothing

@@ -23,7 +23,7 @@ from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Asked, Part
 from thalweg.storage import RECORD
 from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
-from thalweg.torch.engines.protocol import Bucket, say_buckets
+from thalweg.torch.engines.protocol import Bucket, Engine, say_buckets
 from thalweg.torch.engines.recorder import ArgumentTable, on_device
 from thalweg.torch.engines.shards import outline_of
 from thalweg.torch.engines.squares import Squares
@@ -50,7 +50,7 @@ MOST_NUMBERED = 64
 AnyLaunch: TypeAlias = "Launch | WholeLaunch"
 
 
-class Triton:
+class Triton(Engine):
     """The GPU engine of one optimizer, with memory that all of its steps share."""
 
     def __init__(self, owners: Owners) -> None:
@@ -69,9 +69,6 @@ class Triton:
     def count_temporaries(self, params: Sequence[Param]) -> int:
         whole = [p for p in params if p.setting.rule.needs_whole]
         return BYTES_OF_STEP + sum(p.table_bytes for p in params) + count_stacks(whole)
-
-    def forget(self) -> None:
-        pass
 
 
 class TritonStep:

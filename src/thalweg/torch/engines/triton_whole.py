@@ -240,7 +240,7 @@ class Stack:
         passes.go(self.first.step, passes.last, WRITE)
 
     def apply(self, tensors: Sequence[Tensor]) -> None:
-        self.last.passes.tables.follow(tensors, anew=True)
+        self.last.passes.tables.follow(tensors)
         self.last.write()  # launches are in order: what the next stack allocates may lie where these tensors were
 
     def draw(self) -> Tensor:

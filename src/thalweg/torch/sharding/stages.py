@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import chain, compress
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -118,44 +118,27 @@ def split_at_write(stages: Sequence[Stage]) -> tuple[Sequence[Stage], Sequence[S
 
 
 def merge(lists: Sequence[Sequence[Stage]]) -> list[Stage]:
-    """Several lists as one, in which their sums meet: as many messages as the longest has.
+    """Several lists as one. Where more than one asks other ranks, they ask together: as often as the longest has to.
 
     Ranks have the same lists in the same order, so that their messages fit together.
     """
-    asking = [any(isinstance(stage, (Reduce, Rounds)) for stage in stages) for stages in lists]
-    if sum(asking) > 1 and any(isinstance(stage, Rounds) for stages in lists for stage in stages):
-        others = [stages for stages, asks in zip(lists, asking, strict=True) if not asks]
-        return [*chain.from_iterable(others), *merge_rounds([*compress(lists, asking)])]
-    waiting, merged = [list(stages) for stages in lists], list[Stage]()
-    while any(waiting):
-        for stages in waiting:
-            while stages and not isinstance(stages[0], Reduce):
-                merged.append(stages.pop(0))
-        if reductions := [stages.pop(0) for stages in waiting if stages]:
-            merged.append(join_reductions(reductions))
-    return merged
-
-
-def join_reductions(reductions: Sequence[Any]) -> Stage:
-    def ask() -> list[Asked]:
-        return [figure for stage in reductions for figure in stage.ask()]
-
-    what = ", ".join(dict.fromkeys(stage.what for stage in reductions))
-    return Reduce(what, ask, any(stage.writes for stage in reductions))
-
-
-def merge_rounds(lists: Sequence[Sequence[Stage]]) -> list[Stage]:
-    """One stage of rounds, and what comes after the last message of each list."""
-    ends = [max(i for i, stage in enumerate(stages) if isinstance(stage, (Reduce, Rounds))) + 1 for stages in lists]
+    ends = [find_end(stages) for stages in lists]
+    if sum(map(bool, ends)) < 2:
+        return list(chain.from_iterable(lists))
     begun = [list(stages[:end]) for stages, end in zip(lists, ends, strict=True)]
-    everything = [stage for stages in begun for stage in stages]
+    everything = list(chain.from_iterable(begun))
+    what = "; ".join(dict.fromkeys(stage.what for stage in everything if isinstance(stage, (Reduce, Rounds))))
 
     def computations() -> list[Computation]:
-        return [computation for stages in begun for computation in computations_of(stages)]
+        return [computation for stages in begun if stages for computation in computations_of(stages)]
 
-    what = ", ".join(dict.fromkeys(stage.what for stage in everything if not isinstance(stage, Compute)))
     rounds = Rounds(what, computations, any(stage.writes for stage in everything))
-    return [rounds, *(stage for stages, end in zip(lists, ends, strict=True) for stage in stages[end:])]
+    return [rounds, *chain.from_iterable(stages[end:] for stages, end in zip(lists, ends, strict=True))]
+
+
+def find_end(stages: Sequence[Stage]) -> int:
+    """How many stages there are up to the last that asks other ranks."""
+    return max((i + 1 for i, stage in enumerate(stages) if isinstance(stage, (Reduce, Rounds))), default=0)
 
 
 def computations_of(stages: Sequence[Stage]) -> Sequence[Computation]:

@@ -123,12 +123,16 @@ class JointDecision:
         return [Compute(what, decide, launches=True)]
 
     def committing(self, *, launches: bool) -> list[Stage]:
+        """Comes first of all that writes. launches: whether nothing of it is for the host."""
         if not self.is_joint:
             return []
-        stages: list[Stage] = [Compute("remember what was decided", self.commit, writes=True, launches=launches)]
-        if self.handling.guard:
-            stages.append(Compute("warn where all is clipped", self.joint.tell_of_clipping, writes=True))
-        return stages
+        return [Compute("remember what was decided", self.commit, writes=True, launches=launches)]
+
+    def telling(self) -> list[Stage]:
+        """Comes last."""
+        if not self.handling.guard:
+            return []
+        return [Compute("warn where all is clipped", self.joint.tell_of_clipping, writes=True)]
 
     def say_limits(self) -> str:
         on_nonfinite = None if self.handling.on_nonfinite == "propagate" else self.handling.on_nonfinite
@@ -250,10 +254,6 @@ class JointGradient:
         self.decisions: list[Verdict] = []
         #: How many norms were judged, and whether users were told that they are clipped.
         self.judged, self.is_told = 0, False
-
-    def of_plan(self, buckets: Sequence[Bucket], order: Sequence[str], *, native: bool) -> JointDecision | None:
-        """What decides over the steps of a plan; None: it has no parameters."""
-        return JointDecision(self, buckets, order, native=native) if buckets else None
 
     def share_norms(self, states: Iterable[dict[str, Tensor]]) -> None:
         """Make what the states of parameters have of former norms one tensor. It is the same in all of them."""

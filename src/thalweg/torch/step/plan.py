@@ -103,7 +103,7 @@ class StepPlan:
         self.stages += before
         if handling.on_nonfinite == "raise":
             self.stages.append(Compute("raise if a step is not finite", decision.refuse))
-        self.stages += [*decision.committing(launches=squares is not None), *writing]
+        self.stages += [*decision.committing(launches=squares is not None), *writing, *decision.telling()]
         if keys:
             device = next(bucket.params[0].device for bucket in self.buckets if bucket.engine == "triton")
             self.recorder = Recorder(device, lambda: tuple([key() for key in keys]))
