@@ -6,11 +6,10 @@ so that nothing in them changes; what goes element by element before and after (
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from thalweg.boundary import finite_throughout, proposed, written
+from thalweg.boundary import finite_throughout, proposed, widened, written
 from thalweg.codecs import scale_key
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.errors import ParameterError
@@ -32,7 +31,7 @@ from thalweg.rules.entries import Entry, PerSlice, Spread
 from thalweg.rules.kron import Kron, Whole
 from thalweg.rules.noise import normal, tensor_id
 from thalweg.rules.rule import Rule, Update
-from thalweg.rules.whole import Direction
+from thalweg.rules.whole import Direction, Preparation, WholeRule
 from thalweg.settings import ParameterOptions
 from thalweg.spaces import jax as whole
 from thalweg.storage import RECORD, arithmetic, coded_groups, first_state
@@ -153,9 +152,12 @@ def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
         if len(lists) == len(lists[0]) == 1:
             by_index[lists[0][0]] = step_job(jobs[lists[0][0]], step)
             continue
-        directions = transform_stacks([[jobs[i] for i in members] for members in lists], step)
-        for i, direction in zip(itertools.chain(*lists), directions, strict=True):
-            by_index[i] = step_job(jobs[i], step, lambda *args, direction=direction, **kwargs: direction)
+        for i, rule in zip(
+            itertools.chain(*lists),
+            transform_stacks([[jobs[i] for i in members] for members in lists], step),
+            strict=True,
+        ):
+            by_index[i] = step_job(jobs[i], step, rule)
     return [by_index[i] for i in range(len(jobs))]
 
 
@@ -173,9 +175,9 @@ def find_stacks(jobs: Sequence[Job]) -> Iterable[list[list[int]]]:
     joint: dict[Any, list[list[int]]] = defaultdict(list)
     for members in sorted(stacks, key=lambda members: len(members) * jobs[members[0]].p.size):
         first = jobs[members[0]]
-        alike = id(first.setting), first.p.dtype, first.g.dtype
-        total = sum(jobs[i].p.size for stack in (*joint.get(alike, ()), members) for i in stack)
-        joint[alike if is_joint(first) and total <= JOINT else members[0]].append(members)
+        together = id(first.setting), first.p.dtype, first.g.dtype
+        total = sum(jobs[i].p.size for stack in (*joint.get(together, ()), members) for i in stack)
+        joint[together if is_joint(first) and total <= JOINT else members[0]].append(members)
     return joint.values()
 
 
@@ -191,50 +193,62 @@ def goes_alone(job: Job) -> bool:
     return not rule.needs_whole or whole.over_devices(job.p) or any(within(rule, job.mesh_axes))
 
 
-class Shown(NamedTuple):
-    """What a rule is to transform of one parameter."""
+class Transformed:
+    """A rule of which the first two parts of a step are known."""
 
-    tensors: tuple[Any, ...]
-    state: Mapping[str, Any]
-    due: Any
-    has_noise: bool
+    def __init__(self, rule: WholeRule, prepared: Preparation, direction: Direction) -> None:
+        self.rule, self.prepared, self.direction = rule, prepared, direction
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rule, name)
 
-def show(job: Job, step: Step) -> Shown:
-    """What a step of a parameter transforms. Compilers drop the rest of the step, which is taken with the result."""
-    shown: list[Shown] = []
-    figures = dict.fromkeys(rule_of(job, step).FIGURES, jnp.ones(()))
-
-    def keep(xp: Any, tensors: Any, s: Any, *, due: Any = True, noise: Any = None) -> Direction:
-        shown.append(Shown(tensors, {key: s[key] for key in job.keys(PerSlice)}, due, noise is not None))
-        return Direction(tensors[0], figures, dict(s))
-
-    step_job(job, step, keep)
-    return shown[0]
+    def update(self, xp: Any, g: Any, s: Any, p: Any, *, t: Any, lr: Any, lr_scale: Any, noise: Any) -> Update:
+        state = {**self.prepared.state, **self.direction.state}
+        return self.rule.apply(xp, self.direction, s, p, state, due=self.prepared.due, lr=lr * lr_scale)
 
 
-def transform_stacks(lists: Sequence[Sequence[Job]], step: Step) -> Iterable[Direction]:
-    """The directions of parameters of one setting, each list as a stack. They have taken every step together."""
-    shown = [[show(job, step) for job in jobs] for jobs in lists]
-    entries = [[own.state[key] for own in several] for several in shown for key in several[0].state]
-    stacked = iter(step.space.stack_all(entries))
+class Prepared(NamedTuple):
+    """The first part of a step of one parameter."""
+
+    rule: WholeRule
+    result: Preparation
+    #: The entries with a shape of their own, as they were.
+    state: dict[str, Any]
+
+
+def prepare(job: Job, step: Step) -> Prepared:
+    rule, scale = rule_of(job, step), in_precision(step.grad_scale, arithmetic(job.p.dtype.name))
+    given = step.space, rule, job.setting.handling, job.p, job.g, job.state
+    p, g, state, t = widened(*given, t=step.t, grad_scale=scale)
+    own = {key: state[key] for key in job.keys(PerSlice)}
+    return Prepared(rule, rule.prepare(step.space, g, state, p, t), own)
+
+
+def transform_stacks(lists: Sequence[Sequence[Job]], step: Step) -> Iterable[Transformed]:
+    """The middle part of a step for parameters of one setting, each list as a stack: their rules, of which it is known.
+
+    They have taken every step together, so the same is due for all.
+    """
+    parts = [[prepare(job, step) for job in jobs] for jobs in lists]
+    stacks = iter(step.space.stack_all([[own.state[key] for own in part] for part in parts for key in part[0].state]))
     wholes = []
-    for jobs, several in zip(lists, shown, strict=True):
-        tensors = tuple(map(jnp.stack, zip(*(own.tensors for own in several), strict=True)))
-        state = {key: next(stacked) for key in several[0].state}
-        noise = partial(draw_noise, jobs, step) if several[0].has_noise else None
-        wholes.append(Whole(rule_of(jobs[0], step, stacked=1), step.space, tensors, state, noise))
-    due = shown[0][0].due
+    for jobs, part in zip(lists, parts, strict=True):
+        tensors = tuple(map(jnp.stack, zip(*(own.result.tensors for own in part), strict=True)))
+        state = {key: next(stacks) for key in part[0].state}
+        wholes.append(
+            Whole(rule_of(jobs[0], step, stacked=1), step.space, tensors, state, partial(draw_noise, jobs, step))
+        )
+    due = parts[0][0].result.due
     if is_joint(lists[0][0]):
         directions = Kron.transform_all(wholes, due)
     else:
         directions = [own.rule.transform(own.xp, own.tensors, own.state, due=due, noise=own.noise) for own in wholes]
-    parts = iter(step.space.take_apart([entry for direction in directions for entry in direction.state.values()]))
-    for jobs, direction in zip(lists, directions, strict=True):
-        columns = {key: next(parts) for key in direction.state}
-        figures = figures_of(direction.figures, len(jobs))
-        for place, tensor in enumerate(jnp.unstack(direction.tensor)):
-            yield Direction(tensor, figures[place], {key: column[place] for key, column in columns.items()})
+    columns = iter(step.space.take_apart([entry for direction in directions for entry in direction.state.values()]))
+    for part, direction in zip(parts, directions, strict=True):
+        state, figures = {key: next(columns) for key in direction.state}, figures_of(direction.figures, len(part))
+        for place, (prepared, tensor) in enumerate(zip(part, jnp.unstack(direction.tensor), strict=True)):
+            new = {key: entries[place] for key, entries in state.items()}
+            yield Transformed(prepared.rule, prepared.result, Direction(tensor, figures[place], new))
 
 
 def figures_of(figures: Mapping[str, Any], members: int) -> list[dict[str, Any]]:
@@ -269,13 +283,10 @@ def rule_of(job: Job, step: Step, stacked: int = 0) -> Any:
     return rule if job.axes is None else rule_of_axes(rule, job.axes)
 
 
-def step_job(job: Job, step: Step, transform: Callable[..., Direction] | None = None) -> LeafUpdate:
-    """One step of one parameter. transform: in the place of the rule's."""
+def step_job(job: Job, step: Step, rule: Any = None) -> LeafUpdate:
+    """One step of one parameter. rule: of which parts are known."""
     handling, dtype, tensor = job.setting.handling, job.p.dtype.name, tensor_id(job.names[0])
-    rule = rule_of(job, step)
-    if transform is not None:
-        rule = copy.copy(rule)
-        vars(rule)["transform"] = transform
+    rule = rule_of(job, step) if rule is None else rule
     update = propose_by(rule, job, step, tensor)
     delta, finite = update.delta, None
     rounded = handling.rounding != "nearest" and dtype in NARROW

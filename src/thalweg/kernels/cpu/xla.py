@@ -9,20 +9,19 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
 from thalweg.errors import refusal
 from thalweg.kernels.cpu import structs
-from thalweg.kernels.cpu.bounds import COUNT, LARGEST, bound_step
+from thalweg.kernels.cpu.bounds import bound_step
 from thalweg.kernels.cpu.compiled import Compiled
 from thalweg.kernels.cpu.compiler import HEADERS, Uncompiled, compile_source
 from thalweg.kernels.cpu.library import load
 from thalweg.kernels.cpu.structs import FIRST_NUMBER
 from thalweg.kernels.cpu.tables import Operand, Options, Tables
-from thalweg.programs.graph import Value
 
 #: What the handler is called in programs.
 TARGET = "thalweg_step"
@@ -76,10 +75,8 @@ class Numbered:
         program, kinds = emitted.schedule.program, emitted.kinds
         #: Whether all that the last pass writes is surely finite; None: that is never known.
         self.bound = bound_step(program, kinds)
-        needed = [x for numbers in self.numbers for x in numbers] + emitted.rows + emitted.columns
-        needed += [*program.state.values(), *program.stats.values(), program.finite, self.bound]
-        #: The values that follow from options and the step alone, from which the others that are needed are computed.
-        self.host_values = find_host_values(needed, program.memory)
+        #: What is given of options and the step, by name.
+        self.inputs = sorted(v.name for v in program.needed if v.op == "input" and v.name not in program.memory)
         self.first_number = FIRST_NUMBER + sum(map(len, self.sums))
         self.bounded = self.first_number + max(map(len, self.numbers))
         self.registers = self.bounded + 1
@@ -121,31 +118,6 @@ class Numbered:
         names = " ".join(function.name for function in self.code.emitted.functions)
         structures = [*self.passes, self.held[2], self.native]
         return [names.encode(), *map(without_addresses, structures), *(bytes(array) for array in self.held[:2])]
-
-
-def find_host_values(needed: Sequence[Any], memory: Collection[str]) -> list[Value]:
-    """The values that follow from options and the step alone, from which those that are needed are computed.
-
-    memory: the inputs that are arrays.
-    """
-    beside = {*memory, COUNT, LARGEST}
-    known: dict[Value, bool] = {}
-    found: dict[Value, None] = {}
-
-    def is_host(value: Value) -> bool:
-        if value not in known:
-            known[value] = value.name not in beside and not value.is_reduction and all(map(is_host, value.values))
-        return known[value]
-
-    waiting, seen = [value for value in needed if isinstance(value, Value)], set[Value]()
-    while waiting:
-        value = waiting.pop()
-        if is_host(value):
-            found[value] = None
-        elif value not in seen:
-            seen.add(value)
-            waiting += value.values
-    return list(found)
 
 
 class Layout:

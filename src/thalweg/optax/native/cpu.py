@@ -23,11 +23,10 @@ from thalweg.kernels.cpu.xla import TARGET, Layout, Numbered, compile_handler, p
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.optax.batches import Job, Leaf, Step
 from thalweg.optax.steps import Results
-from thalweg.optax.values import in_precision
 from thalweg.programs.evaluate import apply
 from thalweg.programs.extents import ELEMENT
 from thalweg.programs.graph import Value
-from thalweg.programs.host import numbers_in, options_of
+from thalweg.programs.host import options_of
 from thalweg.programs.trace import GRADIENT, PARAMETER
 from thalweg.rules import Rule
 from thalweg.rules.rule import stand_in
@@ -102,18 +101,16 @@ class Native:
             first = end
 
     def numbers(self) -> list[Any]:
-        """What a step is given beside its arrays: the count, and what follows from options, of each group."""
+        """What a step is given beside its arrays: the count, and of each group the scale of gradients and options."""
         codes = {group: code for group, code, *_ in self.stacks}
-        numbers = [jnp.asarray(self.step.t, "int32")]
+        step, numbers = self.step, [jnp.asarray(self.step.t, "int32")]
         with jax.enable_x64(True):
             for group, members in enumerate(self.groups):
                 setting = self.jobs[members[0]].setting
-                scale = 1.0 if self.step.grad_scale is None else widen(self.step.grad_scale)
-                given = {name: widen(value) for name, value in options_of(setting.rule_at(self.step.t)).items()}
-                given |= {"t": widen(self.step.t), "lr": widen(self.step.lr), "lr_scale": setting.lr_scale}
-                values = numbers_in(space, codes[group].host_values, given)
-                values = [-scale if setting.handling.maximize else scale, *values]
-                numbers.append(jnp.stack([jnp.asarray(value, "float64") for value in values]))
+                given = options_of(setting.rule_at(step.t)) | {"t": step.t, "lr": step.lr, "lr_scale": setting.lr_scale}
+                scale = jnp.asarray(1.0 if step.grad_scale is None else step.grad_scale, "float64")
+                inputs = [jnp.asarray(given[name], "float64") for name in codes[group].inputs]
+                numbers.append(jnp.stack([-scale if setting.handling.maximize else scale, *inputs]))
         return numbers
 
     def run(self, jobs: Sequence[Job], numbers: Sequence[Any]) -> Results:
@@ -142,11 +139,6 @@ def keys_of(job: Job) -> list[str]:
     """The keys of a job's state in the order of native code."""
     entries = list(job.setting.rule.entries(job.p.shape))
     return [*entries, *(key for key in (*map(scale_key, entries), RECORD) if key in job.state)]
-
-
-def widen(value: Any) -> Any:
-    """Arrays in double precision; plain numbers as they are."""
-    return in_precision(value, "float64")
 
 
 class Run:
@@ -193,7 +185,7 @@ class Run:
 
     def call(self, stage: int, allowed: Any = None) -> Any:
         """Take all tensors through a stage, and note sums. The answer: whether each is finite, if it was looked at."""
-        arrays, gathered, given = [*self.arrays, *self.gradients], dict[int, GroupNumbers](), list[Any]()
+        arrays, gathered, given = [*self.arrays, *self.gradients], list[GroupNumbers](), list[Any]()
         written: list[int] = []
         small: dict[int, int] = {}
         places = iter(self.buffers)
@@ -204,7 +196,7 @@ class Run:
                 if number is not None and stage != REHEARSE:
                     written += [buffers[key] for key in group.written(number, job)]
             if number is not None and group.code.gathers == number:
-                gathered[len(gathered)] = group
+                gathered.append(group)
             elif number is not None and group.reads_small(number):
                 given.append(group.small_values())
                 small |= group.place_rows(place_of(len(arrays) + len(given) - 1))
@@ -215,7 +207,7 @@ class Run:
         aliases = {buffer: place for place, buffer in enumerate(written)}
         aliases[len(arguments) - 3] = len(results)
         results.append(like(registers))
-        for group in gathered.values():
+        for group in gathered:
             small |= group.place_rows(place_of(len(arguments) + len(results)))
             results.append(jax.ShapeDtypeStruct(group.small_shape, group.precision))
         results.append(jax.ShapeDtypeStruct((len(registers),), "int32"))
@@ -225,7 +217,7 @@ class Run:
         for buffer, new in zip(written, news, strict=False):
             self.arrays[buffer] = new
         registers, *means, finite, _ = news[len(written) :]
-        for group, mean in zip(gathered.values(), means, strict=True):
+        for group, mean in zip(gathered, means, strict=True):
             group.take_means(mean)
         for group in self.groups:
             group.take_sums(stage, registers)
@@ -243,7 +235,7 @@ class GroupNumbers:
     """
 
     def __init__(self, code: Numbered, jobs: Sequence[Job], rows: range, given: Any) -> None:
-        """rows: of their tensors in the tables. given: the scale of gradients, and what follows from options."""
+        """rows: of their tensors in the tables. given: the scale of gradients, and options."""
         self.code, self.jobs, self.rows = code, jobs, rows
         self.emitted, self.program = code.code.emitted, code.code.emitted.schedule.program
         self.precision = arithmetic(jobs[0].p.dtype.name)
@@ -256,8 +248,8 @@ class GroupNumbers:
         lines = [[1 if axis == other else n for axis, n in enumerate(shape)] for other in (column, row)]
         self.lines = [(len(jobs), *line) for line in lines]
         self.lengths = [math.prod(line[stacked:]) for line in lines]
-        self.scale, *hosts = jnp.unstack(given)
-        self.known: dict[Value, Any] = dict(zip(code.host_values, hosts, strict=True))
+        self.scale, *numbers = jnp.unstack(given)
+        self.known = {self.program.inputs[name]: x for name, x in zip(code.inputs, numbers, strict=True)}
 
     # ---- values
 
@@ -297,7 +289,7 @@ class GroupNumbers:
         return (jnp.mean if value.is_mean else jnp.sum)(array, axes, keepdims=True)
 
     def spread(self, operand: Any, shape: Shape) -> Any:
-        """A value as an array of this shape, and of one row for each tensor of a stack."""
+        """A value as an array of this shape."""
         return jnp.broadcast_to(jnp.asarray(self.find(operand), "float64"), shape)
 
     def by_tensor(self, operand: Any) -> Any:
@@ -354,12 +346,10 @@ class GroupNumbers:
 
     def small_values(self) -> Any:
         """What passes read of rows and columns."""
-        parts = []
-        for values, slots, line in zip(
-            (self.emitted.rows, self.emitted.columns), self.code.slots, self.lines, strict=True
-        ):
-            slot_values = [*values, *[0.0] * (slots - len(values))]
-            parts += [self.spread(value, line).reshape(len(self.rows), -1) for value in slot_values]
+        parts, by_kind = [], (self.emitted.rows, self.emitted.columns)
+        for values, slots, line in zip(by_kind, self.code.slots, self.lines, strict=True):
+            filled = [*values, *[0.0] * (slots - len(values))]
+            parts += [self.spread(value, line).reshape(len(self.rows), -1) for value in filled]
         return jnp.concatenate(parts, axis=1).astype(self.precision)
 
     def place_rows(self, buffer: int) -> dict[int, int]:
