@@ -15,7 +15,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "rules": (4640, ("src/thalweg/rules/",)),
     "spaces and programs": (3515, ("src/thalweg/spaces/", "src/thalweg/programs/")),
     "kernels/triton": (4080, ("src/thalweg/kernels/triton/",)),
-    "kernels without triton": (4995, ("src/thalweg/kernels/",)),
+    "kernels without triton": (4918, ("src/thalweg/kernels/",)),
     "torch": (8550, ("src/thalweg/torch/",)),
     "optax": (4010, ("src/thalweg/optax/",)),
     "numpy": (955, ("src/thalweg/numpy/",)),

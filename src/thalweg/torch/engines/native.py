@@ -129,7 +129,6 @@ class NativeRun:
                 asked.append((registers[rows, columns].to(wide), bucket.parts[0].across(None)))
         for (rows, columns), whole in zip(places, (yield Question(summed, asked)), strict=True):
             registers[rows, columns] = whole.double()
-        self.tables.decide(number)
 
     def nonfinite(self) -> list[str]:
         finite = self.finite or [True] * len(self.names)
