@@ -158,14 +158,15 @@ class Emission:
                 head.append(f"Sum<T> {name};")
                 body.append(f"{name}.add({term}, k);")
                 after.append(f"tile.sums[{index}] = {name}.total();")
-            key = next((key for key in keys if value.args[0] is loads.get(key) and key not in pass_.writes), None)
+            added = value.args[0]
+            key = next((key for key in keys if added is loads.get(key) and key not in pass_.writes), None)
             if key is not None:
                 summed.append(keys.index(key))
                 continue
-            if value.args[0] not in kept:
-                kept[value.args[0]] = len(kept)
-                body.append(f"store(kept + {kept[value.args[0]]} * TILE + i, widened<X>({x}));")
-            summed.append(OPERANDS + kept[value.args[0]])
+            if added not in kept:
+                kept[added] = len(kept)
+                body.append(f"store(kept + {kept[added]} * TILE + i, widened<X>({x}));")
+            summed.append(OPERANDS + kept[added])
         if kept or slots:
             head.append("T* const kept = tile.kept;")
         results = block.stores

@@ -96,8 +96,6 @@ def declare(library: ctypes.CDLL) -> None:
         *(c_void_p, c_int64, c_void_p),
         *(c_int32, c_int32, c_int32),
     )
-    library.thalweg_decide.restype = None
-    library.thalweg_decide.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int32)
     library.thalweg_squares.restype = None
     library.thalweg_squares.argtypes = (c_void_p, c_int64, c_void_p, c_int32)
     library.thalweg_normal.restype = None

@@ -6,13 +6,12 @@ constants of codes, for which no rule has to be traced.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.codecs import CODECS, FIFTH, FIFTH_SHIFT, LEAST_SCALE
@@ -23,41 +22,41 @@ from thalweg.rules import RULES, Rule
 
 #: One that is factored, if a rule factors, and one that never is. What has more axes has the same code.
 SHAPES: tuple[Shape, ...] = ((3,), (3, 3))
-NUMBER = 0.5
-
-
-def choices(rule: type[Rule]) -> dict[str, list[Any]]:
-    """Of each option that may decide what a rule computes, the values that do: names, flags, on and off."""
-    hints = get_type_hints(rule)
-    values: dict[str, list[Any]] = {}
-    for f in fields(rule):
-        if f.name in ("stacked_axes", "min_dim_size_to_factor"):
-            continue
-        options = options_of_type(hints[f.name], f.default)
-        if len(options) > 1:
-            values[f.name] = options
-    return values
-
-
-def options_of_type(hint: Any, default: Any) -> list[Any]:
-    parts = list(get_args(hint)) if get_origin(hint) is not Literal else [hint]
-    candidates: list[Any] = [default]
-    for part in parts or [hint]:
-        if part is bool:
-            candidates += [False, True]
-        elif part is type(None):
-            candidates.append(None)
-        elif get_origin(part) is Literal:
-            candidates += get_args(part)
-        elif get_origin(part) is tuple:
-            candidates.append((NUMBER / 2, NUMBER))
-        elif isinstance(default, (int, float)) or default is None:
-            candidates += [0.0, NUMBER]
-    unique: list[Any] = []
-    for value in candidates:
-        if not any(value is other or (type(value) is type(other) and value == other) for other in unique):
-            unique.append(value)
-    return unique
+#: Of each rule the options that change its code, with values that do, the default first; all others change numbers
+#: alone. All that go together are compiled.
+VARIANTS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "SGD": {"momentum": (0.0, 0.5), "nesterov": (False, True)},
+    "AdamW": {"amsgrad": (False, True), "nesterov": (False, True), "decoupled": (True, False)},
+    "LARS": {
+        "momentum": (0.9, 0.0),
+        "weight_decay": (0.0, 0.5),
+        "nesterov": (False, True),
+        "trust": (True, False),
+        "always_adapt": (True, False),
+        "keep_norms": (False, True),
+        "norm_mode": ("paper", "combined"),
+        "momentum_mode": ("lr_inside", "lr_outside"),
+    },
+    "LAMB": {
+        "weight_decay": (0.0, 0.5),
+        "bias_correction": (True, False),
+        "trust": (True, False),
+        "always_adapt": (True, False),
+        "keep_norms": (False, True),
+        "weight_decay_mode": ("in_update", "decoupled", "l2"),
+    },
+    "Adafactor": {
+        "clip_threshold": (1.0, None),
+        "relative_step": (None, True),
+        "scale_parameter": (True, False),
+        "momentum": (None, 0.0),
+        "momentum_mode": ("after_lr", "before_lr"),
+        "eps_mode": ("grad_sq", "clamp"),
+    },
+    "AdEMAMix": {},
+    "Lion": {"betas": ((0.9, 0.99), (0.0, 0.0))},
+    "MARS": {"amsgrad": (False, True), "nesterov": (False, True), "decoupled": (True, False)},
+}
 
 
 def functions_for(rule: Rule, kinds: Iterable[tuple[bool, ...]]) -> dict[str, Function]:
@@ -81,44 +80,14 @@ def make_rule(rule: type[Rule], options: dict[str, Any]) -> Rule | None:
     return instance
 
 
-def find_telling(rule: type[Rule]) -> dict[str, list[Any]]:
-    """The options that change the code of passes, alone or beside one other; the rest changes numbers alone."""
-    options = choices(rule)
-
-    @functools.cache
-    def code(given: frozenset[tuple[str, Any]]) -> frozenset[str]:
-        instance = make_rule(rule, dict(given))
-        return frozenset(functions_for(instance, [(True, True, False)]) if instance else ())
-
-    bases = [frozenset[Any](), *(frozenset({(key, value)}) for key, values in options.items() for value in values[1:])]
-    telling = {}
-    for name, values in options.items():
-        others = [base for base in bases if name not in dict(base)]
-        known = {base: code(base) for base in others}
-        differing = values[:1]
-        for value in values[1:]:
-            changed = {base: code(base | {(name, value)}) for base in others}
-            if any(changed[base] - known[base] for base in others if known[base]):
-                differing.append(value)
-                known = {base: known[base] | changed[base] for base in others}
-        if len(differing) > 1:
-            telling[name] = differing
-    return telling
-
-
-def rules_of(rule: type[Rule]) -> Iterator[Rule]:
-    options = find_telling(rule)
-    for values in itertools.product(*options.values()):
-        instance = make_rule(rule, dict(zip(options, values, strict=True)))
-        if instance is not None:
-            yield instance
-
-
-def usual_rules_of(rule: type[Rule]) -> Iterator[Rule]:
-    """The rule with its defaults, and with one option that differs from them."""
-    options = choices(rule)
-    for given in ({}, *({name: value} for name, values in options.items() for value in values[1:])):
-        instance = make_rule(rule, given)
+def rules_of(name: str, *, quick: bool) -> Iterator[Rule]:
+    """A rule with all of its options that go together; quick: with its defaults, and with one that differs."""
+    options = VARIANTS[name]
+    default = {option: values[0] for option, values in options.items()}
+    usual = [default, *({**default, option: x} for option, values in options.items() for x in values[1:])]
+    every = (dict(zip(options, values, strict=True)) for values in itertools.product(*options.values()))
+    for given in usual if quick else every:
+        instance = make_rule(RULES[name], given)
         if instance is not None:
             yield instance
 
@@ -126,10 +95,9 @@ def usual_rules_of(rule: type[Rule]) -> Iterator[Rule]:
 def emit_shipped(quick: bool = False) -> dict[str, Function]:
     functions: dict[str, Function] = {}
     kinds = [(True, True, False), (True, True, True)] if quick else list(itertools.product((True, False), repeat=3))
-    for rule in RULES.values():
-        if not rule.needs_whole:
-            for variant in (usual_rules_of if quick else rules_of)(rule):
-                functions.update(functions_for(variant, kinds))
+    for name in VARIANTS:
+        for variant in rules_of(name, quick=quick):
+            functions.update(functions_for(variant, kinds))
     return functions
 
 

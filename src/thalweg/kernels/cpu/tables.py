@@ -247,14 +247,9 @@ class Tables:
         return max((len(code.sums) - 1 for _, code in self.used), default=0)
 
     def places_of_sums(self, operand: int, number: int) -> list[int]:
-        """The registers in which a pass leaves what it has added up of an operand."""
+        """The registers in which a pass leaves what it has added up of an operand, and from which stages go on."""
         code = self.used[self.codes[operand]][1]
         return code.sums[number] if number < len(code.sums) - 1 else []
-
-    def decide(self, number: int) -> None:
-        """Go on from the sums of a pass that are in the registers now."""
-        registers = address_of(self.registers)
-        load().thalweg_decide(self.options, self.tensors, registers, self.width, self.outcomes, self.count, number)
 
     def finite(self) -> list[bool]:
         """For each operand whether all of its step is finite."""

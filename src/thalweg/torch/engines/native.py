@@ -149,11 +149,11 @@ class NativeTables:
     # ---- shards: without a guard, passes that measure may write state
 
     def shard_pass(self, number: int, what: str) -> list[Stage]:
-        """A pass, its sums over ranks, and what follows from these."""
+        """A pass, and its sums over ranks."""
         return [
             Compute(f"pass {number}: {what}", partial(self.sum_up, number), writes=True),
             Reduce(f"sums of pass {number}: {what}", self.ask, writes=True),
-            Compute(f"what follows from the sums of pass {number}: {what}", partial(self.decide, number), writes=True),
+            Compute(f"take the sums of pass {number}: {what}", self.take_sums, writes=True),
         ]
 
     def sum_up(self, number: int) -> None:
@@ -175,12 +175,12 @@ class NativeTables:
     def ask(self) -> list[Asked]:
         return [(partial_sums, groups) for partial_sums, (*_, groups) in self.sums]
 
-    def decide(self, number: int) -> None:
+    def take_sums(self) -> None:
+        """Put the sums of all ranks where the next pass goes on from them."""
         if self.is_allowed():
             registers = self.registers()
             for whole, (rows, columns, _) in self.sums:
                 registers[rows, columns] = whole.double()
-            self.tables.decide(number)
 
     def write_shards(self) -> None:
         if self.is_allowed():

@@ -112,6 +112,13 @@ void begin(const Call& call, const Job& job) {
     job.outcome->finite = 1;
 }
 
+// What follows from the sums of a pass that measures.
+void decide_after(const Job& job, int pass) {
+    const Program& program = job.program();
+    decide(program, pass, job.registers);
+    if (pass == program.count - 2 && program.finite >= 0) job.outcome->finite = job.registers[program.finite] != 0;
+}
+
 // The pass of a stage, or null if the stage has nothing to do for this tensor.
 const Pass* pass_of(const Job& job, int stage) {
     const Program& program = job.program();
@@ -160,12 +167,10 @@ void conclude(const Call& call, const Job& job, const Cut& cut, int stage) {
     }
     const int pass = stage == WRITE ? program.count - 1 : stage;
     add_up(job, cut, pass);
-    decide(program, pass, job.registers);
+    decide_after(job, pass);
     if (between && program.between->after_pass == pass) call.passes->compute_between(job, cut);
     if (stage == WRITE && between) call.passes->keep_between(job, cut, false);
     if (stage == WRITE) call.passes->keep_numbers(job, false);
-    if (stage != WRITE && pass == program.count - 2 && program.finite >= 0)
-        job.outcome->finite = job.registers[program.finite] != 0;
 }
 
 void step_alone(const Call& call, int64_t index, char* work) {
@@ -405,7 +410,8 @@ EXPORTED void thalweg_count(float* const* counts, int64_t count, const char* cho
         if (!chosen || chosen[i]) *counts[i] += 1;
 }
 
-// Take tensors through the stages from `first` up to, not including, `last`.
+// Take tensors through the stages from `first` up to, not including, `last`. What was decided before follows from the sums
+// that are in the registers now: the caller may have made them those of all shards.
 EXPORTED void thalweg_run(const Options* options, const Tensor* tensors, double* registers, int64_t register_count,
                           Outcome* outcomes, int64_t count, void* scratch, int32_t first, int32_t last,
                           int32_t threads) {
@@ -415,22 +421,14 @@ EXPORTED void thalweg_run(const Options* options, const Tensor* tensors, double*
     for (int64_t i = 0; i < count; i++) total += tensors[i].size;
     Call call{chosen(), options, tensors, registers, register_count, outcomes, count, static_cast<char*>(scratch),
               static_cast<char*>(scratch) + areas.large, areas.small, first, last, {}};
-    if (first == 0)
-        for (int64_t i = 0; i < count; i++) begin(call, call.job(i, nullptr));
+    for (int64_t i = 0; i < count; i++) {
+        const Job job = call.job(i, nullptr);
+        const int before = int(least(first, job.program().count - 1)) - 1;
+        if (first == 0) begin(call, job);
+        else if (before >= 0) decide_after(job, before);
+    }
     // waking a thread takes about as long as stepping a small tensor
     Threads::instance().run(total <= SMALL ? 1 : threads, body, &call);
-}
-
-// Decide anew what follows from the sums of a pass, after the caller has replaced them by those of all shards.
-EXPORTED void thalweg_decide(const Options* options, const Tensor* tensors, double* registers, int64_t register_count,
-                             Outcome* outcomes, int64_t count, int32_t pass) {
-    for (int64_t i = 0; i < count; i++) {
-        const Program& program = *options[tensors[i].options].program;
-        if (pass >= program.count) continue;
-        decide(program, pass, registers + i * register_count);
-        if (pass == program.count - 2 && program.finite >= 0)
-            outcomes[i].finite = registers[i * register_count + program.finite] != 0;
-    }
 }
 
 // The sum of squares of each gradient, in double precision.
