@@ -199,8 +199,8 @@ def matmul_symmetric(x: Arr, y: Arr, precision: str | None = None) -> Arr:
     half, product = size // 2, x.new_empty(len(x), size, size)
     product[:, :half, :half] = matmul_symmetric(x[:, :half], y[:, :, :half], precision)
     product[:, half:, half:] = matmul_symmetric(x[:, half:], y[:, :, half:], precision)
-    product[:, half:, :half] = matmul(x[:, half:], y[:, :, :half], precision)
-    product[:, :half, half:] = product[:, half:, :half].mT
+    product[:, half:, :half] = below = matmul(x[:, half:], y[:, :, :half], precision)
+    product[:, :half, half:] = by_rows(below.mT)
     return product
 
 
@@ -322,8 +322,17 @@ def inverted(x: Arr, side: int = 64) -> Arr:
 
 
 def by_qr(x: Arr) -> Arr:
-    columns: Arr = torch.linalg.qr(x)[0]
-    return columns.contiguous()
+    return by_rows(torch.linalg.qr(x)[0])
+
+
+def by_rows(x: Arr) -> Arr:
+    """Matrices with rows as lines in memory; on CPUs one by one, since torch turns single ones twice as fast."""
+    if not x.is_cpu or x.is_contiguous() or torch.compiler.is_compiling():
+        return x.contiguous()
+    rows = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for target, matrix in zip(rows, x, strict=True):
+        target.copy_(matrix)
+    return rows
 
 
 def is_capturing(x: Arr) -> bool:
