@@ -17,7 +17,7 @@ import jax
 from thalweg.arrays import is_number
 from thalweg.kernels.cpu.xla import place_of
 from thalweg.kernels.products.choices import Tiling, choose_tiling
-from thalweg.optax.native import gpu as on_gpu
+from thalweg.optax.native import gpu
 from thalweg.optax.native.choice import either
 from thalweg.spaces import jax as space
 
@@ -29,7 +29,7 @@ WORKSPACE = 2**25
 @functools.cache
 def count_processors() -> int:
     """How many multiprocessors the GPU has, 0: there is none for which these kernels are."""
-    if jax.default_backend() != "gpu" or isinstance(on_gpu.handler(), str) or on_gpu.capability() < 90:
+    if jax.default_backend() != "gpu" or isinstance(gpu.handler(), str) or gpu.capability() < 90:
         return 0
     return int(getattr(jax.local_devices()[0], "core_count", 0))
 
@@ -52,7 +52,7 @@ def is_for_library(x: Any, y: Any) -> bool:
     """Whether two stacks are float32 matrices, and no vectors, whose products are sums to XLA."""
     is_stack = x.ndim == 3 and x.shape[0] == y.shape[0] and x.size > 0 and min(x.shape[1], y.shape[2]) > 1
     is_known = x.dtype == y.dtype == "float32" and asked_precision() is not None
-    return is_stack and is_known and bool(on_gpu.handler().thalweg_multiplies())
+    return is_stack and is_known and bool(gpu.handler().thalweg_multiplies())
 
 
 def move(arrays: Sequence[Any], results: Sequence[Any], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
@@ -69,9 +69,9 @@ def move(arrays: Sequence[Any], results: Sequence[Any], rows: Iterable[tuple[Any
         words = arrays[array].dtype.itemsize // width
         addresses += place_of(array) + begin * words * width, place_of(len(arrays) + result) + place * words * width
         addresses.append(count * words)
-    compiled, table = functools.partial(compile_for, on_gpu.capability()), len(arrays) + len(results)
+    compiled, table = functools.partial(compile_for, gpu.capability()), len(arrays) + len(results)
     launch = launch_moves(compiled, len(addresses) // 3, width, table)
-    key = register(on_gpu.handler(), [launch], len(arrays), addresses)
+    key = register(gpu.handler(), [launch], len(arrays), addresses)
     outputs = [*results, jax.ShapeDtypeStruct((8 * len(addresses),), "uint8")]
     return list(jax.ffi.ffi_call(TARGET, outputs)(*arrays, key=key)[:-1])
 
@@ -155,9 +155,9 @@ class Products:
             from thalweg.kernels.triton.xla import TARGET, compile_for, register
 
             stacks = [*((operand.shape, operand.dtype.name) for operand in operands), (shape, dtype)]
-            compiled = functools.partial(compile_for, on_gpu.capability())
+            compiled = functools.partial(compile_for, gpu.capability())
             launch = launch_product(compiled, stacks, turned, (alpha, beta), tiling, processors, symmetric=symmetric)
-            key = register(on_gpu.handler(), [launch], len(operands))
+            key = register(gpu.handler(), [launch], len(operands))
             return jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(shape, dtype))(*operands, key=key)
 
         def by_library(*operands: Any) -> Any:
