@@ -292,7 +292,7 @@ class TritonStep:
 def count_rounds(launch: Launch) -> int:
     """How often the passes of shards sum something that other ranks complete."""
     passes = launch.passes
-    return sum(map(bool, passes.sums[: passes.last])) + int(passes.guarded)
+    return sum(map(bool, passes.shared[: passes.last])) + int(passes.guarded)
 
 
 def ask_owners(
