@@ -10,7 +10,7 @@ import pytest
 
 from thalweg.codecs import CODECS, Grouping, grouping
 from thalweg.rules import LAMB
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.spaces import numpy as xp
 from thalweg.storage import first_state
 
@@ -116,7 +116,7 @@ def test_a_first_state_takes_little_more_memory_than_it_has() -> None:
     p = np.zeros((512, 2048), "float16")
     for dtype, kept, most in (("int8", 1.2, 6.0), ("float16", 2.0, 2.1)):
         tracemalloc.start()
-        state = first_state(xp, LAMB(), Handling(state_dtype=dtype), p)
+        state = first_state(xp, LAMB(), Numerics(state_dtype=dtype), p)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert sum(entry.nbytes for entry in state.values()) <= kept * p.nbytes

@@ -20,7 +20,7 @@ from thalweg.errors import OptionError
 from thalweg.given import GONE
 from thalweg.rules import AROUND, RULES, Annealed
 from thalweg.rules.options import options_of
-from thalweg.settings import Handling, option_names
+from thalweg.settings import Numerics, option_names
 
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("fields_tool", ROOT / "tools" / "fields.py")
@@ -43,7 +43,7 @@ def defaults(kind: Any) -> dict[str, Any]:
 def test_the_front_end_shows_every_option_with_the_default_of_its_rule(name: str) -> None:
     shown = inspect.signature(getattr(front_end, name)).parameters
     beside = {"variant": None, "overrides": (), "global_step": False, "engine": "auto"}
-    expected = {**defaults(RULES[name]), **AROUND_DEFAULTS, **defaults(Handling), **beside}
+    expected = {**defaults(RULES[name]), **AROUND_DEFAULTS, **defaults(Numerics), **beside}
     assert {key: p.default for key, p in shown.items() if key != "lr"} == expected
     assert all(p.kind is p.KEYWORD_ONLY for key, p in shown.items() if key != "lr")
 
@@ -55,7 +55,7 @@ def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(nam
     beside = {"variant": None, "overrides": (), "engine": "auto", "capturable": False}
     beside |= {"replicas": None, "divide_work": None}
     beside |= {"foreach": None, "fused": None, "differentiable": False}
-    expected = {**defaults(RULES[name]), **AROUND_DEFAULTS, **defaults(Handling), **beside}
+    expected = {**defaults(RULES[name]), **AROUND_DEFAULTS, **defaults(Numerics), **beside}
     for shown in (inspect.signature(cls), inspect.signature(cls.__init__)):
         named = {key: p for key, p in shown.parameters.items() if key not in ("self", "params", "lr")}
         assert {key: p.default for key, p in named.items()} == expected
@@ -66,7 +66,7 @@ def test_the_torch_front_end_shows_every_option_with_the_default_of_its_rule(nam
     in_order = [*inspect.signature(theirs).parameters][2:] if theirs else []
     assert list(RULES[name].TORCH) == in_order[: len(RULES[name].TORCH)]
     made = cls(pytest.importorskip("torch.nn").Linear(2, 2, bias=False).parameters(), lr=0.1)
-    group, own = made.param_groups[0], {**defaults(RULES[name]), **defaults(Handling)}
+    group, own = made.param_groups[0], {**defaults(RULES[name]), **defaults(Numerics)}
     assert not made.defaults.keys() & {*AROUND_DEFAULTS, "spikes"}, "groups show what is around a rule where it is on"
     own_affair = "precond_update_probability"  # of Kron, which shows that of the step
     assert all(group[key] == default for key, default in own.items() if key in group and key != own_affair)
@@ -143,7 +143,7 @@ def test_tables_of_options_are_what_the_tool_makes_of_the_fields(page: str) -> N
 
 @NAMES
 def test_every_option_says_what_it_means_and_pages_have_the_learning_rate_and_the_variants_of_a_rule(name: str) -> None:
-    kinds = (RULES[name], *AROUND, Handling)
+    kinds = (RULES[name], *AROUND, Numerics)
     assert {option for kind in kinds for option in options_of(kind)} == set(option_names(RULES[name]))
     assert all(known.doc.endswith(".") for kind in kinds for known in options_of(kind).values())
     default = inspect.signature(getattr(front_end, name)).parameters["lr"].default

@@ -24,7 +24,7 @@ from thalweg.dtypes import StateName as StateDType
 from thalweg.given import Overrides
 from thalweg.rules import AROUND, RULES, Rule
 from thalweg.rules.options import Option, alternatives, hints_of, number_options, options_of
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.signatures import Pair, Schedulable, Triple
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -142,7 +142,7 @@ FILES: dict[str, Callable[[], str]] = {
 TABLE = re.compile(r"(?<=\n## Options\n)(.*?)^\| option \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
 #: The pages, each with what it documents.
 PAGES: dict[str, tuple[type[Any], ...]] = {
-    "options.md": (Handling, Rule),
+    "options.md": (Numerics, Rule),
     "compose.md": AROUND,
     **{f"{name.lower()}.md": (rule,) for name, rule in RULES.items()},
 }

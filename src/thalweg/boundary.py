@@ -17,7 +17,7 @@ from thalweg.rules import Rule
 from thalweg.rules.entries import Entry, Factor, Spread
 from thalweg.rules.noise import chance, normal
 from thalweg.rules.rule import Noise, Update, guarded
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.storage import RECORD, all_finite, arithmetic, declared, decoded, storage
 
 #: A stream of random bits apart from the two that normal noise is made of.
@@ -37,7 +37,7 @@ class Advance(NamedTuple):
 def advance(
     xp: Space[A],
     rule: Rule,
-    handling: Handling,
+    numerics: Numerics,
     p: A,
     g: A,
     s: State[A],
@@ -51,16 +51,16 @@ def advance(
 
     allowed: False leaves everything as it was. All else is as :func:`proposed` takes it.
     """
-    update = proposed(xp, rule, handling, p, g, s, t=t, tensor=tensor, **given)
-    new, record = written(xp, handling, p, s, update.delta, tensor=tensor, t=t)
+    update = proposed(xp, rule, numerics, p, g, s, t=t, tensor=tensor, **given)
+    new, record = written(xp, numerics, p, s, update.delta, tensor=tensor, t=t)
     update.state.update(record)
-    finite = finite_throughout(xp, update, new) if handling.on_nonfinite != "propagate" else None
-    return settle(xp, handling, p, s, update, new, finite, allowed)
+    finite = finite_throughout(xp, update, new) if numerics.on_nonfinite != "propagate" else None
+    return settle(xp, numerics, p, s, update, new, finite, allowed)
 
 
 def settle(
     xp: Space[A],
-    handling: Handling,
+    numerics: Numerics,
     p: A,
     s: State[A],
     update: Update,
@@ -73,7 +73,7 @@ def settle(
         return Advance(new, update.state, None, update.stats)
     taken = allowed if finite is None else finite if allowed is None else finite & allowed
     state = update.state
-    if handling.on_nonfinite == "skip" or allowed is not None:
+    if numerics.on_nonfinite == "skip" or allowed is not None:
         new = xp.where(taken, new, p)
         state = {key: xp.where(taken, entry, s[key]) for key, entry in state.items()}
     return Advance(new, state, taken, update.stats)
@@ -82,7 +82,7 @@ def settle(
 def proposed(
     xp: Space[A],
     rule: Rule,
-    handling: Handling,
+    numerics: Numerics,
     p: A,
     g: A,
     s: State[A],
@@ -99,33 +99,33 @@ def proposed(
     tensor: the parameter's number for random bits. grad_scale: multiplies the gradient. noise: gives the numbers of
     ``rules.noise.normal`` by other means.
     """
-    wide, gradient, old, now = widened(xp, rule, handling, p, g, s, t=t, grad_scale=grad_scale)
-    noise = noise or (lambda: normal(xp, wide, seed=handling.seed, tensor=tensor, t=t))
+    wide, gradient, old, now = widened(xp, rule, numerics, p, g, s, t=t, grad_scale=grad_scale)
+    noise = noise or (lambda: normal(xp, wide, seed=numerics.seed, tensor=tensor, t=t))
     update = rule.update(xp, gradient, old, wide, t=now, lr=lr, lr_scale=lr_scale, noise=noise)
     update = guarded(xp, rule, gradient, update)
     del old
-    state = stored(xp, rule, handling, p, s, update, tensor=tensor, t=t)
+    state = stored(xp, rule, numerics, p, s, update, tensor=tensor, t=t)
     for key in may_overflow(xp, rule, p, state):
         state[key] = xp.where(all_finite(xp, state[key]), state[key], s[key])
     return update._replace(state=state)
 
 
 def widened(
-    xp: Space[A], rule: Rule, handling: Handling, p: A, g: A, s: State[A], *, t: Scalar, grad_scale: Scalar | None
+    xp: Space[A], rule: Rule, numerics: Numerics, p: A, g: A, s: State[A], *, t: Scalar, grad_scale: Scalar | None
 ) -> tuple[A, A, State[A], Scalar]:
     """p, g, s and t as a rule is given them, in the precision of the arithmetic."""
     precision = arithmetic(xp.dtype(p))
     wide, gradient = seen(xp, p, s), xp.astype(g, precision)
     if grad_scale is not None:
         gradient = gradient * grad_scale
-    if handling.maximize:
+    if numerics.maximize:
         gradient = -gradient
     state = {key: xp.astype(entry, precision) for key, entry in decoded(xp, rule, p, s).items()}
     return wide, gradient, state, t if is_number(t) else xp.astype(t, precision)
 
 
 def stored(
-    xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A], update: Update, *, tensor: Scalar, t: Scalar
+    xp: Space[A], rule: Rule, numerics: Numerics, p: A, s: State[A], update: Update, *, tensor: Scalar, t: Scalar
 ) -> State[A]:
     """The new state in the dtypes in which it is kept."""
     shape = xp.shape(p)
@@ -135,11 +135,11 @@ def stored(
     for key, old in entries_before.items():
         entry = entries.get(key)  # None: a schedule has it at 0 in this step, and state is kept for the next
         groups = grouping(shape, rule.stacked_axes) if xp.dtype(old) in CODECS else None
-        as_kept = xp.dtype(old) if entry is None else storage(entry, xp.dtype(p), handling, groups)
+        as_kept = xp.dtype(old) if entry is None else storage(entry, xp.dtype(p), numerics, groups)
         new, draw = update.state[key], None
-        if handling.state_rounding == "stochastic" and is_rounded_at_random(entry, as_kept):
+        if numerics.state_rounding == "stochastic" and is_rounded_at_random(entry, as_kept):
             stream, half = streams[key]
-            draw = chance(xp, new, seed=handling.seed, tensor=tensor, t=t, stream=stream, half=half)
+            draw = chance(xp, new, seed=numerics.seed, tensor=tensor, t=t, stream=stream, half=half)
         if groups is not None:
             state[key], state[scale_key(key)] = CODECS[as_kept].encode(xp, new, groups, draw)
         else:
@@ -177,13 +177,13 @@ def recorded_unit(xp: Space[A], p: A, dtype: str) -> A:
 
 
 def written(
-    xp: Space[A], handling: Handling, p: A, s: State[A], delta: A, *, tensor: Scalar, t: Scalar
+    xp: Space[A], numerics: Numerics, p: A, s: State[A], delta: A, *, tensor: Scalar, t: Scalar
 ) -> tuple[A, State[A]]:
     """p after a step, in its own dtype, and the record of what that cost: here alone are parameters rounded."""
     dtype = xp.dtype(p)
     new = seen(xp, p, s) + delta
-    if dtype in NARROW and handling.rounding == "stochastic":
-        draw = chance(xp, new, seed=handling.seed, tensor=tensor, t=t, stream=ROUNDING_STREAM)
+    if dtype in NARROW and numerics.rounding == "stochastic":
+        draw = chance(xp, new, seed=numerics.seed, tensor=tensor, t=t, stream=ROUNDING_STREAM)
         new = rounded_stochastically(xp, new, dtype, draw)
     rounded = xp.astype(new, dtype)
     if RECORD not in s:

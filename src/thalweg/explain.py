@@ -143,7 +143,7 @@ def explain_parameter(
     counter_bytes: what its count of steps takes.
     """
     rule = setting.rule_at(1)
-    entries = describe_state(rule, setting.handling, shape, dtype).items()
+    entries = describe_state(rule, setting.numerics, shape, dtype).items()
     state = {key: math.prod(entry_shape) * bytes_of(stored) for key, (entry_shape, stored) in entries}
     factors = sum(state[key] for key in rule.keys(shape, Factor))
     warnings = []
@@ -194,8 +194,8 @@ def hint_of_stack(name: str, shape: Shape, rule: Rule) -> str:
 
 def kept_wide(shape: Shape, setting: ParameterOptions) -> list[str]:
     """Whether eight bits were asked for, and a tensor that is not small has rows that cannot be grouped."""
-    rule, handling = setting.rule_at(1), setting.handling
-    wanted = any(handling.stored(entry) in CODECS for entry in rule.entries(shape).values())
+    rule, numerics = setting.rule_at(1), setting.numerics
+    wanted = any(numerics.stored(entry) in CODECS for entry in rule.entries(shape).values())
     slice_shape = shape[rule.stacked_axes :]
     if not wanted or len(slice_shape) < 2 or math.prod(slice_shape) < LEAST_SIZE or grouping(shape, rule.stacked_axes):
         return []
@@ -204,7 +204,7 @@ def kept_wide(shape: Shape, setting: ParameterOptions) -> list[str]:
 
 def lost_to_rounding(dtype: str, setting: ParameterOptions, lr: float | None, rms: float) -> list[str]:
     """Whether steps of the expected size vanish when they are rounded to the nearest."""
-    if dtype not in NARROW or setting.handling.rounding != "nearest":
+    if dtype not in NARROW or setting.numerics.rounding != "nearest":
         return []
     step = setting.rule.expected_rms(lr, rms) * setting.lr_scale
     half = rms * 2.0 ** -DTYPES[dtype].digits

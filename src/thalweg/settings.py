@@ -44,7 +44,7 @@ EIGHT_BITS = "int8"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handling:
+class Numerics:
     """Options that every optimizer has, around its rule."""
 
     maximize: bool = option(False, "Maximize instead of minimizing.")
@@ -140,9 +140,9 @@ class Handling:
 
 
 #: All of these, and those that decide how state is stored.
-HANDLED = tuple(f.name for f in fields(Handling))
-STORAGE = tuple(name for name in HANDLED if name.endswith("_dtype"))
-#: Handling that concerns the whole step and cannot differ between parameters.
+NUMERIC = tuple(f.name for f in fields(Numerics))
+STORAGE = tuple(name for name in NUMERIC if name.endswith("_dtype"))
+#: Numerics that concerns the whole step and cannot differ between parameters.
 WHOLE_STEP = ("maximize", "max_grad_norm", "on_nonfinite", "seed", "spikes")
 #: Those of them that are decided by all gradients of a step together.
 JOINT = ("max_grad_norm", "on_nonfinite", "spikes")
@@ -153,7 +153,7 @@ class ParameterOptions:
     """What holds for one parameter. Options of the rule may be functions of the step."""
 
     rule: Rule
-    handling: Handling
+    numerics: Numerics
     lr_scale: float = 1.0
 
     @functools.cached_property
@@ -163,18 +163,18 @@ class ParameterOptions:
     @functools.cached_property
     def stored_rule(self) -> Rule:
         """The rule as it is best for state that is stored so."""
-        return self.rule.for_storage(self.handling.stored(Factor))
+        return self.rule.for_storage(self.numerics.stored(Factor))
 
     @functools.cached_property
     def kind(self) -> tuple[Any, ...]:
         """Equal for settings that differ in the values of numbers alone: state and code for them are the same."""
-        return structure_of(self.rule), self.handling
+        return structure_of(self.rule), self.numerics
 
     def is_same(self, other: ParameterOptions) -> bool:
         """Whether other options are equal; those that are traced are equal to themselves alone."""
         if self is other:
             return True
-        alike = type(self.rule) is type(other.rule) and self.handling == other.handling
+        alike = type(self.rule) is type(other.rule) and self.numerics == other.numerics
         if not alike or self.lr_scale != other.lr_scale:
             return False
         return not any(differ(getattr(self.rule, f.name), getattr(other.rule, f.name)) for f in fields(self.rule))
@@ -229,7 +229,7 @@ class RuleOptions:
         usual = rule.VARIANTS.get(self.variant or "", {})
         object.__setattr__(self, "given", given)
         object.__setattr__(self, "usual", {**defaults(rule), **usual})
-        object.__setattr__(self, "base", combined(ParameterOptions(rule(), Handling()), {**usual, **given}))
+        object.__setattr__(self, "base", combined(ParameterOptions(rule(), Numerics()), {**usual, **given}))
         object.__setattr__(self, "overrides", tuple(self.checked_overrides()))
 
     def __repr__(self) -> str:
@@ -327,7 +327,7 @@ class RuleOptions:
     @property
     def options(self) -> dict[str, Any]:
         """Every option, as it holds where no override applies."""
-        current = {**vars(self.base.rule), **vars(self.base.handling)}
+        current = {**vars(self.base.rule), **vars(self.base.numerics)}
         return {name: current.get(name, default) for name, default in defaults(self.rule).items()}
 
     def changed(self) -> dict[str, Any]:
@@ -339,12 +339,12 @@ class RuleOptions:
 @functools.cache
 def defaults(rule: type[Rule]) -> Mapping[str, Any]:
     """Every option of a rule and around it, with its default."""
-    return MappingProxyType({f.name: f.default for kind in (rule, *AROUND, Handling) for f in fields(kind)})
+    return MappingProxyType({f.name: f.default for kind in (rule, *AROUND, Numerics) for f in fields(kind)})
 
 
 def for_rule(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of some options that are a rule's, or of what may be around it."""
-    return {name: v for name, v in options.items() if name not in HANDLED and name != "lr_scale"}
+    return {name: v for name, v in options.items() if name not in NUMERIC and name != "lr_scale"}
 
 
 @functools.cache
@@ -372,12 +372,12 @@ def option_names(rule: type[Rule]) -> tuple[str, ...]:
 def combined(setting: ParameterOptions, options: Mapping[str, Any]) -> ParameterOptions:
     """A setting with some options replaced, checked."""
     rule = with_options(setting.rule, for_rule(options), AROUND)
-    handling = replace(setting.handling, **{name: v for name, v in options.items() if name in HANDLED})
+    numerics = replace(setting.numerics, **{name: v for name, v in options.items() if name in NUMERIC})
     lr_scale = options.get("lr_scale", setting.lr_scale)
     check_number("lr_scale", lr_scale, low=0.0)
     check_schedules(rule)
-    handling.validate()
-    result = ParameterOptions(rule, handling, lr_scale)
+    numerics.validate()
+    result = ParameterOptions(rule, numerics, lr_scale)
     result.rule_at(1).validate()
     return result
 

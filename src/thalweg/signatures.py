@@ -15,7 +15,7 @@ from thalweg.arrays import Scalar
 from thalweg.given import Overrides
 from thalweg.rules import AROUND, RULES, Rule
 from thalweg.rules.options import alternatives, hints_of, number_options
-from thalweg.settings import Handling, defaults
+from thalweg.settings import Numerics, defaults
 
 #: A number, or a function of the step (counted from 1).
 Schedulable: TypeAlias = float | Callable[[int], Any]
@@ -32,7 +32,7 @@ def types_of(rule: type[Rule]) -> dict[str, Any]:
         for kind in (rule, *AROUND)
         for name, hint in hints_of(kind).items()
     }
-    return {**BESIDE, **types, **hints_of(Handling)}
+    return {**BESIDE, **types, **hints_of(Numerics)}
 
 
 def type_given(hint: Any, is_number: bool) -> Any:

@@ -18,7 +18,7 @@ from thalweg.rules import Rule
 from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Entry, Spread
 from thalweg.rules.spikes import Spikes
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 
 #: The key of what rounding has cost a parameter of 16 bits, in 256ths of the distance to its neighbours.
 RECORD = "rounding_error"
@@ -38,25 +38,25 @@ def arithmetic(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def groups_of(entry: Entry, shape: Shape, stacked_axes: int, handling: Handling) -> Grouping | None:
+def groups_of(entry: Entry, shape: Shape, stacked_axes: int, numerics: Numerics) -> Grouping | None:
     """How an entry is grouped for its codec; None: it is kept in floating point."""
-    fits = isinstance(entry, Spread) and not entry.over and handling.stored(entry) in CODECS
+    fits = isinstance(entry, Spread) and not entry.over and numerics.stored(entry) in CODECS
     return grouping(shape, stacked_axes) if fits else None
 
 
-def storage(entry: Entry, dtype: str, handling: Handling, groups: Grouping | None = None) -> str:
+def storage(entry: Entry, dtype: str, numerics: Numerics, groups: Grouping | None = None) -> str:
     """The dtype in which a state entry is kept, for a parameter of this dtype. groups: those of its codes, if any."""
-    stored = handling.stored(entry)
+    stored = numerics.stored(entry)
     return arithmetic(dtype) if stored is None or (stored in CODECS and groups is None) else stored
 
 
-def is_compensated(handling: Handling, dtype: str) -> bool:
+def is_compensated(numerics: Numerics, dtype: str) -> bool:
     """Whether a record is kept of what rounding costs parameters of this dtype."""
-    return handling.rounding == "compensated" and dtype in NARROW
+    return numerics.rounding == "compensated" and dtype in NARROW
 
 
 def describe_state(
-    rule: Rule, handling: Handling, shape: Shape, dtype: str, held: Shape | None = None
+    rule: Rule, numerics: Numerics, shape: Shape, dtype: str, held: Shape | None = None
 ) -> dict[str, Kept]:
     """Shape and dtype of all that is kept for a parameter: entries that its rule declares, and what goes with them.
 
@@ -65,11 +65,11 @@ def describe_state(
     described: dict[str, Kept] = {}
     for key, entry in rule.entries(shape).items():
         held_shape = shape if held is None or not isinstance(entry, Spread) else held
-        groups = groups_of(entry, shape, rule.stacked_axes, handling)
-        described[key] = entry.shape(held_shape, rule.stacked_axes), storage(entry, dtype, handling, groups)
+        groups = groups_of(entry, shape, rule.stacked_axes, numerics)
+        described[key] = entry.shape(held_shape, rule.stacked_axes), storage(entry, dtype, numerics, groups)
         if groups is not None:
             described[scale_key(key)] = groups.scales(held_shape), "float32"
-    if is_compensated(handling, dtype):
+    if is_compensated(numerics, dtype):
         described[RECORD] = held or shape, "int8"
     return described
 
@@ -81,27 +81,27 @@ def keys_like_parameter(rule: Rule, shape: Shape, keys: Iterable[str]) -> list[s
     return [key for key in keys if key in concerned]
 
 
-def coded_groups(rule: Rule, handling: Handling, shape: Shape) -> Grouping | None:
+def coded_groups(rule: Rule, numerics: Numerics, shape: Shape) -> Grouping | None:
     """How the codes of a parameter's state are grouped; None: it has none."""
-    groups = (groups_of(entry, shape, rule.stacked_axes, handling) for entry in rule.entries(shape).values())
+    groups = (groups_of(entry, shape, rule.stacked_axes, numerics) for entry in rule.entries(shape).values())
     return next(filter(None, groups), None)
 
 
-def first_state(xp: Space[A], rule: Rule, handling: Handling, p: A) -> State[A]:
+def first_state(xp: Space[A], rule: Rule, numerics: Numerics, p: A) -> State[A]:
     """The state of a parameter before its first step, as it is stored."""
     shape, dtype = xp.shape(p), xp.dtype(p)
     state: State[A] = {}
     for key, entry in rule.entries(shape).items():
-        groups = groups_of(entry, shape, rule.stacked_axes, handling)
+        groups = groups_of(entry, shape, rule.stacked_axes, numerics)
         is_zero = type(entry).first is Spread.first
         if is_zero and groups is not None:
-            codec = CODECS[storage(entry, dtype, handling, groups)]
+            codec = CODECS[storage(entry, dtype, numerics, groups)]
             state[key], state[scale_key(key)] = codec.zeros(xp, p, groups)
         else:
             # zeros are made in the parameter's own dtype, without a copy of it in the precision of arithmetic
             like = p if is_zero else xp.astype(p, arithmetic(dtype))
-            state.update(encoded(xp, rule, handling, p, {key: entry.first(xp, like, rule.stacked_axes)}))
-    return {**state, **first_record(xp, handling, p)}
+            state.update(encoded(xp, rule, numerics, p, {key: entry.first(xp, like, rule.stacked_axes)}))
+    return {**state, **first_record(xp, numerics, p)}
 
 
 # ---- numbers and codes
@@ -127,13 +127,13 @@ def decoded(xp: Space[A], rule: Rule, p: A, s: State[A]) -> State[A]:
     return state
 
 
-def encoded(xp: Space[A], rule: Rule, handling: Handling, p: A, state: State[A]) -> State[A]:
+def encoded(xp: Space[A], rule: Rule, numerics: Numerics, p: A, state: State[A]) -> State[A]:
     """State in floating point as these options keep it, rounded to the nearest."""
     shape, dtype, arrays = xp.shape(p), xp.dtype(p), {}
     entries = rule.entries(shape)
     for key, value in state.items():
-        groups = groups_of(entries[key], shape, rule.stacked_axes, handling)
-        as_kept = storage(entries[key], dtype, handling, groups)
+        groups = groups_of(entries[key], shape, rule.stacked_axes, numerics)
+        as_kept = storage(entries[key], dtype, numerics, groups)
         if groups is not None:
             arrays[key], arrays[scale_key(key)] = CODECS[as_kept].encode(xp, value, groups)
         else:
@@ -141,14 +141,14 @@ def encoded(xp: Space[A], rule: Rule, handling: Handling, p: A, state: State[A])
     return arrays
 
 
-def first_record(xp: Space[A], handling: Handling, p: A) -> State[A]:
+def first_record(xp: Space[A], numerics: Numerics, p: A) -> State[A]:
     """The record of what rounding has cost a parameter before its first step, if one is kept."""
-    return {RECORD: xp.astype(xp.zeros_like(p), "int8")} if is_compensated(handling, xp.dtype(p)) else {}
+    return {RECORD: xp.astype(xp.zeros_like(p), "int8")} if is_compensated(numerics, xp.dtype(p)) else {}
 
 
-def converted(xp: Space[A], rule: Rule, handling: Handling, p: A, s: State[A]) -> State[A]:
+def converted(xp: Space[A], rule: Rule, numerics: Numerics, p: A, s: State[A]) -> State[A]:
     """A state, however it was kept, as these options keep it."""
-    new = {**encoded(xp, rule, handling, p, decoded(xp, rule, p, s)), **first_record(xp, handling, p)}
+    new = {**encoded(xp, rule, numerics, p, decoded(xp, rule, p, s)), **first_record(xp, numerics, p)}
     same = {key: s[key] for key in new if key in s and xp.dtype(s[key]) == xp.dtype(new[key])}
     return {key: same.get(key, new[key]) for key in new}
 
@@ -192,14 +192,14 @@ def read_count(what: str, value: Any) -> int:
     return int(number)
 
 
-def completed(xp: Space[A], name: object, rule: Rule, handling: Handling, p: A, s: State[A]) -> State[A]:
+def completed(xp: Space[A], name: object, rule: Rule, numerics: Numerics, p: A, s: State[A]) -> State[A]:
     """A saved state with first entries for what was put around the rule since, which begins with this step."""
     new = sorted(keys_around(rule, xp.shape(p)) - s.keys())
     if not new:
         return s
     message = f"{', '.join(map(repr, new))} of {name!r} is new and begins with this step; and so for all others alike"
     warn(message, ResumeWarning)
-    first = first_state(xp, rule, handling, p)
+    first = first_state(xp, rule, numerics, p)
     return {**s, **{key: first[key] for key in new}}
 
 

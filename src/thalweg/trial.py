@@ -22,7 +22,7 @@ from thalweg.rules.entries import Entry
 from thalweg.rules.places import ALL_METHODS, beginning_of, files_of, place_of_error
 from thalweg.rules.rule import replaced_numbers, stand_in
 from thalweg.rules.whole import FORMER_NAMES, Direction, Preparation, WholeRule
-from thalweg.settings import HANDLED, Handling, ParameterOptions, around_options
+from thalweg.settings import NUMERIC, Numerics, ParameterOptions, around_options
 from thalweg.spaces.strict import AXES, NOTHING, SIZES, Shaped, Strict, broadcast
 from thalweg.spaces.symbols import FUNCTIONS, LIBRARIES
 
@@ -32,7 +32,7 @@ RESERVED_KEYS = ("step", "p", "g", "t", "lr", "lr_scale", "count", "skipped", "Q
 RESERVED_OPTIONS = (
     *("params", "param_names", "lr", "lr_scale", "lr_is_scale", "learning_rate", "variant", "overrides", "engine"),
     *("capturable", "foreach", "fused", "differentiable", "global_step", "specs", "rule", "rule_version", "layout"),
-    *HANDLED,
+    *NUMERIC,
 )
 DECORATED = "write @dataclass(frozen=True, kw_only=True) above its class"
 
@@ -128,7 +128,7 @@ def check_update(rule: Rule, shape: Shape) -> int:
     """
     if not find_own(rule):
         return NOTHING
-    rule = stand_in(ParameterOptions(rule, Handling()).rule_at(1))
+    rule = stand_in(ParameterOptions(rule, Numerics()).rule_at(1))
     if isinstance(rule, Wrapped):  # the rule by itself: what is around it may stumble over its answer
         check_update(rule.RULE(**{f.name: getattr(rule, f.name) for f in fields(rule.RULE)}), shape)
     try:

@@ -14,7 +14,7 @@ from thalweg.kernels.cpu.library import is_here, levels, load
 from thalweg.kernels.cpu.tables import END, MEASURE, Operand, Options, Tables
 from thalweg.rules import LARS
 from thalweg.rules.noise import NORMAL_STREAMS, chance, stream_key, tensor_id
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.spaces import numpy as reference
 
 pytestmark = needs_core
@@ -95,12 +95,12 @@ def test_the_noise_of_kron_beyond_positions_of_32_bits() -> None:
 def test_positions_beyond_32_bits(dtype: str, position: int) -> None:
     """No test could allocate so much: native code is told that its tensor begins there."""
     size, t, seed = 2000, 3, 11
-    handling = Handling(rounding="stochastic", seed=seed)
+    numerics = Numerics(rounding="stochastic", seed=seed)
     rule = LARS(trust=False, momentum=0.0)
     x, weights = numbers(size, 2), np.zeros(size, kind(dtype))
     places = weights.ctypes.data, x.ctypes.data
     operand = Operand("w", (size,), *places, (), (dtype, "float32"), 0, position)
-    options = [Options(rule, handling, t, 1.0, 1.0)]
+    options = [Options(rule, numerics, t, 1.0, 1.0)]
     tables = Tables([operand], options)
     tables.fill(options, 1)
     tables.run(MEASURE, END)

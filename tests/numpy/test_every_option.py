@@ -30,13 +30,13 @@ from thalweg.errors import OptimError, OptionError
 from thalweg.numpy import Optimizer, optimizer
 from thalweg.rules import AROUND, RULES, Rule
 from thalweg.rules.options import alternatives, choices_of, hints_of, is_structure, number_options, options_of
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 #: Options of each rule; and those of all optimizers and around rules, with a rule for which all of them matter.
 EVERY = [
     *((rule, name) for rule in RULES.values() for name in options_of(rule)),
-    *((RULES["Kron"], name) for name in options_of(Handling)),
+    *((RULES["Kron"], name) for name in options_of(Numerics)),
     *((RULES["AdamW"], name) for kind in AROUND for name in options_of(kind) if name != "stacked_axes"),
 ]
 every_option = pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def own_options(rule: type[Rule], options: Mapping[str, Any]) -> dict[str, Any]:
 
 def kind_of(rule: type[Rule], option: str) -> Any:
     """The class that has an option as a field."""
-    return next(kind for kind in (rule, Handling, *AROUND) if option in options_of(kind))
+    return next(kind for kind in (rule, Numerics, *AROUND) if option in options_of(kind))
 
 
 #: What is beside values that change nothing by themselves.

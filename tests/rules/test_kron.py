@@ -15,7 +15,7 @@ from thalweg.boundary import advance
 from thalweg.numpy import Kron as KronOptimizer
 from thalweg.rules import Kron
 from thalweg.rules.refresh import expected_damping
-from thalweg.settings import Handling, ParameterOptions
+from thalweg.settings import Numerics, ParameterOptions
 from thalweg.spaces import numpy as xp
 from thalweg.storage import first_state
 
@@ -102,17 +102,17 @@ def test_a_gradient_whose_norm_is_not_finite_is_no_gradient_of_zeros(bad: float)
 
 
 def learn(
-    rule: Kron, grads: list, *, handling: Handling | None = None, state: Any = None, start: int = 0
+    rule: Kron, grads: list, *, numerics: Numerics | None = None, state: Any = None, start: int = 0
 ) -> tuple[Any, list[float]]:
     """The state after some gradients, and RMS(P g) at each; annealed where precond_lr is a function."""
-    handling = handling or Handling()
-    setting = ParameterOptions(rule, handling)
+    numerics = numerics or Numerics()
+    setting = ParameterOptions(rule, numerics)
     p = np.zeros(grads[0].shape, np.float32)
-    s = first_state(xp, setting.rule_at(1), handling, p) if state is None else state
+    s = first_state(xp, setting.rule_at(1), numerics, p) if state is None else state
     rms = []
     for t, g in enumerate(grads, start + 1):
         result = advance(
-            xp, setting.rule_at(t), handling, p, g.astype(np.float32), s, t=t, lr=1.0, lr_scale=1.0, tensor=0
+            xp, setting.rule_at(t), numerics, p, g.astype(np.float32), s, t=t, lr=1.0, lr_scale=1.0, tensor=0
         )
         s = result.state
         rms.append(float(np.ravel(result.stats["update_rms"])[0]))
@@ -221,7 +221,7 @@ def test_factors_in_bfloat16_stay_positive_on_low_rank_gradients() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((M, 2)), rng.standard_normal((2, N))
     grads = [a @ rng.standard_normal((2, 2)) @ b for _ in range(400)]
-    state, rms = learn(polyak(**BARE), grads, handling=Handling(precond_dtype="bfloat16"))
+    state, rms = learn(polyak(**BARE), grads, numerics=Numerics(precond_dtype="bfloat16"))
     for key in ("Q_0", "Q_1"):
         q = state[key].astype(np.float64)
         assert np.linalg.eigvalsh((q + q.T) / 2).min() > 0

@@ -12,7 +12,7 @@ from tolerances import FLOAT64
 from thalweg.boundary import advance
 from thalweg.numpy import Kron as KronOptimizer
 from thalweg.rules import Kron
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.spaces import numpy as xp
 from thalweg.storage import first_state
 
@@ -20,10 +20,10 @@ STEPS, SEED = 6, 0
 
 
 def stepped(rule: Kron, p: Any, grads: list[Any], noises: list[Any]) -> tuple[Any, Any]:
-    state = first_state(xp, rule, Handling(), p)
+    state = first_state(xp, rule, Numerics(), p)
     for t, (g, noise) in enumerate(zip(grads, noises, strict=True), 1):
         p, state, *_ = advance(
-            xp, rule, Handling(), p, g, state, t=t, lr=0.01, lr_scale=1.0, tensor=0, noise=lambda noise=noise: noise
+            xp, rule, Numerics(), p, g, state, t=t, lr=0.01, lr_scale=1.0, tensor=0, noise=lambda noise=noise: noise
         )
     return p, state
 

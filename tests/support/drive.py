@@ -9,7 +9,7 @@ import numpy as np
 
 from thalweg.boundary import advance
 from thalweg.rules import Rule
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.spaces import numpy as reference
 from thalweg.storage import first_state
 
@@ -28,20 +28,20 @@ def run(
     *,
     lr: float | None,
     xp: Any = reference,
-    handling: Handling | None = None,
+    numerics: Numerics | None = None,
     step: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
     count: Callable[[int], Any] = int,
     tensor: int = 1,
 ) -> tuple[Any, dict[str, Any]]:
     """The parameter and its state after all gradients. ``step`` wraps the step, to compile it for example."""
-    handling = handling or Handling()
+    numerics = numerics or Numerics()
 
     def one(p: Any, g: Any, s: Any, t: Any) -> Any:
-        result = advance(xp, rule, handling, p, g, s, t=t, lr=lr, lr_scale=1.0, tensor=tensor)
+        result = advance(xp, rule, numerics, p, g, s, t=t, lr=lr, lr_scale=1.0, tensor=tensor)
         return result.p, result.state
 
     one = step(one)
-    s = first_state(xp, rule, handling, p)
+    s = first_state(xp, rule, numerics, p)
     with np.errstate(all="ignore"):
         for t, g in enumerate(grads, 1):
             p, s = one(p, g, s, count(t))

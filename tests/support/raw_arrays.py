@@ -14,7 +14,7 @@ import pytest
 from thalweg.errors import OptimError
 from thalweg.numpy import LAMB, LARS, Adafactor, Kron, Optimizer, optimizer
 from thalweg.rules import RULES
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 
 Make = Callable[..., Optimizer]
 Arrays = dict[str, Any]
@@ -126,4 +126,4 @@ def torch() -> Any:
 
 def option_fields(name: str) -> dict[str, Any]:
     """The dataclass fields that are the options of an optimizer, by name."""
-    return {f.name: f for kind in (RULES[name], Handling) for f in fields(kind)}
+    return {f.name: f for kind in (RULES[name], Numerics) for f in fields(kind)}

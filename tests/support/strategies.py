@@ -18,7 +18,7 @@ from thalweg.dtypes import DTYPES
 from thalweg.errors import OptimError
 from thalweg.rules import AROUND, AdamW, Rule, Spikes
 from thalweg.rules.options import Option, alternatives, choices_of, hints_of, options_of
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.spaces import numpy as space
 from thalweg.storage import first_state
 
@@ -141,7 +141,7 @@ def options(
 
     around: whether options around the rule and those of all optimizers are among them. most: at most so many.
     """
-    table = values_by_name(rule, *((Handling, *AROUND) if around else ()))
+    table = values_by_name(rule, *((Numerics, *AROUND) if around else ()))
     make = thalweg.numpy.optimizer(rule)
     usual = rule.typical_lr or rule.default_lr or 0.01
     drawn = {"lr": draw(st.sampled_from([usual, 0.1 * usual])), **fixed}
@@ -160,7 +160,7 @@ def takes(rule: Rule, shape: tuple[int, ...]) -> bool:
     """Whether a rule steps parameters of this shape."""
     try:
         rule.check_shape("p", shape)
-        first_state(space, rule.for_shape(shape), Handling(), np.zeros(shape, "float32"))
+        first_state(space, rule.for_shape(shape), Numerics(), np.zeros(shape, "float32"))
     except OptimError:
         return False
     return True

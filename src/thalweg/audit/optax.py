@@ -23,7 +23,7 @@ from thalweg.optax.trees import Tree, named
 from thalweg.optax.values import at_count, concrete
 from thalweg.rules import Rule
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import Handling, ParameterOptions
+from thalweg.settings import Numerics, ParameterOptions
 from thalweg.spaces import jax as xp
 from thalweg.spaces import numpy as on_host
 from thalweg.storage import SPIKES, arithmetic, decoded
@@ -72,7 +72,7 @@ def list_ours(solver: Any, states: tuple[Tree, Tree], params: Tree, grads: Mappi
         named_leaves = [(leaf.names[0], leaf) for leaf in leaves]
         norms = next((getattr(before[name][0], SPIKES, None) for name, _ in named_leaves), None)
         gradients = [(xp, grads[name], leaf.p) for name, leaf in named_leaves]
-        scale, judgement = join(owner.settings.base.handling, gradients, norms)
+        scale, judgement = join(owner.settings.base.numerics, gradients, norms)
         is_skipped = judgement is not None and judgement.skips and bool(judgement.is_spike[0])
         for name, leaf in named_leaves:
             count = int(before[name][0].count)
@@ -91,7 +91,7 @@ def list_others(rule: Rule, lr: Any, states: tuple[Tree, Tree], params: Mapping[
     for name, p in params.items():
         like = rule.for_shape(p.shape).init(on_host, np.zeros(p.shape))
         kept = [fit_entries(each.get(name, {}), like) for each in entries]
-        yield name, ParameterOptions(rule, Handling()), t, None if lr is None else float(at_count(lr, t - 1)), 1.0, kept
+        yield name, ParameterOptions(rule, Numerics()), t, None if lr is None else float(at_count(lr, t - 1)), 1.0, kept
 
 
 def to_host(x: Any) -> Any:

@@ -92,15 +92,15 @@ class Step:
             return self.given
         dtype = "float64" if seed is None or self.precision.dtype == "float64" else "float32"
         made: Callable[[Any], Any] = np.asarray if seed is None else inexact(self.precision, seed)
-        counts, handling = self.rule.keys(self.gradient.shape, Count), self.setting.handling
+        counts, numerics = self.rule.keys(self.gradient.shape, Count), self.setting.numerics
         state = {key: np.asarray(x, dtype) for key, x in self.given.items()}
         state = {key: x if key in counts else made(x) for key, x in state.items()}
         p, g = state.pop(""), made(np.asarray(self.gradient, dtype))
         t = self.t * (1 - self.precision.powers * (seed is not None))  # less: the first step is never after the first
         numbers: dict[str, Any] = dict(t=t, lr=self.lr, lr_scale=self.setting.lr_scale)
-        drawn = dict(seed=handling.seed, tensor=self.tensor, t=self.t)
+        drawn = dict(seed=numerics.seed, tensor=self.tensor, t=self.t)
         with np.errstate(all="ignore"):
-            g = g * (-self.scale if handling.maximize else self.scale)
+            g = g * (-self.scale if numerics.maximize else self.scale)
             update = self.rule.update(xp, g, state, p, **numbers, noise=lambda: normal(xp, np.asarray(p), **drawn))
             return {key: wide(x) for key, x in update.state.items()} | {"": wide(p) + wide(update.delta)}
 
@@ -120,8 +120,8 @@ class Step:
     def compare(self, key: str = "", factor: float = 1.0) -> tuple[bool, float, float]:
         """Whether a move may be the page's, so many times; by which part of that it is off, and by which it may be."""
         before, dtype, (move, way) = wide(self.given[key]), self.dtypes[key], self.moves(key)
-        handling = self.setting.handling
-        rounding = (handling.state_rounding if key else handling.rounding) if dtype in NARROW else "nearest"
+        numerics = self.setting.numerics
+        rounding = (numerics.state_rounding if key else numerics.rounding) if dtype in NARROW else "nearest"
         finer = max(dtype, self.precision.dtype, key=lambda name: DTYPES[name].digits)
         with np.errstate(all="ignore"):
             aim, off = before + factor * way, move - factor * way

@@ -189,15 +189,15 @@ def scale_all(optimizer: torch.optim.Optimizer, treatments: Sequence[Param]) -> 
     """What multiplies all gradients in a step, by a GradScaler, clipping and spikes; and their joint norm."""
     if not treatments:
         return 1.0, 0.0
-    handling, gradients = treatments[0].setting.handling, [gradient_of(one.p) for one in treatments]
+    numerics, gradients = treatments[0].setting.numerics, [gradient_of(one.p) for one in treatments]
     wide = [squares_of_each([g], torch.promote_types(g.dtype, torch.float32)).double().cpu() for g in gradients]
     scaler, infinite = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     unscale = None if scaler is None else 1 / scaler.double().cpu()
     allowed = None if infinite is None else (infinite == 0).cpu()
-    norms = torch.zeros(handling.guard.kept_shape, dtype=torch.float64) if handling.guard else None
+    norms = torch.zeros(numerics.guard.kept_shape, dtype=torch.float64) if numerics.guard else None
     norms = optimizer.state.get(treatments[0].p, {}).get(SPIKES, norms)
     squares = torch.cat(wide)
-    outcome = decide(handling, squares, unscale, allowed, norms if norms is None else norms.cpu())
+    outcome = decide(numerics, squares, unscale, allowed, norms if norms is None else norms.cpu())
     joint = math.sqrt(float(squares.sum())) * (1.0 if unscale is None else float(unscale))
     is_skipped = outcome.allowed is not None and not bool(outcome.allowed)
     return 0.0 if is_skipped else 1.0 if outcome.scale is None else float(outcome.scale), joint

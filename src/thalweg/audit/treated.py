@@ -14,7 +14,7 @@ from thalweg.given import plain
 from thalweg.rules import AdamW, Rule, ScheduleFree, around
 from thalweg.rules.around import EVALUATED
 from thalweg.rules.schedule_free import weight_of
-from thalweg.settings import Handling, ParameterOptions, combined
+from thalweg.settings import Numerics, ParameterOptions, combined
 from thalweg.spaces import torch as xp
 from thalweg.storage import SPIKES, decoded
 from thalweg.torch.base import Optimizer
@@ -55,10 +55,10 @@ def list_treatments(optimizer: torch.optim.Optimizer, rule: Any) -> Iterator[tup
         if rule is None:
             peer = find_peer(optimizer, group)
             options = peer.convert(group, group["params"][:1])  # whose eps is torch's for all
-            setting = combined(ParameterOptions(peer.rule(), Handling()), {key: plain(x) for key, x in options.items()})
+            setting = combined(ParameterOptions(peer.rule(), Numerics()), {key: plain(x) for key, x in options.items()})
             keys.update(peer.keys)
         else:
-            setting = ParameterOptions(rule if isinstance(rule, Rule) else rule(name, p), Handling())
+            setting = ParameterOptions(rule if isinstance(rule, Rule) else rule(name, p), Numerics())
             check_state(optimizer, name, p, setting.rule)
         if p.requires_grad:
             lr = None if group.get("relative_step") else float(group["lr"])

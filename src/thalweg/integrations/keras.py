@@ -89,7 +89,7 @@ class Optimizer(keras.optimizers.Optimizer):
         rate = self.rule.default_lr if learning_rate is None else learning_rate
         settings.validate_lr(1.0 if callable(rate) else rate)
         if all(for_keras.get(name) is None for name in ("clipnorm", "clipvalue", "global_clipnorm")):
-            for_keras["global_clipnorm"] = settings.base.handling.max_grad_norm  # that of a variant
+            for_keras["global_clipnorm"] = settings.base.numerics.max_grad_norm  # that of a variant
         factor = 1.0 if rate is None else rate
         super().__init__(factor if callable(factor) else float(factor), **for_keras)
         #: Without a rate the rule has its own, which learning_rate multiplies.
@@ -122,7 +122,7 @@ class Optimizer(keras.optimizers.Optimizer):
 
     def _add_state(self, variable: Any, setting: ParameterOptions) -> dict[str, Any]:
         """New variables for the state of one, with the layout of that one where they have its shape."""
-        state = first_state(xp, setting.stored_rule, setting.handling, array_of(variable))
+        state = first_state(xp, setting.stored_rule, setting.numerics, array_of(variable))
         return {
             key: self.add_variable(
                 xp.shape(entry),
@@ -141,7 +141,7 @@ class Optimizer(keras.optimizers.Optimizer):
         result = advance(
             xp,
             setting.stored_rule,
-            setting.handling,
+            setting.numerics,
             p,
             gradient,
             {key: array_of(entry) for key, entry in stepped.state.items()},

@@ -82,12 +82,12 @@ class Job(NamedTuple):
         step: Any = dict(t=self.t, lr=self.lr, lr_scale=self.lr_scale, grad_scale=grad_scale, noise=noise)
         with np.errstate(all="ignore"):  # what is not finite is dealt with below, or wanted
             p, g, state = self.weights, self.gradient, self.tracked.state
-            return advance(xp, self.rule, self.setting.handling, p, g, state, tensor=tensor_id(self.name), **step)
+            return advance(xp, self.rule, self.setting.numerics, p, g, state, tensor=tensor_id(self.name), **step)
 
     def draw_noise(self) -> Arr:
         """The noise of the step by native code, as ``rules.noise.normal`` gives it."""
         noise = np.empty(self.weights.shape, arithmetic(xp.dtype(self.weights)))
-        stream = dict(seed=self.setting.handling.seed, tensor=tensor_id(self.name), t=self.t)
+        stream = dict(seed=self.setting.numerics.seed, tensor=tensor_id(self.name), t=self.t)
         fill_normal(address(noise), noise.dtype.name, noise.size, **stream, threads=num_threads(of_machine))
         return noise
 
@@ -140,7 +140,7 @@ def why_refused(job: Job) -> str:
     """Why native code does not step this parameter, "" if it does."""
     tracked, weights = job.tracked, job.weights
     if tracked.refused is None:  # shape and rule decide, and do not change
-        tracked.refused = refusal(admit, job.rule, job.setting.handling, weights.shape, xp.dtype(weights))
+        tracked.refused = refusal(admit, job.rule, job.setting.numerics, weights.shape, xp.dtype(weights))
     is_in_order = all(array.flags.c_contiguous for array in (weights, *tracked.state.values()))
     return tracked.refused or ("" if is_in_order else "it, or its state, is not in C order")
 
@@ -169,11 +169,11 @@ class Native:
         options: list[Options] = []
         operands = []
         for job, gradient in zip(jobs, gradients, strict=True):
-            key = id(job.rule), id(job.setting.handling), job.t, job.lr, job.lr_scale
+            key = id(job.rule), id(job.setting.numerics), job.t, job.lr, job.lr_scale
             group = groups.setdefault(key, len(options))
             if group == len(options):
                 numbers = job.t, job.lr, job.lr_scale, grad_scale
-                options.append(Options(job.rule, job.setting.handling, *numbers, job.setting.rule))
+                options.append(Options(job.rule, job.setting.numerics, *numbers, job.setting.rule))
             operands.append(show_job(job, group, gradient))
         tables = self.lay_out(tuple([job.name for job in jobs]), operands, options)
         tables.point(array("Q", map(address, gradients)))

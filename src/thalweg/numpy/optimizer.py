@@ -165,9 +165,9 @@ class Optimizer:
         """
         if gradient is None:
             return
-        handling = self._settings.base.handling
-        if handling.needs_norm:
-            option = "spikes" if handling.max_grad_norm is None else "max_grad_norm"
+        numerics = self._settings.base.numerics
+        if numerics.needs_norm:
+            option = "spikes" if numerics.max_grad_norm is None else "max_grad_norm"
             raise OptionError(f"{option} needs all gradients of a step at once: use step(params, grads)")
         is_raw = shape is None and np.ndim(weights) == 1
         self._run([self._job(name, weights, gradient, shape, lr_scale, is_raw=is_raw)])
@@ -183,7 +183,7 @@ class Optimizer:
         if is_first and self._tracked.keys() <= {job.name for job in jobs}:  # and there are no others
             self._is_reported = True
             warn_of_unused("overrides", self._settings.unused_overrides((job.name, job.weights) for job in jobs))
-        if jobs and self._settings.base.handling.needs_norm:
+        if jobs and self._settings.base.numerics.needs_norm:
             self._run_by_norm(jobs)
         else:
             self._run(jobs)
@@ -231,7 +231,7 @@ class Optimizer:
         setting.rule.check_shape(name, weights.shape)
         check_update(setting.rule, weights.shape)
         with np.errstate(all="ignore"):  # some processors find a signalling NaN invalid
-            is_new, facts = tracked.step == 0 and not tracked.state, (setting.rule, setting.handling, weights)
+            is_new, facts = tracked.step == 0 and not tracked.state, (setting.rule, setting.numerics, weights)
             before = first_state(xp, *facts) if is_new else completed(xp, name, *facts, tracked.state)
             check_fits(xp, name, setting.rule, weights.shape, before)
             # kept as these options have it, whatever it was saved in
@@ -244,10 +244,10 @@ class Optimizer:
 
     def _run_by_norm(self, jobs: Sequence[Job]) -> None:
         """Step a whole model as the joint norm of its gradients decides."""
-        handling, scales, is_skipped = self._settings.base.handling, list[float](), False
-        norm, guard = self._joint_norm(jobs), handling.guard
-        if handling.max_grad_norm is not None:
-            scales.append(1 / max(1.0, norm / handling.max_grad_norm) if math.isfinite(norm) else math.nan)
+        numerics, scales, is_skipped = self._settings.base.numerics, list[float](), False
+        norm, guard = self._joint_norm(jobs), numerics.guard
+        if numerics.max_grad_norm is not None:
+            scales.append(1 / max(1.0, norm / numerics.max_grad_norm) if math.isfinite(norm) else math.nan)
         if guard is not None:
             norms = np.zeros(guard.kept_shape) if self._norms is None else self._norms
             check_norms(guard, norms.shape)
@@ -269,7 +269,7 @@ class Optimizer:
     def _joint_norm(self, jobs: Sequence[Job]) -> float:
         squares = squares_of([job.gradient for job in jobs], self._wanted_engine)
         norm = math.sqrt(sum(squares))
-        if not math.isfinite(norm) and self._settings.base.handling.on_nonfinite == "raise":
+        if not math.isfinite(norm) and self._settings.base.numerics.on_nonfinite == "raise":
             guilty = [job.name for job, square in zip(jobs, squares, strict=True) if not math.isfinite(square)]
             raise NonFiniteError(f"these gradients are not finite, or too large to be squared: {guilty}")
         return norm
@@ -290,7 +290,7 @@ class Optimizer:
                 ((job, job.compute(scale, job.draw_noise)) for job in whole),
             )
             taken, write = self._native.measure(native, scale)
-            if self._settings.base.handling.on_nonfinite == "raise":
+            if self._settings.base.numerics.on_nonfinite == "raise":
                 computed = list(computed)  # nothing is written before everything is known to be finite
                 finite = [*zip(native, taken, strict=True), *((job, new.finite) for job, new in computed)]
                 for job, is_finite in finite:

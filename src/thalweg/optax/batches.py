@@ -100,14 +100,14 @@ class LeafUpdate:
 
 def first_entries(leaf: Leaf) -> Entries:
     """The state of a parameter before its first step."""
-    rule, handling = leaf.setting.stored_rule, leaf.setting.handling
+    rule, numerics = leaf.setting.stored_rule, leaf.setting.numerics
     check_update(rule, leaf.space.shape(leaf.p))
     check_groups(leaf)
     rule = rule if leaf.axes is None else rule_of_axes(rule, leaf.axes)
     inner = within(rule, leaf.mesh_axes)
     if not rule.needs_whole:
-        return first_state(leaf.space, rule, handling, leaf.p)
-    state, spread = first_state(whole, rule, handling, gather_whole(leaf.p, inner)), leaf.spread()
+        return first_state(leaf.space, rule, numerics, leaf.p)
+    state, spread = first_state(whole, rule, numerics, gather_whole(leaf.p, inner)), leaf.spread()
     return {
         key: own_part(entry, inner[: entry.ndim]) if key in spread else by_stack(entry, leaf.p, rule.stacked_axes)
         for key, entry in state.items()
@@ -117,7 +117,7 @@ def first_entries(leaf: Leaf) -> Entries:
 def check_groups(leaf: Leaf) -> None:
     """Refuse a parameter that is sharded within a group: scales are of positions in the whole."""
     shape, rule = leaf.space.shape(leaf.p), leaf.setting.stored_rule
-    groups = coded_groups(rule, leaf.setting.handling, shape)
+    groups = coded_groups(rule, leaf.setting.numerics, shape)
     if groups is None or not any(leaf.mesh_axes):
         return
     axis, row = groups.axis, math.prod(leaf.p.shape[groups.axis :])
@@ -218,7 +218,7 @@ class Prepared(NamedTuple):
 
 def prepare(job: Job, step: Step) -> Prepared:
     rule, scale = rule_of(job, step), in_precision(step.grad_scale, arithmetic(job.p.dtype.name))
-    given = step.space, rule, job.setting.handling, job.p, job.g, job.state
+    given = step.space, rule, job.setting.numerics, job.p, job.g, job.state
     p, g, state, t = widened(*given, t=step.t, grad_scale=scale)
     own = {key: state[key] for key in job.keys(PerSlice)}
     return Prepared(rule, rule.prepare(step.space, g, state, p, t), own)
@@ -273,7 +273,7 @@ def draw_noise(jobs: Sequence[Job], step: Step) -> Any:
     like: Any = jax.ShapeDtypeStruct(first.p.shape, arithmetic(first.p.dtype.name))
     # the host computes with these numbers: the program does not
     numbers: Any = np.array([tensor_id(name) for name in names], "uint32").reshape(-1, *[1] * first.p.ndim)
-    return normal(space, like, seed=first.setting.handling.seed, tensor=numbers, t=step.t)
+    return normal(space, like, seed=first.setting.numerics.seed, tensor=numbers, t=step.t)
 
 
 def rule_of(job: Job, step: Step, stacked: int = 0) -> Any:
@@ -285,13 +285,13 @@ def rule_of(job: Job, step: Step, stacked: int = 0) -> Any:
 
 def step_job(job: Job, step: Step, rule: Any = None) -> LeafUpdate:
     """One step of one parameter. rule: of which parts are known."""
-    handling, dtype, tensor = job.setting.handling, job.p.dtype.name, tensor_id(job.names[0])
+    numerics, dtype, tensor = job.setting.numerics, job.p.dtype.name, tensor_id(job.names[0])
     rule = rule_of(job, step) if rule is None else rule
     update = propose_by(rule, job, step, tensor)
     delta, finite = update.delta, None
-    rounded = handling.rounding != "nearest" and dtype in NARROW
+    rounded = numerics.rounding != "nearest" and dtype in NARROW
     if rounded or step.guarded:
-        new, record = written(Rounding(job.space), handling, job.p, job.state, delta, tensor=tensor, t=step.t)
+        new, record = written(Rounding(job.space), numerics, job.p, job.state, delta, tensor=tensor, t=step.t)
         update.state.update(record)
         finite = finite_throughout(job.space, update, new) if step.guarded else None
         delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
@@ -352,7 +352,7 @@ def ask_rule(rule: Rule, job: Job, step: Step, tensor: int, xp: Any) -> Update:
     return proposed(
         xp,
         rule,
-        job.setting.handling,
+        job.setting.numerics,
         job.p,
         job.g,
         job.state,

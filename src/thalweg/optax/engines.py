@@ -103,7 +103,7 @@ def admit(leaf: Leaf, engine: Engine) -> None:
     if not leaf.p.size:
         raise Refused(f"shape {shape} is empty")
     NATIVE[jax.default_backend()].admit(leaf)
-    described = describe_state(setting.stored_rule, setting.handling, shape, dtype)
+    described = describe_state(setting.stored_rule, setting.numerics, shape, dtype)
     if engine == "auto" and not described:
         raise Refused("it has no state, and XLA's code is as fast")
     if isinstance(leaf, Job) and any(entry.dtype.name != described[key][1] for key, entry in leaf.state.items()):
@@ -113,10 +113,10 @@ def admit(leaf: Leaf, engine: Engine) -> None:
 def admit_parts(leaf: Leaf) -> None:
     """Raise Refused if parts of a parameter, each on its device, are not stepped by native code."""
     setting, shape = leaf.setting, leaf.space.shape(leaf.p)
-    described = describe_state(setting.stored_rule, setting.handling, shape, leaf.p.dtype.name)
-    if setting.handling.is_random:
+    described = describe_state(setting.stored_rule, setting.numerics, shape, leaf.p.dtype.name)
+    if setting.numerics.is_random:
         raise Refused("random numbers are those of places in whole arrays")
-    if setting.handling.on_nonfinite != "propagate":
+    if setting.numerics.on_nonfinite != "propagate":
         raise Refused("each device would decide by itself whether its step is finite")
     if any(entry_shape != shape for entry_shape, _ in described.values()):
         raise Refused("native code steps whole arrays where state has another shape than its parameter")

@@ -20,7 +20,7 @@ from thalweg.optax.transformation import CONTENTS, Transformation, join
 from thalweg.optax.trees import Named, Tree, by_spec, gradients, parameters
 from thalweg.rules.checks import check_choice
 from thalweg.rules.spikes import SpikeCheck, Spikes
-from thalweg.settings import JOINT, Handling
+from thalweg.settings import JOINT, Numerics
 from thalweg.spaces import jax as whole
 from thalweg.storage import SPIKES, arithmetic
 
@@ -54,7 +54,7 @@ def mixture(
     for entry in checked:
         check_own(*entry)
     extended = tuple((pattern, optax.with_extra_args_support(solver)) for pattern, solver in checked)
-    whole = Handling(max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, spikes=spikes)
+    whole = Numerics(max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, spikes=spikes)
     return Mixture(extended, whole, specs).transformation
 
 
@@ -62,9 +62,9 @@ def check_own(pattern: Pattern, transformation: Any) -> None:
     """Refuse options of the whole step, which cannot belong to one of several transformations."""
     owner = owner_of(transformation)
     if isinstance(owner, Transformation):
-        handling = owner.settings.base.handling
+        numerics = owner.settings.base.numerics
         for name in JOINT:
-            if getattr(handling, name) != getattr(Handling, name):
+            if getattr(numerics, name) != getattr(Numerics, name):
                 raise OptionError(f"entry {pattern!r}: {name} concerns the whole step: give it to mixture()")
 
 
@@ -77,12 +77,12 @@ class Mixture(Stepping):
 
     entries: tuple[tuple[Pattern, Any], ...]
     #: What is decided by all gradients together.
-    handling: Handling
+    numerics: Numerics
     specs: Any
 
     def __post_init__(self) -> None:
-        check_choice("on_nonfinite", self.handling.on_nonfinite, "propagate", "skip")
-        self.handling.validate()
+        check_choice("on_nonfinite", self.numerics.on_nonfinite, "propagate", "skip")
+        self.numerics.validate()
 
     @property
     def transformation(self) -> optax.GradientTransformationExtraArgs:
@@ -90,7 +90,7 @@ class Mixture(Stepping):
 
     @property
     def guarded(self) -> bool:
-        return self.handling.on_nonfinite == "skip"
+        return self.numerics.on_nonfinite == "skip"
 
     def init(self, params: Tree) -> Any:
         flat = parameters(params)
@@ -103,8 +103,8 @@ class Mixture(Stepping):
                 contents.unused_entries.extend(idle)
             warn_of_unused(self.PATTERNS, idle)
         states = tuple(solver.init(params) for solver in self.mask_entries(flat, places))
-        skipped = first_count(flat.leaves) if self.handling.may_skip else None
-        guard = self.handling.guard
+        skipped = first_count(flat.leaves) if self.numerics.may_skip else None
+        guard = self.numerics.guard
         return self.make_state(states, skipped, None if guard is None else first_norms(guard, flat.leaves))
 
     def make_state(self, states: tuple[Any, ...], skipped: Any, norms: Any) -> Any:
@@ -121,7 +121,7 @@ class Mixture(Stepping):
             new, inner = solver.update(new, old, params, **extra_args)
             news.append(inner)
         norms, skipped, inner_states = None if judgement is None else judgement.kept, state.skipped, tuple(news)
-        if not self.handling.may_skip:
+        if not self.numerics.may_skip:
             return new, self.make_state(inner_states, skipped, norms)
         fine = jnp.asarray(True)
         if self.guarded:
@@ -135,7 +135,7 @@ class Mixture(Stepping):
         return jax.tree.map(lambda delta: jnp.where(fine, delta, 0), new), self.make_state(guarded, skipped, norms)
 
     def apply(self, params: Tree, state: Any, updates: Tree, **extra_args: Any) -> tuple[Tree, Any]:
-        if self.handling.may_skip:  # what one transformation has written, another may forbid
+        if self.numerics.may_skip:  # what one transformation has written, another may forbid
             return step_by_update(self.transformation)(params, state, updates, **extra_args)
         flat = parameters(params)
         given = zip(self.spaces(params, flat), gradients(updates, flat), flat.leaves, strict=True)
@@ -152,12 +152,12 @@ class Mixture(Stepping):
         return flat.treedef.unflatten(results), self.make_state(tuple(news), state.skipped, norms)
 
     def reached(self) -> set[int]:
-        owners = [] if self.handling.may_skip else [owner_of(solver) for _, solver in self.entries]
+        owners = [] if self.numerics.may_skip else [owner_of(solver) for _, solver in self.entries]
         return {number for owner in owners if owner is not None for number in owner.reached()}
 
     def join(self, given: Sequence[tuple[Any, Any, Any]], state: Any) -> tuple[list[Any], SpikeCheck | None]:
         """The gradients, scaled as their joint norm asks, and whether it is a spike. given: as ``join`` has it."""
-        scale, judgement = join(self.handling, given, getattr(state, SPIKES, None))
+        scale, judgement = join(self.numerics, given, getattr(state, SPIKES, None))
         return [g if scale is None else scale_gradient(g, scale) for _, g, _ in given], judgement
 
     def unused_patterns(self, flat: Named, places: Sequence[int]) -> list[Pattern]:

@@ -19,7 +19,7 @@ from thalweg.optax.mixture import Mixture
 from thalweg.optax.transformation import CONTENTS, Transformation
 from thalweg.optax.trees import Named, Tree, parameters
 from thalweg.rules import AdamW, Muon, Spikes
-from thalweg.settings import Handling, rates_with_adamw
+from thalweg.settings import Numerics, rates_with_adamw
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 #: The places of entries.
@@ -77,7 +77,7 @@ def muon_adamw(
     vectors = adamw_function(adamw_learning_rate, **{**adamw, "weight_decay": 0.0, "specs": specs})
     return Routed(
         tuple(zip(ROLES, (hidden, others, vectors), strict=True)),
-        Handling(max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, spikes=spikes),
+        Numerics(max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, spikes=spikes),
         specs,
         layout,
         check_patterns(first, "first"),

@@ -27,7 +27,7 @@ from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parame
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
 from thalweg.rules.spikes import SpikeCheck, judge
-from thalweg.settings import Handling, ParameterOptions, RuleOptions
+from thalweg.settings import Numerics, ParameterOptions, RuleOptions
 from thalweg.spaces import jax as whole
 from thalweg.storage import SPIKES, arithmetic, check_norms, check_shapes, describe_state
 
@@ -131,7 +131,7 @@ def check_settings(
     checked = RuleOptions(rule, {name: concrete(value) for name, value in given.items()}, variant, known)
     # inject_hyperparams passes every number as an array, also those that the caller did not give
     checked.validate_lr(rate, unasked=[name for name, value in options.items() if has_array(value)])
-    if settings.base.handling.on_nonfinite == "raise":
+    if settings.base.numerics.on_nonfinite == "raise":
         raise OptionError(
             "on_nonfinite='raise' is not available in JAX, because compiled programs do not raise: use 'skip', "
             "or jax.config.update('jax_debug_nans', True) to find the cause"
@@ -164,18 +164,18 @@ def in_words(message: str, called: Mapping[str, str]) -> str:
     return re.sub(rf"^({names})(?= must|=| under)|(?<=give )({names})\b", lambda match: called[match[0]], message)
 
 
-def join(handling: Handling, gradients: Sequence[tuple[Any, Any, Any]], norms: Any) -> tuple[Any, SpikeCheck | None]:
+def join(numerics: Numerics, gradients: Sequence[tuple[Any, Any, Any]], norms: Any) -> tuple[Any, SpikeCheck | None]:
     """What multiplies gradients, each given with its space and its parameter, and whether their joint norm is a spike.
 
     norms: those of former steps.
     """
-    if not gradients or not handling.needs_norm:
+    if not gradients or not numerics.needs_norm:
         return None, None
     wide = [(space, g.astype(arithmetic(jnp.promote_types(g.dtype, p.dtype).name))) for space, g, p in gradients]
     squares = [space.sums(Squares(g, None)) for space, g in wide]
     widest = "float64" if any(square.dtype == "float64" for (square,) in squares) else "float32"
     norm = jnp.sqrt(sum(square.astype(widest) for (square,) in squares))
-    limit, guard, scale = handling.max_grad_norm, handling.guard, None
+    limit, guard, scale = numerics.max_grad_norm, numerics.guard, None
     if limit is not None:
         scale = jnp.where(jnp.isfinite(norm), 1 / jnp.maximum(norm / limit, 1.0), jnp.nan)
     if guard is None:
@@ -205,17 +205,17 @@ class Transformation(Stepping):
         for leaf in leaves:
             shape, setting = leaf.space.shape(leaf.p), leaf.setting
             declared |= dict.fromkeys(setting.rule.entries(shape))
-            keys |= dict.fromkeys(describe_state(setting.stored_rule, setting.handling, shape, leaf.p.dtype.name))
+            keys |= dict.fromkeys(describe_state(setting.stored_rule, setting.numerics, shape, leaf.p.dtype.name))
         beside = tuple(key for key in keys if key not in declared)
         return state_class_for(self.settings.rule, tuple(declared), beside, is_spiked=bool(self.spikes))
 
     @property
     def guarded(self) -> bool:
-        return self.settings.base.handling.on_nonfinite == "skip"
+        return self.settings.base.numerics.on_nonfinite == "skip"
 
     @property
     def spikes(self) -> Any:
-        return self.settings.base.handling.guard
+        return self.settings.base.numerics.guard
 
     def init(self, params: Tree) -> Any:
         flat = parameters(params)
@@ -224,7 +224,7 @@ class Transformation(Stepping):
         if contents is not None:
             contents.parts.append((self, leaves))
         states, count = [first_entries(leaf) for leaf in leaves], first_count(flat.leaves)
-        skipped = first_count(flat.leaves) if self.settings.base.handling.may_skip else None
+        skipped = first_count(flat.leaves) if self.settings.base.numerics.may_skip else None
         norms = {SPIKES: first_norms(self.spikes, flat.leaves)} if self.spikes else {}
         return pack(self.state_class(leaves), flat.treedef, states, count=count, skipped=skipped, **norms)
 
@@ -258,7 +258,7 @@ class Transformation(Stepping):
         ]
         lr = at_count(self.learning_rate, state.count)
         given = [(job.space, job.g, job.p) for job in jobs]
-        scale, judgement = join(self.settings.base.handling, given, getattr(state, SPIKES, None))
+        scale, judgement = join(self.settings.base.numerics, given, getattr(state, SPIKES, None))
         step = Step(optax.safe_increment(state.count), lr, scale, self.guarded, space_for(self.engine))
         if applied:
             outcome = apply_jobs(jobs, step, self.engine, observed=observed)
@@ -289,7 +289,7 @@ class Transformation(Stepping):
         """Refuse state that these options do not make."""
         if self.spikes:
             check_norms(self.spikes, state.spikes.shape)
-        if self.settings.base.handling.may_skip != (state.skipped is not None):
+        if self.settings.base.numerics.may_skip != (state.skipped is not None):
             raise StateError(
                 "on_nonfinite='skip' and spikes that are skipped keep a counter in the state, and other values do not: "
                 "make the state with init() of this optimizer"

@@ -145,7 +145,7 @@ def count_cost(name: str, module: nn.Module, optimizer: Optimizer, world: int) -
         for key, (shape, dtype) in budget.state_entries(setting, row.shape, row.dtype, held).items():
             state += budget.entry_bytes((cut_shape(shape, world) if key in factors else shape, dtype))
         moved += budget.bytes_moved(setting, row.shape, row.dtype, held)
-        if setting.handling.guard is not None:  # one record of norms, for all parameters
-            norms = 8 * math.prod(setting.handling.guard.kept_shape)
+        if setting.numerics.guard is not None:  # one record of norms, for all parameters
+            norms = 8 * math.prod(setting.numerics.guard.kept_shape)
     temporaries = optimizer._count_temporaries(lambda p: cut_shape(tuple(p.shape), world))
     return Cost(name, weights[True], weights[False], state + norms, temporaries, moved, explanation)

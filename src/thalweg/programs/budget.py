@@ -20,7 +20,7 @@ from thalweg.storage import RECORD, Kept, arithmetic, describe_state
 @functools.lru_cache(maxsize=4096)
 def state_entries(setting: ParameterOptions, shape: Shape, dtype: str, held: Shape | None = None) -> Mapping[str, Kept]:
     """Shape and dtype of everything that is kept for a parameter, or for a shard that has the shape ``held``."""
-    return describe_state(setting.rule_at(1), setting.handling, shape, dtype, held)
+    return describe_state(setting.rule_at(1), setting.numerics, shape, dtype, held)
 
 
 def entry_bytes(entry: Kept) -> int:
@@ -51,9 +51,9 @@ def passes_of(setting: ParameterOptions, shape: Shape, dtype: str) -> Schedule:
 def schedule_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bool) -> Schedule:
     """The passes of a step over such parameters. has_lr: whether a learning rate is given."""
     rule = stand_in(setting.rule_at(1))
-    alike = list_kind(rule, setting.handling, shape)
+    alike = list_kind(rule, setting.numerics, shape)
     return schedule_kind(
-        ParameterOptions(rule, setting.handling),
+        ParameterOptions(rule, setting.numerics),
         alike,
         len(shape),
         Example(example_of(rule, shape), shape),
@@ -66,7 +66,7 @@ def bytes_moved(setting: ParameterOptions, shape: Shape, dtype: str, held: Shape
     """What a step of a parameter, or of a shard, moves to memory and from it, if tensors are larger than caches."""
     size = sizes_of(setting, shape, dtype, held)
     # all gradients are read once more for their joint norm
-    clipping = size[GRADIENT] if setting.handling.needs_norm else 0
+    clipping = size[GRADIENT] if setting.numerics.needs_norm else 0
     if not setting.rule_at(1).needs_whole:
         try:
             return clipping + passes_of(setting, shape, dtype).count_bytes(size)
@@ -113,5 +113,5 @@ def schedule_kind(
         trace(rule, shape, entries, lr=1.0 if has_lr else None),
         sizes_of(setting, example.parameter_shape, dtype),
         exact=exact,
-        guarded=setting.handling.on_nonfinite != "propagate",
+        guarded=setting.numerics.on_nonfinite != "propagate",
     )

@@ -19,7 +19,7 @@ from thalweg.programs.verify import verify
 from thalweg.rules import Rule
 from thalweg.rules.places import files_of
 from thalweg.rules.rule import guarded, replaced_numbers
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.spaces.strict import NOTHING
 from thalweg.storage import coded_groups
 from thalweg.trial import check_update, find_looks, kind_of
@@ -185,9 +185,9 @@ def example_of(rule: Rule, shape: Shape) -> Shape:
         return shape
 
 
-def list_kind(rule: Rule, handling: Handling, shape: Shape) -> Hashable:
+def list_kind(rule: Rule, numerics: Numerics, shape: Shape) -> Hashable:
     """Parameters for which this is equal may be stepped as one list: their codes are in groups alike, too."""
-    return kind_of(rule, shape), coded_groups(rule, handling, shape)
+    return kind_of(rule, shape), coded_groups(rule, numerics, shape)
 
 
 def symbolic(rule: Rule, graph: Graph) -> Rule:

@@ -315,7 +315,7 @@ class Optimizer(torch.optim.Optimizer):
         indices = {index for _, index in places.values()}
 
         def options() -> tuple[dict[int, RuleOptions], dict[int, tuple[Rate, float]]]:
-            settings = {index: self._groups.check_settings(groups, index) for index in indices}
+            settings = {index: self._groups.options_at(groups, index) for index in indices}
             return settings, {index: self._rate(groups[index]) for index in indices}
 
         def states() -> dict[Tensor, Any]:
@@ -338,7 +338,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _options(self) -> tuple[list[RuleOptions], list[tuple[Rate, float]]]:
         """The settings and the rates of all groups."""
-        return self._groups.current_settings(self.param_groups), list(map(self._rate, self.param_groups))
+        return self._groups.current_options(self.param_groups), list(map(self._rate, self.param_groups))
 
     # ---- groups
 
@@ -379,7 +379,7 @@ class Optimizer(torch.optim.Optimizer):
     @lr.setter
     def lr(self, value: Rate) -> None:
         _ = self.lr  # refused where reading it is
-        rules = [self._groups.make_settings(group).base.rule for group in self.param_groups]
+        rules = [self._groups.make_options(group).base.rule for group in self.param_groups]
         for rule in rules:
             check_rate(rule, value)
         for rule, group in zip(rules, self.param_groups, strict=True):
@@ -422,7 +422,7 @@ class Optimizer(torch.optim.Optimizer):
         for name, p, index in self._homes():
             if p.requires_grad:
                 group = self.param_groups[index]
-                setting, _ = self._groups.check_settings(self.param_groups, index).choose(name, p)
+                setting, _ = self._groups.options_at(self.param_groups, index).choose(name, p)
                 setting.rule.check_shape(name, tuple(p.shape))
                 yield Param(name, p, index, setting, *self._rate(group), self._groups.hints_about(name, group))
 
@@ -471,7 +471,7 @@ class Optimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for name, p, index in self._homes():
                 if p.requires_grad:
-                    settings = self._groups.check_settings(self.param_groups, index)
+                    settings = self._groups.options_at(self.param_groups, index)
                     self._state(name, p, self._setting(settings, name, p), self.param_groups[index])
 
     def _state(self, name: str, p: Tensor, setting: ParameterOptions, group: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from thalweg.given import differ
 from thalweg.peers import Source, choose
 from thalweg.rules import LAMB, LARS, SGD, Adafactor, AdamW, Muon
 from thalweg.torch.base import Optimizer
-from thalweg.torch.params.checkpoints import check_is_state, check_sizes, order_groups, read_settings
+from thalweg.torch.params.checkpoints import check_is_state, check_sizes, order_groups, read_options
 from thalweg.torch.params.groups import Group, homes_in, to_plain
 from thalweg.torch.params.states import expected_entries
 
@@ -145,7 +145,7 @@ def import_peer(optimizer: Optimizer, state_dict: Any, source: str | None = None
         ours, changed = optimizer.state_dict()["param_groups"], set[str]()
         groups = [convert_group(peer, *trio, changed) for trio in zip(theirs, ours, homes, strict=True)]
         keys = [key for group in theirs for key in group["params"]]
-        settings, state = read_settings(optimizer._groups, groups, homes), {}
+        settings, state = read_options(optimizer._groups, groups, homes), {}
         for place, (name, p, index) in enumerate(homes_in(homes)):
             if entries := saved["state"].get(keys[place]):
                 count = {} if "step" in peer.keys else {"step": theirs[index].get("step", 1)}

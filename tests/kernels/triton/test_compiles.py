@@ -91,9 +91,9 @@ def test_what_calls_from_xla_launch() -> None:
 
         def compile_calls(name, dtype, **options):
             setting, shapes = RuleOptions(RULES[name], options, None, []).base, [(256, 512), (768, 64)]
-            states = [describe_state(setting.stored_rule, setting.handling, shape, dtype) for shape in shapes]
+            states = [describe_state(setting.stored_rule, setting.numerics, shape, dtype) for shape in shapes]
             facts = ["a", "b"], shapes, (dtype, "float32"), states, 1.0, True, False
-            own = xla.Parameters(stand_in(setting.stored_rule), setting.handling, *facts)
+            own = xla.Parameters(stand_in(setting.stored_rule), setting.numerics, *facts)
             found = xla.record(own, functools.partial(xla.compile_for, 90), observed=False)
             return len({xla.register(library, call, found.inputs, found.addresses) for call in found.calls})
 

@@ -39,13 +39,13 @@ class Recorded:
         self, name: str, params: list[Any], options: dict[str, Any], *, observed: bool = False, wholes: Any = None
     ) -> None:
         setting = RuleOptions(rules.RULES[name], options, None, []).base
-        self.rule, self.handling = setting.stored_rule, setting.handling
+        self.rule, self.numerics = setting.stored_rule, setting.numerics
         dtype = str(params[0].dtype).removeprefix("torch.")
-        first = [first_state(space, self.rule, self.handling, p) for p in params]
+        first = [first_state(space, self.rule, self.numerics, p) for p in params]
         states = [{k: (tuple(x.shape), str(x.dtype).removeprefix("torch.")) for k, x in own.items()} for own in first]
         shapes, names = [tuple(p.shape) for p in params], [str(i) for i in range(len(params))]
         facts = names, shapes, (dtype, "float32"), states, 0.5, True, True, wholes
-        described = xla.Parameters(stand_in(self.rule), self.handling, *facts)
+        described = xla.Parameters(stand_in(self.rule), self.numerics, *facts)
         self.found = xla.record(described, remember, observed=observed)
         self.results = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in self.found.results]
         own = iter(self.results)
@@ -57,12 +57,12 @@ class Recorded:
 
     def calls(self, grads: list[Any], lr: float) -> Iterator[int]:
         """One after the other. The scales of gradients, and of the rate, are undone by what they are given."""
-        sign = -1.0 if self.handling.maximize else 1.0
+        sign = -1.0 if self.numerics.maximize else 1.0
         numbers = [sign, *function_of(self.found.numbers)(options_of(self.rule))]
         singles = [torch.tensor([x], dtype=torch.float32) for x in (self.count, 2 * lr, 0.25)]
         fine = torch.ones(1, dtype=torch.int32)
         read = [*(4 * g for g in grads), torch.tensor(numbers), *singles]
-        read += [fine] if self.handling.on_nonfinite == "skip" else []
+        read += [fine] if self.numerics.on_nonfinite == "skip" else []
         memory = [*read, *(torch.frombuffer(table, dtype=TYPES[table.typecode]) for table in self.found.tables)]
         assert len(memory) == self.found.inputs
         memory += self.results
@@ -72,7 +72,7 @@ class Recorded:
             for launch in call:
                 run(launch, memory)
             yield number
-            if self.handling.on_nonfinite == "skip" and call is not self.found.calls[-1]:
+            if self.numerics.on_nonfinite == "skip" and call is not self.found.calls[-1]:
                 fine[0] = int(self.results[self.found.finite].all())
         self.count += int(fine)
         self.was_taken = bool(fine)

@@ -114,11 +114,11 @@ def check_kind(kind: Kind) -> None:
 
 def source_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:
     """The C++ that steps parameters of this kind, or why there is none."""
-    rule, handling = setting.rule_at(1), setting.handling
+    rule, numerics = setting.rule_at(1), setting.numerics
     if rule.needs_whole:
         return f"// {type(rule).__name__} is computed by its own formulas\n"
-    exact = all(stored == arithmetic(dtype) for _, stored in describe_state(rule, handling, shape, dtype).values())
-    guarded = handling.on_nonfinite != "propagate"
+    exact = all(stored == arithmetic(dtype) for _, stored in describe_state(rule, numerics, shape, dtype).values())
+    guarded = numerics.on_nonfinite != "propagate"
     try:
         emitted = emit_kind(kind_of(rule, shape, has_lr=has_lr, exact=exact, guarded=guarded, declared=setting.rule))
     except RuleError as error:

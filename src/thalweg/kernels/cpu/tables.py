@@ -20,7 +20,7 @@ from thalweg.rules import Rule
 from thalweg.rules.entries import Spread
 from thalweg.rules.noise import stream_key, tensor_id
 from thalweg.rules.rule import structure_of
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.storage import arithmetic
 
 #: Stages: passes that measure, from 0 on; a look at what would be written; the last pass; the end.
@@ -57,7 +57,7 @@ class Options(NamedTuple):
     """What holds for some parameters in one step."""
 
     rule: Rule
-    handling: Handling
+    numerics: Numerics
     t: int
     lr: float | None
     lr_scale: float
@@ -68,16 +68,16 @@ class Options(NamedTuple):
     @property
     def layout(self) -> Any:
         """What decides how tensors are laid out and which code steps them."""
-        return structure_of(self.rule), self.handling.seed, self.is_guarded, self.lr is None
+        return structure_of(self.rule), self.numerics.seed, self.is_guarded, self.lr is None
 
     @property
     def is_guarded(self) -> bool:
-        return self.handling.on_nonfinite != "propagate"
+        return self.numerics.on_nonfinite != "propagate"
 
     @property
     def gradient_scale(self) -> float:
         scale = 1.0 if self.grad_scale is None else self.grad_scale
-        return -scale if self.handling.maximize else scale
+        return -scale if self.numerics.maximize else scale
 
     def code_for(self, operand: Operand) -> Compiled:
         return compile_kind(
@@ -137,7 +137,7 @@ class Rows(NamedTuple):
             size,
             row.group,
             [length * bytes_of(dtype) for length, dtype in zip(lengths, operand.dtypes, strict=True)],
-            [stream for stream, _ in streams] if options.handling.is_random else [],
+            [stream for stream, _ in streams] if options.numerics.is_random else [],
         )
 
     def write(self, table: Any, first: int, operand: Operand, seed: int) -> None:
@@ -184,7 +184,7 @@ class Tables:
         self.count = self.spans[-1].stop if self.spans else 0
         self.tensors = (structs.Tensor * self.count)()
         for operand, shared, span in zip(operands, rows, self.spans, strict=True):
-            shared.write(self.tensors, span.start, operand, options[operand.group].handling.seed)
+            shared.write(self.tensors, span.start, operand, options[operand.group].numerics.seed)
         self.options = (structs.Options * len(self.used))()
         for option, (_, code) in zip(self.options, self.used, strict=True):
             option.program = ctypes.addressof(code.native)
@@ -216,15 +216,15 @@ class Tables:
         self.numbers: dict[Any, Any] = {}
         for target, (group, code) in zip(self.options, self.used, strict=True):
             given = options[group]
-            handling, t = given.handling, given.t
+            numerics, t = given.numerics, given.t
             numbers = self.numbers.get((group, code.numbers))
             if numbers is None:
                 numbers = code.numbers_of(given.rule, t, given.lr, given.lr_scale, given.gradient_scale)
                 self.numbers[group, code.numbers] = numbers
             target.numbers, target.count, target.t = ctypes.addressof(numbers), len(numbers), t & 0xFFFFFFFF
-            target.stochastic = handling.rounding == "stochastic"
+            target.stochastic = numerics.rounding == "stochastic"
             target.guarded = given.is_guarded
-            target.state_stochastic = handling.state_rounding == "stochastic"
+            target.state_stochastic = numerics.state_rounding == "stochastic"
         if threads != self.threads:
             self.scratch = ctypes.create_string_buffer(self.scratch_bytes(threads))
             self.threads = threads

@@ -131,10 +131,10 @@ class Layout:
         self.codes = [Numbered(code, library) for _, code in tables.used]
         self.width = max(code.registers for code in self.codes)
         for target, (group, _), code in zip(tables.options, tables.used, self.codes, strict=True):
-            handling = options[group].handling
+            numerics = options[group].numerics
             target.program, target.count = ctypes.addressof(code.native), 0
-            target.stochastic, target.guarded = handling.rounding == "stochastic", options[group].is_guarded
-            target.state_stochastic = handling.state_rounding == "stochastic"
+            target.stochastic, target.guarded = numerics.rounding == "stochastic", options[group].is_guarded
+            target.state_stochastic = numerics.state_rounding == "stochastic"
         parts = [tables.count * ctypes.sizeof(structs.Tensor), len(tables.used) * ctypes.sizeof(structs.Options)]
         parts += [tables.count * ctypes.sizeof(structs.Outcome), tables.scratch_bytes(threads)]
         self.workspace_bytes = sum(parts) + 64 * (len(parts) + 1)

@@ -69,11 +69,11 @@ def check_example(rule: Rule, shape: Shape) -> None:
 
 def check_whole(setting: ParameterOptions, rule: WholeRule, shape: Shape, state: Mapping[str, Kept]) -> None:
     """Raise Refused if kernels cannot step a parameter before and after products of whole tensors."""
-    name, handling = type(rule).__name__, setting.handling
+    name, numerics = type(rule).__name__, setting.numerics
     check_parts(rule, shape)
-    if handling.on_nonfinite != "propagate":
-        raise Refused(f"there is no fused kernel of {name} for on_nonfinite={handling.on_nonfinite!r}")
-    if handling.may_skip and not rule.IN_PARTS:
+    if numerics.on_nonfinite != "propagate":
+        raise Refused(f"there is no fused kernel of {name} for on_nonfinite={numerics.on_nonfinite!r}")
+    if numerics.may_skip and not rule.IN_PARTS:
         raise Refused(f"the host counts the steps of {name}, and would not know of one that is skipped")
     narrow = [state[key][1] for key in rule.keys(shape, PerSlice) if state[key][1] not in ("float32", "bfloat16")]
     if narrow:
@@ -82,7 +82,7 @@ def check_whole(setting: ParameterOptions, rule: WholeRule, shape: Shape, state:
         raise Refused("it has no elements")
     if not shape and not rule.has_factors:  # kernels take a number for a vector, whose length sets the step's scale
         raise Refused(f"it is a single number, which {name} sees as a matrix of one element")
-    if handling.state_rounding == "stochastic":
+    if numerics.state_rounding == "stochastic":
         raise Refused(f"there is no fused kernel of {name} for state_rounding='stochastic'")
 
 
@@ -121,10 +121,10 @@ def program_of(rule: Rule, shape: Shape, rated: bool = True) -> Program:
 
 def is_parted(setting: ParameterOptions, shape: Shape) -> bool:
     """Whether kernels step shards or replicas of a parameter before and after its owner has transformed the whole."""
-    rule, handling = setting.rule, setting.handling
-    if not isinstance(rule, WholeRule) or rule.stacked_axes or handling.is_random:
+    rule, numerics = setting.rule, setting.numerics
+    if not isinstance(rule, WholeRule) or rule.stacked_axes or numerics.is_random:
         return False
-    if coded_groups(rule, handling, shape) is not None:
+    if coded_groups(rule, numerics, shape) is not None:
         return False
     return rule.IN_PARTS and rule.whole_tensors() == 1 and rule.is_stackable(shape)
 
@@ -150,7 +150,7 @@ def admit_shard(setting: ParameterOptions, shape: Shape, sharded: Collection[int
         return
     if rule.stacked_axes:
         raise Refused("it is sharded, and GPU kernels step shards only with stacked_axes=0")
-    if setting.handling.is_random and sum(axis > 0 for axis in sharded) > 1:
+    if setting.numerics.is_random and sum(axis > 0 for axis in sharded) > 1:
         raise Refused(
             "it is sharded along several axes beyond the first, and GPU kernels then round to the nearest alone"
         )

@@ -21,8 +21,8 @@ from thalweg.storage import RECORD, describe_state
 
 def source_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bool = True) -> str:
     """The Triton that steps parameters of this kind, or why there is none that was made from the rule."""
-    rule, handling = setting.rule_at(1), setting.handling
-    state = describe_state(rule, handling, shape, dtype)
+    rule, numerics = setting.rule_at(1), setting.numerics
+    state = describe_state(rule, numerics, shape, dtype)
     if refused := refusal(admit, setting, shape, dtype, state):
         return f"# {refused}\n"
     dtypes = {PARAMETER: dtype, GRADIENT: dtype}
@@ -30,8 +30,8 @@ def source_of(setting: ParameterOptions, shape: Shape, dtype: str, *, has_lr: bo
     if isinstance(rule, WholeRule):
         return source_of_parts(rule, shape, dtypes)
     stored = stored_in(dtypes)
-    example, guarded = example_of(rule, shape), handling.on_nonfinite != "propagate"
-    random = handling.state_rounding == "stochastic"
+    example, guarded = example_of(rule, shape), numerics.on_nonfinite != "propagate"
+    random = numerics.state_rounding == "stochastic"
     return kernels_for(stand_in(rule), example, stored, guarded, False, has_lr, random)[0].source
 
 

@@ -32,7 +32,7 @@ from thalweg.programs.host import function_of, options_of
 from thalweg.programs.trace import GRADIENT, PARAMETER, example_of
 from thalweg.rules import Rule
 from thalweg.rules.rule import stand_in
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.storage import RECORD
 
 NARROW = (tl.bfloat16, tl.float16)
@@ -103,7 +103,7 @@ class Passes:
         operands: Sequence[Operand],
         grads: Sequence[Tensor],
         rule: Rule,
-        handling: Handling,
+        numerics: Numerics,
         keys: Sequence[str],
         *,
         sharded: bool,
@@ -116,8 +116,8 @@ class Passes:
 
         uploads, compiled: make memory, and launch kernels.
         """
-        self.rule, self.handling, stacked = rule, handling, rule.stacked_axes
-        self.guarded, random = handling.on_nonfinite != "propagate", handling.state_rounding == "stochastic"
+        self.rule, self.numerics, stacked = rule, numerics, rule.stacked_axes
+        self.guarded, random = numerics.on_nonfinite != "propagate", numerics.state_rounding == "stochastic"
         stored, dtypes = stored_as(operands[0], grads[0], keys)
         # of fewer axes than any has, a matrix cannot be told from a tensor
         example = example_of(rule, max(map(whole_of, operands), key=len))
@@ -127,7 +127,7 @@ class Passes:
         self.p_dtype, self.g_dtype = dtype_of(operands[0].p.dtype), dtype_of(grads[0].dtype)
         self.spread = any(operand.width for operand in operands)
         self.group = group_of(operands[0], stacked)
-        self.tables = Tables(operands, grads, list(dtypes), stacked, handling.seed, uploads)
+        self.tables = Tables(operands, grads, list(dtypes), stacked, numerics.seed, uploads)
         self.uploads, self.compiled, self.counted = uploads, compiled, counted
         rows, axes, slices = self.tables.count, printed.axes, self.tables.slices
         self.numbers_of = function_of(printed.numbers)
@@ -180,7 +180,7 @@ class Passes:
 
     def numbers(self) -> array[float]:
         """The options of the rule as kernels read them."""
-        sign = -1.0 if self.handling.maximize else 1.0
+        sign = -1.0 if self.numerics.maximize else 1.0
         return array("f", [sign, *self.numbers_of(options_of(self.rule))])
 
     def follow(self, rule: Rule) -> None:
@@ -214,14 +214,14 @@ class Passes:
             self.keep(step, REHEARSE)
             yield [Sum(self.failures, None)]
         if self.last or self.guarded:
-            self.settle(step, counts=self.handling.on_nonfinite != "raise")  # of which nothing may be seen if it raises
+            self.settle(step, counts=self.numerics.on_nonfinite != "raise")  # of which nothing may be seen if it raises
 
     def write(self, step: Step, *, observed: bool = True) -> None:
         """Write what was measured; under a guard, nothing of a parameter that would not be finite.
 
         observed: figures that people alone look at are made too.
         """
-        if self.handling.on_nonfinite == "raise":
+        if self.numerics.on_nonfinite == "raise":
             self.settle(step, counts=True)
         self.go(step, self.last, WRITE)
         if self.printed.late or observed:
@@ -293,10 +293,10 @@ class Passes:
 
         def chosen() -> dict[str, Any]:
             every = {
-                "SCALED": step.grad_scale is not None or self.handling.maximize,
+                "SCALED": step.grad_scale is not None or self.numerics.maximize,
                 "ALLOWED": step.allowed is not None,
                 "GUARDED": self.guarded,
-                "STOCHASTIC": self.handling.rounding == "stochastic" and self.p_dtype in NARROW,
+                "STOCHASTIC": self.numerics.rounding == "stochastic" and self.p_dtype in NARROW,
                 "SPREAD": self.spread,
                 "P_DTYPE": self.p_dtype,
                 "G_DTYPE": self.g_dtype,

@@ -32,7 +32,7 @@ from thalweg.kernels.triton.rows import Operand
 from thalweg.programs.graph import Value
 from thalweg.programs.trace import PARAMETER
 from thalweg.rules import Rule
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.storage import RECORD, Kept
 
 #: What the handlers are called in programs: that of kernels, and that of products by cuBLAS.
@@ -240,7 +240,7 @@ class Parameters(NamedTuple):
     """Parameters of one kind, whose state has the same keys and dtypes."""
 
     rule: Rule
-    handling: Handling
+    numerics: Numerics
     names: Sequence[str]
     shapes: Sequence[Shape]
     #: Of p and g.
@@ -292,7 +292,7 @@ class Recorded(NamedTuple):
 
 def record(group: Parameters, compiled: Callable[..., Any], *, observed: bool) -> Recorded:
     """Run the passes of a step over buffers, and note launches. observed: compute figures for users to look at too."""
-    recording, guarded = Recording(compiled), group.handling.on_nonfinite != "propagate"
+    recording, guarded = Recording(compiled), group.numerics.on_nonfinite != "propagate"
     p_dtype, g_dtype = group.dtypes
     grads = [recording.take(shape, g_dtype) for shape in group.shapes]
     numbers, *singles = (recording.take((1,), "float32") for _ in range(4))
@@ -310,7 +310,7 @@ def record(group: Parameters, compiled: Callable[..., Any], *, observed: bool) -
         operands.append(Operand(name, p, entries, count, scales, arrays.get(RECORD), shape=whole))
     memory: dict[str, Any] = dict(uploads=recording, compiled=recording, counted=False)
     sharded = group.wholes is not None
-    passes = Passes(operands, grads, group.rule, group.handling, keys, sharded=sharded, rated=group.rated, **memory)
+    passes = Passes(operands, grads, group.rule, group.numerics, keys, sharded=sharded, rated=group.rated, **memory)
     passes.options = numbers
     step = Step(lr if group.rated else None, group.lr_scale, scale if group.scaled else None)
     for sums in passes.measure(step):

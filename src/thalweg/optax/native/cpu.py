@@ -50,10 +50,10 @@ def handler() -> Any:
 def admit(leaf: Leaf) -> None:
     """Raise Refused if this code cannot step a parameter that is whole and has elements."""
     setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
-    described = describe_state(setting.stored_rule, setting.handling, shape, dtype)
+    described = describe_state(setting.stored_rule, setting.numerics, shape, dtype)
     if "float16" in (dtype, getattr(leaf, "g", leaf.p).dtype.name, *(stored for _, stored in described.values())):
         raise Refused("XLA's threads take numbers of float16 below 2**-14 for 0 where native code reads them")
-    admission.admit(stand_in(setting.rule_at(1)), setting.handling, shape, dtype)
+    admission.admit(stand_in(setting.rule_at(1)), setting.numerics, shape, dtype)
 
 
 def admit_sums(leaf: Leaf) -> None:
@@ -76,7 +76,7 @@ class Native:
         self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
         settings = {id(job.setting): job.setting for job in jobs}
         options = [
-            Options(self.rules[key], own.handling, 1, None if step.lr is None else 1.0, 1.0, declared=own.rule)
+            Options(self.rules[key], own.numerics, 1, None if step.lr is None else 1.0, 1.0, declared=own.rule)
             for key, own in settings.items()
         ]
         places = {key: place for place, key in enumerate(settings)}
@@ -110,7 +110,7 @@ class Native:
                 given = options_of(setting.rule_at(step.t)) | {"t": step.t, "lr": step.lr, "lr_scale": setting.lr_scale}
                 scale = jnp.asarray(1.0 if step.grad_scale is None else step.grad_scale, "float64")
                 inputs = [jnp.asarray(given[name], "float64") for name in codes[group].inputs]
-                numbers.append(jnp.stack([-scale if setting.handling.maximize else scale, *inputs]))
+                numbers.append(jnp.stack([-scale if setting.numerics.maximize else scale, *inputs]))
         return numbers
 
     def run(self, jobs: Sequence[Job], numbers: Sequence[Any]) -> Results:

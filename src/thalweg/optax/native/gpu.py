@@ -54,7 +54,7 @@ def handler() -> Any:
 def admit(leaf: Leaf) -> None:
     """Raise Refused if this code cannot step a parameter that is whole and has elements."""
     setting, shape, dtype = leaf.setting, leaf.p.shape, leaf.p.dtype.name
-    state = describe_state(setting.stored_rule, setting.handling, shape, dtype)
+    state = describe_state(setting.stored_rule, setting.numerics, shape, dtype)
     admission.admit(setting, shape, dtype, state)
     name = type(setting.rule).__name__
     if setting.rule.keys(shape, Count):
@@ -85,7 +85,7 @@ class Native:
         groups: dict[Any, list[int]] = defaultdict(list)
         for index, job in enumerate(jobs):
             rule, stored = self.rules[id(job.setting)], tuple((key, x.dtype) for key, x in job.state.items())
-            alike = list_kind(rule, job.setting.handling, job.space.shape(job.p))
+            alike = list_kind(rule, job.setting.numerics, job.space.shape(job.p))
             groups[id(job.setting), alike, job.p.dtype, job.g.dtype, stored, axes_over(job)].append(index)
         self.groups = list(groups.values())
         self.kinds = [Kind([jobs[i] for i in group], step, self.rules, observed=any(figures)) for group in self.groups]
@@ -123,7 +123,7 @@ class Kind:
         first, self.setting = jobs[0], jobs[0].setting
         parameters = Parameters(
             rule=rules[id(self.setting)],
-            handling=self.setting.handling,
+            numerics=self.setting.numerics,
             names=[job.names[0] for job in jobs],
             shapes=[job.p.shape for job in jobs],
             dtypes=(first.p.dtype.name, first.g.dtype.name),
@@ -139,7 +139,7 @@ class Kind:
 
     def numbers(self, step: Step) -> Any:
         rule = rule_in_precision(self.setting.rule_at(step.t), "float32")
-        sign = -1.0 if self.setting.handling.maximize else 1.0
+        sign = -1.0 if self.setting.numerics.maximize else 1.0
         numbers = sign, *numbers_in(space, self.recorded.numbers, options_of(rule))
         return jnp.stack([jnp.asarray(number, "float32") for number in numbers])
 

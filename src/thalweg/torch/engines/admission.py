@@ -71,7 +71,7 @@ def foresee_engine(wanted: EngineName, p: Param) -> EngineKind:
         refused = refusal(by_kernels.admit, p.setting, p.shape, p.dtype, p.entries)
         is_here = is_meta or not refusal(check_kernels, p.device)
     else:
-        refused = refusal(by_native.admit, p.setting.rule_at(1), p.setting.handling, p.shape, p.dtype)
+        refused = refusal(by_native.admit, p.setting.rule_at(1), p.setting.numerics, p.shape, p.dtype)
         is_here = library.is_here()
     return fused_engine(p.setting, None, on_gpu=on_gpu, counted=True) if is_here and not refused else "lists"
 
@@ -155,7 +155,7 @@ def admit(setting: ParameterOptions, p: Tensor, state: Mapping[str, Tensor], par
     if not on_gpu:
         if part is None:
             check_layout(setting, p, list(entries.values()))
-        by_native.admit(rule, setting.handling, shape, name_of(p))
+        by_native.admit(rule, setting.numerics, shape, name_of(p))
         return
     by_kernels.admit(setting, shape, name_of(p), kept_in(entries))
     if part is not None:
@@ -214,7 +214,7 @@ def check_layout(setting: ParameterOptions, p: Tensor, entries: Sequence[Tensor]
     if p.is_contiguous() and all(entry.is_contiguous() for entry in entries):
         return
     alike = is_dense(p) and all(e.shape == p.shape and e.stride() == p.stride() for e in entries)
-    if not alike or setting.rule.stacked_axes or setting.handling.is_random:
+    if not alike or setting.rule.stacked_axes or setting.numerics.is_random:
         raise Refused(f"it or its state is not contiguous in memory (its strides are {p.stride()})")
 
 

@@ -45,7 +45,7 @@ class Lists:
         by_limit: dict[int, list[tuple[Param, int]]] = defaultdict(list)
         waiting = 0
         for p in params:
-            rule, numbers = p.setting.rule_at(1), NUMBERS_OF_RANDOM if p.setting.handling.is_random else NUMBERS
+            rule, numbers = p.setting.rule_at(1), NUMBERS_OF_RANDOM if p.setting.numerics.is_random else NUMBERS
             limit = CHUNK
             if isinstance(rule, WholeRule):
                 numbers = max(numbers, NUMBERS_BESIDE_WHOLE + rule.count_temporaries())
@@ -53,7 +53,7 @@ class Lists:
             computed = numbers * p.extent * DTYPES[arithmetic(p.dtype)].bytes
             by_limit[limit].append((p, computed + 2 * p.value_bytes + BYTES_OF_TENSOR))
             # nothing is written before all is known to be finite
-            waiting += p.value_bytes if p.setting.handling.on_nonfinite == "raise" else 0
+            waiting += p.value_bytes if p.setting.numerics.on_nonfinite == "raise" else 0
         return max((count_largest(needed, limit) for limit, needed in by_limit.items()), default=0) + waiting
 
     def forget(self) -> None:
@@ -65,7 +65,7 @@ class ListsStep:
 
     def __init__(self, buckets: Sequence[Bucket], owners: Owners, most: int | None) -> None:
         self.owners, self.most, self.buckets = owners, most, buckets
-        self.raises = buckets[0].setting.handling.on_nonfinite == "raise"
+        self.raises = buckets[0].setting.numerics.on_nonfinite == "raise"
         self.whole = [bucket for bucket in buckets if not bucket.parts]
         self.shards = [bucket for bucket in buckets if bucket.parts]
         #: Whole tensors on which replicas divide the work.

@@ -91,7 +91,7 @@ class NativeTables:
                 *chain.from_iterable(self.shard_pass(number, what) for number in range(self.tables.rounds)),
                 Compute(f"last pass: {what}", self.write_shards, writes=True),
             ]
-        elif self.buckets[0].setting.handling.on_nonfinite == "propagate":
+        elif self.buckets[0].setting.numerics.on_nonfinite == "propagate":
             step = [Compute(f"all passes: {what}", self.step, writes=True)]
         else:
             step = [
@@ -221,7 +221,7 @@ def options_of(bucket: Bucket) -> Options:
     setting = bucket.setting
     return Options(
         setting.rule_at(bucket.t),
-        setting.handling,
+        setting.numerics,
         bucket.t,
         None if bucket.lr is None else float(bucket.lr),
         bucket.lr_scale,

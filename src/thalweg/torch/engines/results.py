@@ -59,7 +59,7 @@ def by_tensor(bucket: Bucket) -> Iterator[Result]:
         result = advance(
             single,
             bucket.setting.rule_at(t),
-            bucket.setting.handling,
+            bucket.setting.numerics,
             p,
             g,
             entries,
@@ -86,7 +86,7 @@ def as_list(space: Any, bucket: Bucket) -> Result:
     result = advance(
         space,
         rule,
-        bucket.setting.handling,
+        bucket.setting.numerics,
         operands.p,
         operands.g,
         operands.s,
@@ -115,7 +115,7 @@ class Operands:
         if t is None:
             t = PerTensor(torch.stack([s["step"] for s in bucket.states]) + 1)
         ids: Any = 0
-        if bucket.setting.rule.needs_noise or bucket.setting.handling.is_random:
+        if bucket.setting.rule.needs_noise or bucket.setting.numerics.is_random:
             ids = PerTensor(tensor_ids(tuple(bucket.names), bucket.params[0].device))
         keys = [key for key in bucket.states[0] if key != "step"]
         counts = bucket.setting.rule.keys(bucket.shape, Count)
@@ -153,7 +153,7 @@ def draw_alike(bucket: Bucket) -> Tensor:
     """The noise of parameters of one shape, as a stack."""
     first = bucket.params[0]
     like = first if first.dtype == torch.float64 else first.float()
-    return draw_noise(like, seed=bucket.setting.handling.seed, names=bucket.names, t=bucket.t)
+    return draw_noise(like, seed=bucket.setting.numerics.seed, names=bucket.names, t=bucket.t)
 
 
 def noise_of(bucket: Bucket) -> Tensor:
@@ -173,7 +173,7 @@ def request_of(
     rule: WholeRule, bucket: Bucket, shown: Sequence[TensorList], s: State[TensorList], t: Any, due: Any
 ) -> Request:
     """A request to the owners of a bucket's whole tensors. shown: shards of the tensors that they transform."""
-    by_kernels, handling, count = bucket.way == "fused", bucket.setting.handling, len(bucket.names)
+    by_kernels, numerics, count = bucket.way == "fused", bucket.setting.numerics, len(bucket.names)
     numbers: Sequence[Any] = t.values.unbind() if isinstance(t, PerTensor) else [t] * count
     per_slice, factors = (rule.keys(bucket.shape, role) for role in (PerSlice, Factor))
     parts = bucket.parts
@@ -189,9 +189,9 @@ def request_of(
         stored=bucket.states[0][factors[0]].dtype if factors else None,
         # a skipped step would leave the owner with factors that differ from the state of the other ranks, and
         # what is not sharded has whole factors in its state
-        remembered=is_remembered(handling.on_nonfinite) and bucket.allowed is None and any(parts[0].groups),
+        remembered=is_remembered(numerics.on_nonfinite) and bucket.allowed is None and any(parts[0].groups),
         by_kernels=by_kernels,
         due=due_of_each(due, count),
-        seed=handling.seed,
+        seed=numerics.seed,
         t=numbers,
     )

@@ -31,7 +31,7 @@ Asking: TypeAlias = Generator[Question, Sequence[Any], Any]
 def result_of_shards(bucket: Bucket, owners: Owners) -> Generator[Question, Sequence[Any], Result]:
     """The result of a bucket of shards."""
     space, setting, operands = Sharded(bucket.parts, collectives), bucket.setting, Operands.from_bucket(bucket)
-    handling, rule, p, s = setting.handling, setting.rule_at(operands.t), operands.p, operands.s
+    numerics, rule, p, s = setting.numerics, setting.rule_at(operands.t), operands.p, operands.s
     order = None
     if rule.needs_whole and not isinstance(rule, WholeRule):
         raise RuleError(
@@ -46,7 +46,7 @@ def result_of_shards(bucket: Bucket, owners: Owners) -> Generator[Question, Sequ
         except RuleError:
             return as_list(space, bucket)
     # taken out of it when they are needed, so that none outlives its last use
-    wide = widened(space, rule, handling, p, operands.g, s, t=operands.t, grad_scale=bucket.grad_scale)
+    wide = widened(space, rule, numerics, p, operands.g, s, t=operands.t, grad_scale=bucket.grad_scale)
     given = dict(zip("pgst", wide, strict=True))
     del wide
     update = yield from (
@@ -54,18 +54,18 @@ def result_of_shards(bucket: Bucket, owners: Owners) -> Generator[Question, Sequ
         if order is not None
         else updated_by_owners(cast(WholeRule, rule), bucket, space, given, owners)
     )
-    state = stored(space, rule, handling, p, s, update, tensor=operands.ids, t=operands.t)
+    state = stored(space, rule, numerics, p, s, update, tensor=operands.ids, t=operands.t)
     for key in may_overflow(space, rule, p, state):
         state[key] = space.where((yield from all_finite(space, state[key])), state[key], s[key])
     update = update._replace(state=state)
-    new, record = written(space, handling, p, s, update.delta, tensor=operands.ids, t=operands.t)
+    new, record = written(space, numerics, p, s, update.delta, tensor=operands.ids, t=operands.t)
     update.state.update(record)
     finite = None
-    if handling.on_nonfinite != "propagate":
+    if numerics.on_nonfinite != "propagate":
         finite = yield from every(space, update.finite)
         for entry in written_entries(space, update, new):
             finite = (yield from all_finite(space, entry)) & finite  # in this order: a rule may say True
-    return unlisted(bucket, settle(space, handling, p, s, update, new, finite, bucket.allowed))
+    return unlisted(bucket, settle(space, numerics, p, s, update, new, finite, bucket.allowed))
 
 
 def updated_in_rounds(rule: Rule, order: Order, bucket: Bucket, space: Sharded, given: dict[str, Any]) -> Asking:
@@ -153,7 +153,7 @@ def updated_by_owners(rule: WholeRule, bucket: Bucket, space: Sharded, given: di
     del request
     figures: dict[str, TensorList] = {key: TensorList(answer.figures[key]) for key in rule.FIGURES}
     # figures of a stack that is sharded are only of this rank's slices: others matter where one may refuse the step
-    if not has_whole_slices(rule, bucket) or bucket.setting.handling.on_nonfinite == "propagate":
+    if not has_whole_slices(rule, bucket) or bucket.setting.numerics.on_nonfinite == "propagate":
         everywhere = tuple(range(len(bucket.shape)))
         figures = {key: ReducedList(figure.tensors, everywhere) for key, figure in figures.items()}
     entries = {key: TensorList(entry) for key, entry in answer.state.items()}

@@ -76,7 +76,7 @@ class TritonStep:
 
     def __init__(self, engine: Triton, buckets: Sequence[Bucket]) -> None:
         self.engine, self.buckets, self.device = engine, buckets, buckets[0].params[0].device
-        self.handling = buckets[0].setting.handling
+        self.numerics = buckets[0].setting.numerics
         owned = [i for i, bucket in enumerate(buckets) if bucket.parts and isinstance(bucket.setting.rule, WholeRule)]
         slots = engine.owners.divide([outline_of(buckets[i]) for i in owned])
         launches: dict[int, OwnedLaunch] = {}
@@ -107,7 +107,7 @@ class TritonStep:
         self.sums: list[tuple[Tensor, Any, list[Tensor]]] = []
         #: Of all gradients, in the order of the buckets; None if they are not needed here.
         self.squares: Squares | None = None
-        if not any(bucket.parts for bucket in buckets) and (self.handling.needs_norm or self.handling.may_skip):
+        if not any(bucket.parts for bucket in buckets) and (self.numerics.needs_norm or self.numerics.may_skip):
             self.squares = Squares([g for bucket in buckets for g in bucket.grads])
         #: Copies of gradients that lie otherwise, until the step is over.
         self.copies: list[Sequence[Tensor]] = []
@@ -137,7 +137,7 @@ class TritonStep:
 
     def layout(self, *, alone: bool) -> Layout:
         """alone: whether no other device has launches in this step; several are not recorded, nor measured here."""
-        raises, what = self.handling.on_nonfinite == "raise", say_buckets(self.buckets)
+        raises, what = self.numerics.on_nonfinite == "raise", say_buckets(self.buckets)
         read = Compute(f"find the gradients of {what}", self.prepare)
         step: list[Stage] = []
         for number in range(max(map(count_rounds, self.sharded), default=0)):
@@ -366,9 +366,9 @@ def passes_for(bucket: Bucket) -> Any:
 
     memory: dict[str, Any] = dict(uploads=Uploads(bucket.params[0].device), compiled=Compiled())
     rated = bucket.lr is not None or not rule.lr_optional
-    handling = bucket.setting.handling
+    numerics = bucket.setting.numerics
     sharded = bool(bucket.parts)
-    return Passes(operands, bucket.grads, rule, handling, keys, sharded=sharded, rated=rated, **memory)
+    return Passes(operands, bucket.grads, rule, numerics, keys, sharded=sharded, rated=rated, **memory)
 
 
 def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:

@@ -25,7 +25,7 @@ from thalweg.rules import Direction, WholeRule
 from thalweg.rules.around import keys_around
 from thalweg.rules.entries import Count, PerSlice
 from thalweg.rules.noise import tensor_id
-from thalweg.settings import Handling, ParameterOptions
+from thalweg.settings import Numerics, ParameterOptions
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD, arithmetic
@@ -129,10 +129,10 @@ class Stack:
         self.setting, self.rule = setting, rule
         self.whole = watch(replace(rule, stacked_axes=rule.stacked_axes + 1), self.read)
         # the step is counted by the last part, which has the parameter: the options of steps are for one part each
-        handling = Handling(maximize=setting.handling.maximize)
-        self.first_setting = replace(setting, rule=first_part(rule), handling=handling)
-        handling = Handling(rounding=setting.handling.rounding, seed=setting.handling.seed)
-        self.last_setting = replace(setting, rule=last_part(rule, self.due), handling=handling)
+        numerics = Numerics(maximize=setting.numerics.maximize)
+        self.first_setting = replace(setting, rule=first_part(rule), numerics=numerics)
+        numerics = Numerics(rounding=setting.numerics.rounding, seed=setting.numerics.seed)
+        self.last_setting = replace(setting, rule=last_part(rule, self.due), numerics=numerics)
 
     def take_due(self, due: Any) -> None:
         """Note what is due in this step, and give it to the last part."""
@@ -248,7 +248,7 @@ class Stack:
         from thalweg.kernels.triton.noise import draw_normal
 
         noise = torch.empty_like(self.shown[0], dtype=torch.float32)
-        return draw_normal(noise, seed=self.setting.handling.seed, tensors=self.ids, t=cast(Tensor, self.t))
+        return draw_normal(noise, seed=self.setting.numerics.seed, tensors=self.ids, t=cast(Tensor, self.t))
 
     def note_figure(self, key: str, figure: Any) -> None:
         if key not in self.figures:

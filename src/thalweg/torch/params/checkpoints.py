@@ -51,7 +51,7 @@ def read_state(
             load_group(entry.rule, theirs, ours, groups.defaults_for(ours, defaults))
             for entry, theirs, ours in zip(entries, ordered, mine, strict=True)
         ]
-        settings = read_settings(groups, loaded, mine)
+        settings = read_options(groups, loaded, mine)
         states = [saved["state"].get(place) or {} for group in ordered for place in group["params"]]
         restored: dict[Tensor, dict[str, Tensor]] = {}
         for (name, p, index), setting, s in zip(homes_in(mine), settings, states, strict=True):
@@ -65,10 +65,10 @@ def read_state(
     return loaded, restored
 
 
-def read_settings(groups: Groups, saved: Sequence[Group], mine: Sequence[Group]) -> list[ParameterOptions]:
+def read_options(groups: Groups, saved: Sequence[Group], mine: Sequence[Group]) -> list[ParameterOptions]:
     """What saved groups ask for every parameter of an optimizer's own groups, in their order."""
     try:
-        settings = list(map(groups.make_settings, saved))
+        settings = list(map(groups.make_options, saved))
         for setting, group in zip(settings, saved, strict=True):
             check_rate(setting.base.rule, group["lr"])
         return [settings[index].choose(name, p)[0] for name, p, index in homes_in(mine)]

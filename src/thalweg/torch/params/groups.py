@@ -113,7 +113,7 @@ class Groups:
 
     def find_places(self, groups: Sequence[Group]) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter; those that are new are checked."""
-        against_flat = [reason_against_flat(self.check_settings(groups, i), group) for i, group in enumerate(groups)]
+        against_flat = [reason_against_flat(self.options_at(groups, i), group) for i, group in enumerate(groups)]
         for index, (group, reason) in enumerate(zip(groups, against_flat, strict=True)):
             tensors = [p for p in group["params"] if isinstance(p, torch.Tensor)]
             check_exchanged(index, self.shapes.get(id(group), []), tensors, reason)
@@ -185,7 +185,7 @@ class Groups:
         check_group(rule, group, self.rules.owners())
         given = {name: plain(group[name]) for name in option_names(rule) if name in group}
         whole = {**self.defaults_for(group, defaults), **group, **given}
-        made = self.make_settings(whole).base.rule
+        made = self.make_options(whole).base.rule
         if "lr" in group:
             check_rate(made, group["lr"])
             whole |= show_rate(made, group["lr"])
@@ -199,7 +199,7 @@ class Groups:
         for name in groups[index].keys() - {*names, *MEMBERS}:  # torch fills in defaults, which are not of every rule
             del groups[index][name]
         check_names(groups, self.rules.overrides)
-        settings = self.check_settings(groups, index)
+        settings = self.options_at(groups, index)
         against_flat = reason_against_flat(settings, groups[index])
         for name, p in ((name, p) for name, p, home in homes_in(groups) if home == index):
             check_parameter(name, p, against_flat)
@@ -215,23 +215,23 @@ class Groups:
         """The options of a group's entry."""
         return self.rules.at(group.get("entry", 0))
 
-    def make_settings(self, group: Group) -> RuleOptions:
+    def make_options(self, group: Group) -> RuleOptions:
         entry = self.entry_of(group)
         given = {name: from_plain(group[name]) for name in option_names(entry.rule) if name in group}
         return RuleOptions(entry.rule, given, None, entry.overrides)
 
-    def current_settings(self, groups: Sequence[dict[str, Any]]) -> list[RuleOptions]:
+    def current_options(self, groups: Sequence[dict[str, Any]]) -> list[RuleOptions]:
         """The settings of all groups; looked at anew only if a value in one of them was replaced."""
         values = list(chain.from_iterable(map(dict.values, groups)))
         if len(values) != len(self.values) or not all(map(operator.is_, values, self.values)):
-            self.settings = [self.check_settings(groups, index) for index in range(len(groups))]
+            self.settings = [self.options_at(groups, index) for index in range(len(groups))]
             self.compare_rates(groups)
             # a list may be edited where it is
             edited = any(type(v) is list for group in groups for k, v in group.items() if k not in MEMBERS)
             self.values = [] if edited else values
         return self.settings
 
-    def check_settings(self, groups: Sequence[Group], index: int) -> RuleOptions:
+    def options_at(self, groups: Sequence[Group], index: int) -> RuleOptions:
         """The settings of a group, checked; made anew only if one of its options has changed."""
         group = groups[index]
         try:
@@ -240,7 +240,7 @@ class Groups:
             values = [tuple(v) if isinstance(v, list) else v for v in given]  # a list may be edited where it is
             known = self.known.get(index)
             if known is None or known[0] is not entry or not are_same(known[1], values):
-                self.known[index] = known = entry, values, self.make_settings(group)
+                self.known[index] = known = entry, values, self.make_options(group)
             check_rate(known[2].base.rule, group["lr"])
             for name in JOINT:
                 concerns = f"{name} concerns the whole step and cannot differ between groups"

@@ -16,7 +16,7 @@ from thalweg.errors import StateError
 from thalweg.rules import Rule
 from thalweg.rules.around import is_kept_around, keys_around
 from thalweg.rules.entries import Count
-from thalweg.settings import Handling, ParameterOptions
+from thalweg.settings import Numerics, ParameterOptions
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
@@ -50,24 +50,24 @@ def make_state(name: str, p: Tensor, setting: ParameterOptions, place_of_counts:
 
 def first_entries(p: Tensor, setting: ParameterOptions, name: str) -> dict[str, Tensor]:
     """The first state of a parameter, without the count of its steps."""
-    rule, handling = setting.rule_at(1), setting.handling
+    rule, numerics = setting.rule_at(1), setting.numerics
     check_update(rule, tuple(p.shape))
-    beside = entries_beside(p, handling)
+    beside = entries_beside(p, numerics)
     if not is_distributed(p):
-        return {**first_state(xp, rule, handling, p.detach()), **beside}
-    check_groups(name, p, rule, handling)
+        return {**first_state(xp, rule, numerics, p.detach()), **beside}
+    check_groups(name, p, rule, numerics)
     part, held = part_of(name, p), local(p.detach())
     if rule.needs_whole:
-        return {**make_owned_state(p, held, part, rule, handling), **beside}
-    state = first_state(Sharded([part]), rule, handling, TensorList([held]))
+        return {**make_owned_state(p, held, part, rule, numerics), **beside}
+    state = first_state(Sharded([part]), rule, numerics, TensorList([held]))
     return {**place_state(state, p, rule), **beside}
 
 
-def entries_beside(p: Tensor, handling: Handling) -> dict[str, Tensor]:
+def entries_beside(p: Tensor, numerics: Numerics) -> dict[str, Tensor]:
     """What the optimizer keeps with the state of a parameter, for itself."""
-    if handling.guard is None:
+    if numerics.guard is None:
         return {}
-    return {SPIKES: torch.zeros(handling.guard.kept_shape, dtype=torch.float64, device=p.device)}
+    return {SPIKES: torch.zeros(numerics.guard.kept_shape, dtype=torch.float64, device=p.device)}
 
 
 def expected_entries(setting: ParameterOptions, p: Tensor, name: str) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ def fit_state(name: str, p: Tensor, setting: ParameterOptions, state: dict[str, 
     What is new around a rule is made, what is no longer there is dropped, and eight bits are made or undone.
     """
     rule, shape, said = setting.rule_at(1), tuple(p.shape), []
-    beside = entries_beside(meta_like(p), setting.handling)
+    beside = entries_beside(meta_like(p), setting.numerics)
     needed = {*rule.entries(shape), *beside}
     dropped = [key for key in state if (is_kept_around(key) or key == SPIKES) and key not in needed]
     fitted = {key: entry for key, entry in state.items() if key not in dropped}
@@ -109,7 +109,7 @@ def check_state(name: str, p: Tensor, setting: ParameterOptions, state: Mapping[
     """Refuse state that is not what the options need, in whatever dtypes it is kept. It has an entry at least."""
     entries = {key: entry for key, entry in state.items() if key not in ("step", SPIKES)}
     check_fits(xp, name, setting.rule_at(1), tuple(p.shape), entries)
-    if (guard := setting.handling.guard) is not None:
+    if (guard := setting.numerics.guard) is not None:
         check_norms(guard, tuple(state[SPIKES].shape))
     for key, entry in state.items():
         places = zip(entry.shape, entry.stride(), strict=True)
@@ -148,7 +148,7 @@ def follow_parameter(name: str, p: Tensor, rule: Rule, state: dict[str, Tensor],
 
 def is_kept_otherwise(p: Tensor, setting: ParameterOptions, state: Mapping[str, Tensor]) -> bool:
     """Whether state is in codes, or has a record of rounding errors, where the options ask for none, or conversely."""
-    described = describe_state(setting.rule_at(1), setting.handling, tuple(p.shape), xp.dtype(p))
+    described = describe_state(setting.rule_at(1), setting.numerics, tuple(p.shape), xp.dtype(p))
     coded = {key for key, (_, dtype) in described.items() if dtype in CODECS} - {RECORD}
     entries = {key: entry for key, entry in state.items() if key != "step"}
     return coded != set(coded_keys(xp, entries)) or (RECORD in described) != (RECORD in entries)
@@ -162,7 +162,7 @@ def convert_entries(setting: ParameterOptions, p: Tensor, name: str, s: Mapping[
     rule, space = setting.rule_at(1), Sharded([part_of(name, p)])
     concerned = keys_like_parameter(rule, tuple(p.shape), s)
     before = {key: TensorList([local(s[key])]) for key in concerned}
-    after = converted(space, rule, setting.handling, TensorList([local(p.detach())]), before)
+    after = converted(space, rule, setting.numerics, TensorList([local(p.detach())]), before)
     new = {key: entry for key, entry in after.items() if entry is not before.get(key)}
     made = place_state(new, p, rule) if is_distributed(p) else {key: entry.tensors[0] for key, entry in new.items()}
     return {**{key: entry for key, entry in s.items() if key not in concerned or key in after}, **made}

@@ -16,7 +16,7 @@ from thalweg.codecs import grouping, scale_key
 from thalweg.errors import ParameterError
 from thalweg.rules import Rule
 from thalweg.rules.entries import Factor, Spread
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.spaces import foreach
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
@@ -40,10 +40,10 @@ def place_state(state: Mapping[str, TensorList], p: Tensor, rule: Rule) -> dict[
     return placed
 
 
-def check_groups(name: str, p: Tensor, rule: Rule, handling: Handling) -> None:
+def check_groups(name: str, p: Tensor, rule: Rule, numerics: Numerics) -> None:
     """Refuse a parameter that is sharded within a group: scales are of positions in the whole tensor."""
     shape = tuple(p.shape)
-    groups = coded_groups(rule, handling, shape)
+    groups = coded_groups(rule, numerics, shape)
     if groups is None:
         return
     mesh, sizes = p.device_mesh, list(shape)  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ def factor_shapes(rule: Rule, shape: Shape) -> dict[str, Shape]:
     return {key: entry.shape(shape, rule.stacked_axes) for key, entry in entries if isinstance(entry, Factor)}
 
 
-def make_owned_state(p: Tensor, held: Tensor, part: Part, rule: Rule, handling: Handling) -> State[Tensor]:
+def make_owned_state(p: Tensor, held: Tensor, part: Part, rule: Rule, numerics: Numerics) -> State[Tensor]:
     """The state of a distributed parameter before its first step: momentum like itself, and rows of every factor."""
     # a whole tensor that takes no memory: factors follow its shape, dtype and device alone
     like = torch.zeros((), dtype=getattr(torch, arithmetic(xp.dtype(held))), device=held.device).expand(p.shape)
@@ -114,11 +114,11 @@ def make_owned_state(p: Tensor, held: Tensor, part: Part, rule: Rule, handling: 
     for key, entry in rule.entries(tuple(p.shape)).items():
         if isinstance(entry, Spread):
             first = entry.first(space, space.astype(held_list, arithmetic(xp.dtype(held))), rule.stacked_axes)
-            state.update(place_state(encoded(space, rule, handling, held_list, {key: first}), p, rule))
+            state.update(place_state(encoded(space, rule, numerics, held_list, {key: first}), p, rule))
             continue
-        value = xp.astype(entry.first(xp, like, rule.stacked_axes), storage(entry, xp.dtype(held), handling))
+        value = xp.astype(entry.first(xp, like, rule.stacked_axes), storage(entry, xp.dtype(held), numerics))
         state[key] = divide_factor(value, part) if isinstance(entry, Factor) and any(part.groups) else value
-    return {**state, **place_state(first_record(space, handling, held_list), p, rule)}
+    return {**state, **place_state(first_record(space, numerics, held_list), p, rule)}
 
 
 def divide_factor(factor: Tensor, part: Part) -> Tensor:

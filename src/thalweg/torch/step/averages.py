@@ -135,7 +135,7 @@ def find_sharded_modules(optimizer: Any, model: nn.Module | None) -> Iterator[An
 def find_averaging(optimizer: Any) -> list[tuple[Tensor, ParameterOptions]]:
     """The parameters that are to have an average, with what holds for them."""
     groups = optimizer.param_groups
-    settings = [optimizer._groups.check_settings(groups, index) for index in range(len(groups))]
+    settings = [optimizer._groups.options_at(groups, index) for index in range(len(groups))]
     every = [(p, settings[index].choose(name, p)[0]) for name, p, index in optimizer._homes()]
     return [(p, setting) for p, setting in every if keeps_average(setting.rule)]
 

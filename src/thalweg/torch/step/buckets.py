@@ -155,7 +155,7 @@ class Sorter:
             shard, refused = part if divided else None, ""
             if self.may_fuse:
                 refused = refusal(admit, setting, held, local_state(state), shard)
-            alike = list_kind(setting.rule, setting.handling, tuple(p.shape))
+            alike = list_kind(setting.rule, setting.numerics, tuple(p.shape))
             self.treatments[p] = known = setting.kind, memory, alike, refused
         return known[2:]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.errors import NonFiniteError
 from thalweg.rules.spikes import SpikeCheck, judge, warn_if_clipped
-from thalweg.settings import Handling
+from thalweg.settings import Numerics
 from thalweg.spaces import torch as single
 from thalweg.spaces.sharded import Asked
 from thalweg.spaces.torch_sums import squares_of_each
@@ -40,17 +40,17 @@ class Outcome(NamedTuple):
 
 
 def decide(
-    handling: Handling, squares: Tensor, unscale: Tensor | None, allowed: Tensor | None, norms: Tensor | None
+    numerics: Numerics, squares: Tensor, unscale: Tensor | None, allowed: Tensor | None, norms: Tensor | None
 ) -> Outcome:
     """What all gradients decide together.
 
     squares: of every gradient, infinite where they overflow. unscale: multiplies all gradients before. norms: those of
     former steps.
     """
-    limit, spikes = handling.max_grad_norm, handling.guard
+    limit, spikes = numerics.max_grad_norm, numerics.guard
     squares, finite = squares.double(), torch.isfinite(squares)
     guards, factors, judgement = [] if allowed is None else [allowed.to(squares.device)], [], None
-    if handling.needs_norm:
+    if numerics.needs_norm:
         norm = (squares if unscale is None else squares * unscale.square()).sum().sqrt()
         if limit is not None:
             factors.append(1 / torch.clamp(norm / limit, min=1.0))
@@ -61,7 +61,7 @@ def decide(
                 guards.append(~judgement.is_spike.reshape(()).to(squares.device))
             else:
                 factors.append(judgement.scale.reshape(()).to(squares.device))
-    if handling.on_nonfinite == "skip":
+    if numerics.on_nonfinite == "skip":
         guards.append(finite.all())
     if unscale is not None:
         factors = [functools.reduce(torch.minimum, factors) * unscale] if factors else [unscale]
@@ -88,9 +88,9 @@ class JointDecision:
         for bucket in buckets:
             bucket.table = self.table
         self.order, self.names = order, [name for bucket in buckets for name in bucket.names]
-        self.handling, self.device = buckets[0].setting.handling, buckets[0].params[0].device
+        self.numerics, self.device = buckets[0].setting.numerics, buckets[0].params[0].device
         #: Whether gradients decide anything, and not a GradScaler alone.
-        self.is_joint = self.handling.needs_norm or self.handling.may_skip
+        self.is_joint = self.numerics.needs_norm or self.numerics.may_skip
         self.unscale: Tensor | None = None
         self.guard: Tensor | None = None
         self.finite: Tensor | None = None
@@ -130,36 +130,36 @@ class JointDecision:
 
     def telling(self) -> list[Stage]:
         """Comes last."""
-        if not self.handling.guard:
+        if not self.numerics.guard:
             return []
         return [Compute("warn where all is clipped", self.joint.tell_of_clipping, writes=True)]
 
     def say_limits(self) -> str:
-        on_nonfinite = None if self.handling.on_nonfinite == "propagate" else self.handling.on_nonfinite
-        limits = dict(max_grad_norm=self.handling.max_grad_norm, spikes=self.handling.guard, on_nonfinite=on_nonfinite)
+        on_nonfinite = None if self.numerics.on_nonfinite == "propagate" else self.numerics.on_nonfinite
+        limits = dict(max_grad_norm=self.numerics.max_grad_norm, spikes=self.numerics.guard, on_nonfinite=on_nonfinite)
         return ", ".join(f"{name}={value!r}" for name, value in limits.items() if value)
 
     # ---- what they do
 
     def take_numbers(self) -> None:
         """Take what a GradScaler leaves to the step, and say where in memory decisions will be."""
-        table, handling = self.table, self.handling
+        table, numerics = self.table, self.numerics
         scale = None if table.scaled_by is None else table.scaled_by.double().reciprocal().reshape(())
         allowed = None if table.found_inf is None else (table.found_inf == 0).reshape(())
         self.unscale, self.guard = held_in(self.unscale, scale), held_in(self.guard, allowed)
         if not self.is_joint:
             table.grad_scale, table.allowed = self.unscale, self.guard
             return
-        joint, spikes, device = self.joint, handling.guard, self.device
+        joint, spikes, device = self.joint, numerics.guard, self.device
         joint.decisions = [*(former for former in joint.decisions if former is not self.verdict), self.verdict]
         del joint.decisions[:-MOST_REMEMBERED]
-        scales = handling.max_grad_norm is not None or (spikes is not None and spikes.action != "skip")
-        is_guarded = handling.may_skip or allowed is not None
+        scales = numerics.max_grad_norm is not None or (spikes is not None and spikes.action != "skip")
+        is_guarded = numerics.may_skip or allowed is not None
         table.grad_scale = place_for(table.grad_scale, torch.float64, device) if scales or scale is not None else None
         table.allowed = place_for(table.allowed, torch.bool, device) if is_guarded else None
-        if handling.may_skip and joint.skips is None:
+        if numerics.may_skip and joint.skips is None:
             joint.skips = torch.zeros((), dtype=torch.int64, device=device)
-        if handling.on_nonfinite == "skip" and self.verdict.guilty is None:
+        if numerics.on_nonfinite == "skip" and self.verdict.guilty is None:
             self.verdict.guilty = torch.zeros(len(self.names), dtype=torch.int64, device=device)
 
     def measure(self) -> None:
@@ -183,7 +183,7 @@ class JointDecision:
     def decide(self) -> None:
         squares, self.squares = self.squares, ()
         every = torch.cat([part.to(squares[0].device, torch.float64) for part in squares])
-        if self.handling.on_nonfinite == "raise":
+        if self.numerics.on_nonfinite == "raise":
             finite = torch.isfinite(every).tolist()
             self.refuse_names("the gradient is not finite, or too large to be squared", finite)
         self.take(every)
@@ -196,7 +196,7 @@ class JointDecision:
 
     def take(self, squares: Tensor) -> None:
         """Decide. squares: of each gradient."""
-        table, outcome = self.table, decide(self.handling, squares, self.unscale, self.guard, self.joint.norms)
+        table, outcome = self.table, decide(self.numerics, squares, self.unscale, self.guard, self.joint.norms)
         table.grad_scale, table.allowed = put(table.grad_scale, outcome.scale), put(table.allowed, outcome.allowed)
         self.finite = put(self.finite, outcome.finite)
         if outcome.judgement is not None:
@@ -217,13 +217,13 @@ class JointDecision:
 
     def commit(self) -> None:
         """Remember the norm, and a step that is skipped."""
-        if self.verdict.judgement is not None and self.handling.guard and self.joint.norms is not None:
+        if self.verdict.judgement is not None and self.numerics.guard and self.joint.norms is not None:
             self.joint.norms.copy_(self.verdict.judgement.kept)
-        if self.handling.may_skip:
+        if self.numerics.may_skip:
             assert self.joint.skips is not None
             assert self.table.allowed is not None
             self.joint.skips.add_((~self.table.allowed).to(self.joint.skips.device))
-        if self.handling.on_nonfinite == "skip":
+        if self.numerics.on_nonfinite == "skip":
             assert self.finite is not None
             assert self.joint.skips is not None
             assert self.verdict.guilty is not None

@@ -88,11 +88,11 @@ class StepPlan:
             self.statistics.update(layout.statistics)
         keys = [layout.key for layout in self.layouts if layout.key is not None]
         steps = [layout.step for layout in self.layouts]
-        handling = self.buckets[0].setting.handling  # what concerns the whole step is the same in all
-        squares = self.layouts[0].squares if len(self.layouts) == 1 and handling.on_nonfinite != "raise" else None
+        numerics = self.buckets[0].setting.numerics  # what concerns the whole step is the same in all
+        squares = self.layouts[0].squares if len(self.layouts) == 1 and numerics.on_nonfinite != "raise" else None
         self.read += [decision.taking_numbers(), *(decision.stages() if squares is None else [])]
         self.read += chain.from_iterable(layout.read for layout in self.layouts)
-        if handling.on_nonfinite == "propagate":  # nobody looks: one engine may write before another has measured
+        if numerics.on_nonfinite == "propagate":  # nobody looks: one engine may write before another has measured
             before, writing = split_at_write(merge(steps))
         else:
             halves = [split_at_write(stages) for stages in steps]
@@ -101,7 +101,7 @@ class StepPlan:
             self.stages += decision.launches(squares)
             keys.append(decision.key)
         self.stages += before
-        if handling.on_nonfinite == "raise":
+        if numerics.on_nonfinite == "raise":
             self.stages.append(Compute("raise if a step is not finite", decision.refuse))
         self.stages += [*decision.committing(launches=squares is not None), *writing, *decision.telling()]
         if keys:
