@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -112,3 +113,13 @@ def test_a_framework_that_is_broken_is_not_said_to_be_missing() -> None:
     told = answer("sys.modules['torch._C'] = None\nimport thalweg\nthalweg.torch")
     assert told.startswith("ModuleNotFoundError: ")
     assert "torch._C" in told
+
+
+def test_contributing_names_files_that_are_there() -> None:
+    root = Path(__file__).resolve().parents[1]
+    page = (root / "CONTRIBUTING.md").read_text("utf-8")
+    named = set(re.findall(r"[\w/]+\.(?:py|txt|cpp|h)\b", page))
+    files = [path for folder in ("src", "tests", "tools") for path in (root / folder).rglob("*.*")]
+    there = [f"/{path.relative_to(root).as_posix()}" for path in files]
+    assert len(named) > 40
+    assert not {name for name in named if not any(path.endswith(f"/{name}") for path in there)}
