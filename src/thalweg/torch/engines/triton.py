@@ -10,6 +10,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -140,13 +141,16 @@ class TritonStep:
         raises, what = self.numerics.on_nonfinite == "raise", say_buckets(self.buckets)
         read = Compute(f"find the gradients of {what}", self.prepare)
         step: list[Stage] = []
-        for number in range(max(map(count_rounds, self.sharded), default=0)):
+        rounds, writes = max(map(count_rounds, self.sharded), default=0), self.numerics.on_nonfinite == "propagate"
+        for number in range(rounds):
+            run = self.advance if number else self.begin
             step += [
-                self.compute(f"pass {number} over shards: {what}", self.advance, writes=not raises),
-                Reduce(f"sums of pass {number}: {what}", self.ask, writes=not raises),
+                self.compute(f"pass {number} over shards: {what}", run, writes=writes),
+                Reduce(f"sums of pass {number}: {what}", self.ask, writes=writes),
             ]
         if self.sharded:
-            step.append(self.compute(f"what follows from all sums: {what}", self.advance, writes=not raises))
+            last = self.advance if rounds else self.begin
+            step.append(self.compute(f"what follows from all sums: {what}", last, writes=not raises))
         for _, slots in itertools.groupby(self.slots, operator.itemgetter(0)):
             works = [
                 SlotWork(team, *ask_owners(slot, launches), launches=True).stages() for team, slot, launches in slots
@@ -230,20 +234,23 @@ class TritonStep:
 
     # ---- shards: sums are completed in place
 
+    def begin(self) -> None:
+        """The first pass over shards, whatever became of the step before."""
+        self.rounds, self.sums = [launch.passes.measure(launch.step) for launch in self.sharded], []
+        self.advance()
+
     def advance(self) -> None:
         """The next pass over shards: from sums that are complete to the next ones."""
         for figures, _, tensors in self.sums:
             for x, total in zip(tensors, torch.split(figures, [x.numel() for x in tensors]), strict=True):
                 x.copy_(total.view_as(x))
-        rounds = self.rounds or [launch.passes.measure(launch.step) for launch in self.sharded]
         together: dict[Hashable, list[Tensor]] = defaultdict(list)
-        for launch, partials in zip(self.sharded, rounds, strict=True):
+        for launch, partials in zip(self.sharded, self.rounds, strict=True):
             for partial in next(partials, ()):
                 together[launch.bucket.parts[0].across(partial.axes)].append(partial.tensor)
         self.sums = [
             (torch.cat([x.reshape(-1) for x in tensors]), groups, tensors) for groups, tensors in together.items()
         ]
-        self.rounds = rounds if together else []
 
     def ask(self) -> list[Asked]:
         return [(figures, cast(Any, groups)) for figures, groups, _ in self.sums]
@@ -392,7 +399,8 @@ class Launch:
 
     def __init__(self, bucket: Bucket, staged: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
         """staged: tensors that are not contiguous, with the copies that are stepped in their place."""
-        self.passes, self.bucket, self.staged = passes_for(bucket), bucket, staged
+        # without gradients, which a copy of a bucket would keep alive
+        self.passes, self.bucket, self.staged = passes_for(bucket), replace(bucket, grads=()), staged
         #: The numbers of the step, or where they are.
         self.step: Any = None
         self.rate: dict[str, Any] = {}

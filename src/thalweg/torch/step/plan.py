@@ -10,6 +10,7 @@ import operator
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, TypeAlias
 
@@ -23,7 +24,7 @@ from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Table, co
 from thalweg.torch.engines.recorder import Recorder
 from thalweg.torch.private import LOCAL, SPEC, AsPlainTensors
 from thalweg.torch.sharding.shards import is_distributed, local
-from thalweg.torch.sharding.stages import Compute, Layout, Stage, merge, split_at_write
+from thalweg.torch.sharding.stages import Compute, Layout, Stage, find_end, merge, split_at_write
 from thalweg.torch.step.buckets import OfGroups
 from thalweg.torch.step.joint import JointDecision
 
@@ -53,8 +54,8 @@ class StepPlan:
         """
         self.buckets, self.settings = buckets, settings
         self.table = Table() if joint is None else joint.table
-        #: Whether it was never taken to its end.
-        self.is_new = True
+        #: Whether nothing was ever written by it; and whether it may still raise where it has begun.
+        self.is_new, self.may_refuse = True, False
         self.statistics: dict[str, Any] = {}
         #: As ``optimizer.engine`` tells it.
         self.ways = {bucket.way for bucket in buckets}
@@ -89,6 +90,7 @@ class StepPlan:
         keys = [layout.key for layout in self.layouts if layout.key is not None]
         steps = [layout.step for layout in self.layouts]
         numerics = self.buckets[0].setting.numerics  # what concerns the whole step is the same in all
+        self.may_refuse = numerics.on_nonfinite == "raise"
         squares = self.layouts[0].squares if len(self.layouts) == 1 and numerics.on_nonfinite != "raise" else None
         self.read += [decision.taking_numbers(), *(decision.stages() if squares is None else [])]
         self.read += chain.from_iterable(layout.read for layout in self.layouts)
@@ -102,9 +104,10 @@ class StepPlan:
             keys.append(decision.key)
         self.stages += before
         if numerics.on_nonfinite == "raise":
-            self.stages.append(Compute("raise if a step is not finite", decision.refuse))
+            self.stages.append(Compute("raise if a step is not finite", partial(self.look, decision)))
         self.stages += [*decision.committing(launches=squares is not None), *writing, *decision.telling()]
-        if keys:
+        # where engines ask together, what they do between is not only launched
+        if keys and sum(bool(find_end(stages)) for stages in steps) < 2:
             device = next(bucket.params[0].device for bucket in self.buckets if bucket.engine == "triton")
             self.recorder = Recorder(device, lambda: tuple([key() for key in keys]))
 
@@ -252,6 +255,7 @@ class StepPlan:
         try:
             for stage in self.read:
                 stage.run()
+            self.is_new = self.is_new and self.may_refuse
             for stage in self.stages if self.recorder is None else self.recorder.choose(self.stages):
                 stage.run()
             taken = True
@@ -261,6 +265,10 @@ class StepPlan:
             for layout in self.layouts:
                 layout.release(taken)
             self.table.release()
+
+    def look(self, decision: JointDecision) -> None:
+        """Raise if a step is not finite; nothing is written before."""
+        decision.refuse()
         self.is_new = False
 
 
