@@ -59,10 +59,10 @@ import sys, warnings
 sys.path[:0] = sys.argv[1:]
 import numpy as np
 import thalweg.numpy
-from own_rules import Signed
+from own_rules import Remembering
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
-    optimizer = thalweg.numpy.optimizer(Signed)(0.1)
+    optimizer = thalweg.numpy.optimizer(Remembering)(0.1)
     for shape in ((3,), (3, 4)):
         optimizer.update(str(shape), np.ones(shape), np.ones(shape))
 print(optimizer.engine, *(warning.message for warning in told), sep="\\n")
@@ -106,7 +106,7 @@ def test_a_second_process_finds_what_the_first_has_compiled(tmp_path: Path) -> N
 def test_without_a_compiler_it_says_so_once(tmp_path: Path) -> None:
     engine, warned = end(begin(tmp_path / "cache", PATH=str(tmp_path), CXX=""))
     assert engine == "reference"
-    assert "code for Signed must be compiled, and no C++ compiler was found: install g++ or clang" in warned
+    assert "code for Remembering must be compiled, and no C++ compiler was found: install g++ or clang" in warned
     assert not (tmp_path / "cache").exists()
 
 
@@ -116,7 +116,7 @@ def test_what_does_not_compile_leaves_nothing(tmp_path: Path) -> None:
     broken.chmod(0o700)
     engine, warned = end(begin(tmp_path / "cache", CXX=str(broken)))
     assert engine == "reference"
-    assert "code for Signed does not compile: no such type" in warned
+    assert "code for Remembering does not compile: no such type" in warned
     assert list((tmp_path / "cache").iterdir()) == []
 
 

@@ -289,8 +289,8 @@ def test_equals_big_vision_made_of_optax_parts() -> None:
 def test_schedules_of_optax_are_understood() -> None:
     contrib, jnp = peer("optax.contrib"), peer("jax.numpy")
     ademamix = pytest.importorskip("thalweg.optax").ademamix
-    schedules: dict[str, Any] = dict(
-        alpha=lambda count: jnp.minimum(5.0, count / 4), b3=lambda count: jnp.minimum(0.999, 0.9 + count / 200)
+    schedules: dict[str, Any] = dict(  # exact in float32 too, in which compilers may round them or not
+        alpha=lambda count: jnp.minimum(5.0, count / 4), b3=lambda count: jnp.minimum(0.999, 0.875 + count / 256)
     )
     params, grads = problem()
     theirs = optax_peer(contrib.ademamix(0.01, **schedules), params, grads)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -37,6 +38,19 @@ FACTORED: dict[str, Any] = dict(min_dim_size_to_factor=2, momentum=0.9)
 
 def options_of(rule: str) -> dict[str, Any]:
     return FACTORED if rule == "Adafactor" else dict(weight_decay=0.1)
+
+
+@pytest.mark.parametrize("options", [{}, dict(max_grad_norm=1.0, on_nonfinite="skip")], ids=["plain", "guarded"])
+def test_no_gradient_outlives_a_step(options: dict[str, Any]) -> None:
+    params = [torch.nn.Parameter(torch.ones(16, 8, device=DEVICE)) for _ in range(2)]
+    optimizer, gone = thalweg.torch.Muon([("a", params[0]), ("b", params[1])], lr=0.1, **options), list[Any]()
+    for _ in range(2):
+        for p in params:
+            p.grad = torch.ones_like(p)
+            gone.append(weakref.ref(p.grad))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not [grad for grad in gone if grad() is not None]
 
 
 @pytest.mark.parametrize("rule", ["LAMB", "Adafactor"])
