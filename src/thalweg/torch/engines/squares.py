@@ -55,7 +55,7 @@ class Squares:
 
 def sums_by_kernels(grads: Sequence[Tensor]) -> Callable[[array[int]], Tensor] | None:
     """Finds the squares of gradients that are stored like these, wherever they are; None if there are no kernels."""
-    first = grads[0]
+    device = grads[0].device
     if not are_for_kernels(grads) or not all(g.is_contiguous() or is_dense(g) for g in grads):
         return None
     if any(str(g.dtype).removeprefix("torch.") not in by_kernels.DTYPES for g in grads):
@@ -63,7 +63,7 @@ def sums_by_kernels(grads: Sequence[Tensor]) -> Callable[[array[int]], Tensor] |
     squares = Squares(grads)
 
     def measure(addresses: array[int]) -> Tensor:
-        with on_device(first.device):
+        with on_device(device):
             squares.follow(addresses)
             return squares.measure()
 
