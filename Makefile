@@ -1,5 +1,5 @@
 # make race: all optimizers on handwritten digits, with a table and a report.
-# make test: what a change can break, in a quarter of an hour on two cores. make test-fast: most of it, in two.
+# make test: what a change can break, in ten minutes on two cores. make test-fast: most of it, in two.
 # make docs: the docs as a site, in build/site. make test-all: more examples, faults that tests find, and every environment.
 # make release-checks: that, and all about the released package.
 # Each target installs what it needs into .venv; a second call finds it there.
