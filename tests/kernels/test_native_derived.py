@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from strategies import candidates
 
 from thalweg import rules
 from thalweg.kernels.cpu import shipped
@@ -34,6 +33,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="there i
 )
 def test_the_package_has_the_code_of_every_option_of_its_rules(rule: type[Rule]) -> None:
     """Whatever options are chosen together, nothing has to be compiled."""
+    candidates = pytest.importorskip("strategies", reason="there is no hypothesis here").candidates
     every = {f.name: [f.default, *candidates(rule, f.name, f.default)] for f in fields(rule) if f.name not in SHAPED}
     random = np.random.default_rng(0)
     drawn = ({name: values[random.integers(len(values))] for name, values in every.items()} for _ in range(200))
