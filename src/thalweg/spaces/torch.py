@@ -34,7 +34,7 @@ LEAST_FOR_BLOCKS = 64
 #: Sizes of matrices of which libraries for GPUs make products up to a hundred times as slowly as sums.
 FEW = 8
 #: Rows of a half of a symmetric product that is cut in two on a CPU, where no library makes half of it.
-LEAST_HALF = 512
+LEAST_HALF = 256
 R = TypeVar("R")
 
 
@@ -193,22 +193,35 @@ def few_products(x: Arr, y: Arr) -> Arr:
 
 
 def matmul_symmetric(x: Arr, y: Arr, precision: str | None = None) -> Arr:
-    size = x.shape[-2]
-    if x.ndim != 3 or size < 2 * LEAST_HALF or not x.is_cpu or is_slow(x) or torch.compiler.is_compiling():
+    if not is_cut(x):
         return matmul(x, y, precision)
-    half, product = size // 2, x.new_empty(len(x), size, size)
-    product[:, :half, :half] = matmul_symmetric(x[:, :half], y[:, :, :half], precision)
-    product[:, half:, half:] = matmul_symmetric(x[:, half:], y[:, :, half:], precision)
-    product[:, half:, :half] = below = matmul(x[:, half:], y[:, :, :half], precision)
-    product[:, :half, half:] = by_rows(below.mT)
-    return product
+    return by_halves(x, y, None, lambda x, y, _: matmul(x, y, precision))
 
 
 def matmul_add_symmetric(x: Arr, y: Arr, z: Arr, product: float, plus: float, precision: str | None = None) -> Arr:
-    is_cut = x.ndim == 3 and x.shape[-2] >= 2 * LEAST_HALF and x.is_cpu and not is_slow(x)
-    if not is_cut or not is_number(product) or not is_number(plus) or torch.compiler.is_compiling():
+    if not is_cut(x):
         return matmul_add(x, y, z, product, plus, precision)
-    return matmul_symmetric(x, y, precision).mul_(product).add_(z, alpha=plus)
+    return by_halves(x, y, z, lambda x, y, z: matmul_add(x, y, z, product, plus, precision))
+
+
+def is_cut(x: Arr) -> bool:
+    """Whether a symmetric product of this is made by halves."""
+    is_large = x.ndim == 3 and x.shape[-2] >= 2 * LEAST_HALF
+    return is_large and x.is_cpu and not is_slow(x) and not torch.compiler.is_compiling()
+
+
+def by_halves(x: Arr, y: Arr, z: Arr | None, multiply: Callable[[Arr, Arr, Any], Arr]) -> Arr:
+    """What ``multiply`` makes of all three, known to be symmetric as z is: what is above the diagonal is copied."""
+    size = x.shape[-2]
+    if size < 2 * LEAST_HALF:
+        return multiply(x, y, z)
+    first, last, whole = slice(size // 2), slice(size // 2, None), x.new_empty(len(x), size, size)
+    for part in (first, last):
+        added = None if z is None else z[:, part, part]
+        whole[:, part, part] = by_halves(x[:, part], y[:, :, part], added, multiply)
+    below = multiply(x[:, last], y[:, :, first], None if z is None else z[:, last, first])
+    whole[:, last, first], whole[:, first, last] = below, by_rows(below.mT)
+    return whole
 
 
 def in_precision(precision: str) -> Any:
