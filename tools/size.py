@@ -15,7 +15,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "rules": (4655, ("src/thalweg/rules/",)),
     "spaces and programs": (3552, ("src/thalweg/spaces/", "src/thalweg/programs/")),
     "kernels/triton": (3955, ("src/thalweg/kernels/triton/",)),
-    "kernels without triton": (5025, ("src/thalweg/kernels/",)),
+    "kernels without triton": (5028, ("src/thalweg/kernels/",)),
     "torch": (8790, ("src/thalweg/torch/",)),
     "optax": (4125, ("src/thalweg/optax/",)),
     "numpy": (955, ("src/thalweg/numpy/",)),

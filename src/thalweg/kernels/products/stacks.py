@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg.kernels.products.choices import Tiling, choose_tiling
+from thalweg.spaces.torch import by_rows
 from thalweg.spaces.torch_products import in_precision
 
 
@@ -75,14 +76,16 @@ def multiply(
 def lay_out(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """The operands with lines along which they are summed: tensor cores take float32 from no others."""
     is_transpose = a.data_ptr() == b.data_ptr() and a.shape == b.mT.shape and a.stride() == b.mT.stride()
-    a = by_rows(a)
-    return a, a.mT if is_transpose else by_rows(b.mT).mT
+    a = turn_by_kernel(a)
+    return a, a.mT if is_transpose else turn_by_kernel(b.mT).mT
 
 
-def by_rows(x: Tensor) -> Tensor:
-    """The same matrices with rows as lines in memory; torch's own copy of turned ones takes three times as long."""
-    if x.stride(2) == 1 or not is_turned(x) or not x.is_cuda:
-        return x if x.stride(2) == 1 else x.contiguous()
+def turn_by_kernel(x: Tensor) -> Tensor:
+    """The same matrices with rows as lines in memory; torch's copy of turned ones takes up to four times as long."""
+    if x.stride(2) == 1:
+        return x
+    if not is_turned(x) or not x.is_cuda:
+        return by_rows(x)
     from thalweg.kernels.products.kernel import turn_kernel
 
     (count, rows, columns), side = x.shape, 64

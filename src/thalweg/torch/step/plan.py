@@ -94,7 +94,7 @@ class StepPlan:
         squares = self.layouts[0].squares if len(self.layouts) == 1 and numerics.on_nonfinite != "raise" else None
         self.read += [decision.taking_numbers(), *(decision.stages() if squares is None else [])]
         self.read += chain.from_iterable(layout.read for layout in self.layouts)
-        if numerics.on_nonfinite == "propagate":  # nobody looks: one engine may write before another has measured
+        if numerics.on_nonfinite == "propagate":  # no stage looks: one engine may write before another has measured
             before, writing = split_at_write(merge(steps))
         else:
             halves = [split_at_write(stages) for stages in steps]
