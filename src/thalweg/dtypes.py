@@ -18,6 +18,8 @@ class DType(NamedTuple):
     digits: int
     #: The least e of a number that has all its digits.
     least: int
+    #: Numbers below it, and sums of a few of them, are surely finite; what may be larger is looked at.
+    trusted: float
 
     @property
     def rounding(self) -> float:
@@ -26,10 +28,10 @@ class DType(NamedTuple):
 
 
 DTYPES: Mapping[str, DType] = {
-    "float32": DType(4, 24, -125),
-    "float64": DType(8, 53, -1021),
-    "bfloat16": DType(2, 8, -125),
-    "float16": DType(2, 11, -13),
+    "float32": DType(4, 24, -125, 1e38),
+    "float64": DType(8, 53, -1021, 1e307),
+    "bfloat16": DType(2, 8, -125, 1e38),
+    "float16": DType(2, 11, -13, 6e4),
 }
 #: Those that are narrower than any arithmetic, so that what is stored in them is rounded.
 NARROW = tuple(name for name, dtype in DTYPES.items() if dtype.bytes == 2)

@@ -15,6 +15,8 @@ from typing import Any
 
 from thalweg.arrays import Shape
 from thalweg.codecs import CODECS, FIFTH, FIFTH_SHIFT, LEAST_SCALE
+from thalweg.dtypes import DTYPES
+from thalweg.kernels.cpu import structs
 from thalweg.kernels.cpu.compiled import emit_kind, kind_of
 from thalweg.kernels.cpu.emit import library_source
 from thalweg.kernels.cpu.lines import Function
@@ -102,8 +104,10 @@ def emit_shipped(quick: bool = False) -> dict[str, Function]:
 
 
 def codecs_source() -> str:
-    """The constants of codes of eight bits."""
+    """The constants of codes of eight bits, and of dtypes in the order of their numbers."""
+    trusted = ", ".join(repr(DTYPES[name].trusted if name in DTYPES else 0.0) for name in structs.DTYPES)
     lines = [
+        f"constexpr double TRUSTED[] = {{0.0, {trusted}}};",
         f"constexpr float LEAST_SCALE = {LEAST_SCALE.hex()}f;",
         f"constexpr int32_t FIFTH = {FIFTH}, FIFTH_SHIFT = {FIFTH_SHIFT};",
     ]
@@ -115,7 +119,7 @@ def codecs_source() -> str:
             f"    static constexpr float SHARE = {codec.share.hex()}f;",
             "};",
         ]
-    top = "// The constants of thalweg/codecs.py.\n#pragma once\n\n#include <cstdint>\n\nnamespace codecs {\n"
+    top = "// Constants of thalweg/codecs.py and dtypes.py.\n#pragma once\n\n#include <cstdint>\n\nnamespace codecs {\n"
     return "\n".join([top, *lines, "\n}  // namespace codecs", ""])
 
 

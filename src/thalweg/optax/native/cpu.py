@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from thalweg.arrays import Shape
 from thalweg.codecs import scale_key
+from thalweg.dtypes import DTYPES
 from thalweg.errors import Refused
 from thalweg.kernels.cpu import admission, structs
 from thalweg.kernels.cpu.bounds import COUNT, LARGEST
@@ -32,10 +33,6 @@ from thalweg.rules import Rule
 from thalweg.rules.rule import stand_in
 from thalweg.spaces import jax as space
 from thalweg.storage import RECORD, arithmetic, describe_state
-
-#: The largest numbers that a parameter is trusted to keep, by dtype.
-LARGEST_OF = {"float64": 1e307}
-MOST = 1e38
 
 
 @functools.cache
@@ -271,7 +268,7 @@ class GroupNumbers:
         if name == COUNT:
             return float(self.size)
         if name == LARGEST:
-            return LARGEST_OF.get(self.precision, MOST)
+            return DTYPES[self.precision].trusted
         return jnp.stack([job.state[name].astype("float64") for job in self.jobs])
 
     def reduce(self, value: Value) -> Any:

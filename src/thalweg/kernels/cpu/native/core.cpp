@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "codecs.h"
 #include "emitted_names.h"
 #include "passes.h"
 #include "scalars.h"
@@ -104,9 +105,8 @@ struct Call {
 
 void begin(const Call& call, const Job& job) {
     std::memcpy(job.registers, job.options->numbers, size_t(job.options->count) * sizeof(double));
-    const uint8_t dtype = job.tensor->dtype[0];
     job.registers[COUNT] = double(most(1, job.tensor->whole));
-    job.registers[LARGEST] = dtype == FLOAT16 ? 6e4 : dtype == FLOAT64 ? 1e307 : 1e38;
+    job.registers[LARGEST] = codecs::TRUSTED[job.tensor->dtype[0]];
     call.passes->read_numbers(job);
     compute(job.program(), 0, job.program().code_begin, job.registers);
     job.outcome->finite = 1;
