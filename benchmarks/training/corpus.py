@@ -1,16 +1,17 @@
 """Python sources of the machine itself as tokens, which pairs of bytes make.
 
-The standard library and all installed packages are read. Files are taken in the order of their digests, which mixes
-packages evenly, and each belongs wholly to training, validation or test.
+The standard library and all installed packages are read, up to so many bytes. Files are taken in the order of their
+digests, which mixes packages evenly, and each belongs wholly to training, validation or test.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import heapq
+import itertools
 import re
 import sysconfig
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -20,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 WORDS = re.compile(rb"\n *| ?[A-Za-z_]+| ?[0-9]{1,3}| ?[^\sA-Za-z0-9_]+|\s")
-#: Bytes of text in all, and bytes that the vocabulary is made from.
-TEXT_BYTES, SAMPLE_BYTES = 32_000_000, 4_000_000
+#: The share of the text that the vocabulary is made from.
+SAMPLE = 1 / 8
 #: Files of 500 to 200,000 bytes: the rest is empty, or tables.
 SIZES = range(500, 200_000)
 PARTS = ("train", "validation", "test")
@@ -114,27 +115,23 @@ def make_tokens(vocabulary: int, limit: int) -> dict[str, NDArray[np.uint16]]:
     texts = {part: bytearray() for part in PARTS}
     for part, content in read_sources(limit):
         texts[part] += content + b"\n"
-    counts = Counter(WORDS.findall(bytes(texts["train"][:SAMPLE_BYTES])))
+    counts = Counter(WORDS.findall(bytes(texts["train"][: int(SAMPLE * limit)])))
     merges = learn_merges(counts, vocabulary - 256)
     ranks = {pair: rank for rank, pair in enumerate(merges)}
-    known: dict[bytes, NDArray[np.uint16]] = {}
-    tokens = {}
-    for part, text in texts.items():
-        words = WORDS.findall(bytes(text))
-        for word in set(words) - known.keys():
-            known[word] = np.array(encode(word, ranks), np.uint16)
-        tokens[part] = np.concatenate([known[word] for word in words])
-    return tokens
+    encode_once = functools.cache(functools.partial(encode, ranks=ranks))
+
+    def encode_all(text: bytearray) -> NDArray[np.uint16]:
+        words = (match[0] for match in WORDS.finditer(bytes(text)))
+        return np.fromiter(itertools.chain.from_iterable(map(encode_once, words)), np.uint16)
+
+    return {part: encode_all(text) for part, text in texts.items()}
 
 
-def load_tokens(vocabulary: int, limit: int = TEXT_BYTES) -> tuple[dict[str, NDArray[np.uint16]], str]:
-    """The tokens of each part, and a digest that other sources would change. Kept for the next time."""
-    listed = hashlib.sha256(repr((vocabulary, limit, sorted(map(str, list_files())))).encode()).hexdigest()[:12]
-    kept = Path(tempfile.gettempdir()) / f"thalweg-corpus-{listed}.npz"
-    if kept.is_file():
-        with np.load(kept) as arrays:
-            found = {part: arrays[part] for part in PARTS}
-    else:
-        found = make_tokens(vocabulary, limit)
-        np.savez(kept, **found)
-    return found, hashlib.sha256(b"".join(found[part].tobytes() for part in PARTS)).hexdigest()[:12]
+def load_tokens(vocabulary: int, limit: int, folder: Path) -> tuple[dict[str, NDArray[np.uint16]], str]:
+    """The tokens of each part, and their digest. They are kept in the folder, and those that are there are taken."""
+    kept = folder / f"tokens-{vocabulary}-{limit}.npz"
+    if not kept.is_file():
+        np.savez_compressed(kept, **make_tokens(vocabulary, limit))
+    with np.load(kept) as arrays:
+        tokens = {part: arrays[part] for part in PARTS}
+    return tokens, hashlib.sha256(b"".join(tokens[part].tobytes() for part in PARTS)).hexdigest()[:12]

@@ -69,7 +69,11 @@ class Field:
     def __init__(self, task: Mapping[str, Any], records: Sequence[Record]) -> None:
         self.task, self.where = task, records[-1].where
         latest = {record.run.contestant: record.run.optimizer for record in records}  # the last settings of a name
-        self.records = [record for record in records if record.run.optimizer == latest[record.run.contestant]]
+        records = [record for record in records if record.run.optimizer == latest[record.run.contestant]]
+        #: By contestant the rates that were tried, also in shorter runs.
+        self.rates = {name: sorted({one.run.lr for one in records if one.run.contestant == name}) for name in latest}
+        wanted = task["steps"], task["batch_size"]
+        self.records = [record for record in records if (record.run.steps, record.run.batch_size) == wanted]
         self.entered = list(latest)
         self.is_share = task["best_score"] == "most"
         self.digits = 2 if self.is_share else 3
@@ -87,7 +91,7 @@ class Field:
         others = [record for record in own if record.run.lr != summary["lr"] and record.run.seed]
         alone = [record.result for record in own if not record.where.get("shared")]
         ms = [1000 * result.seconds[-1] / result.step[-1] for result in alone]
-        rates = sorted({record.run.lr for record in own})
+        rates = self.rates[summary["contestant"]]
         return Result(
             contestant=summary["contestant"],
             lr=summary["lr"],
@@ -303,12 +307,7 @@ def load_fields(folder: Path) -> dict[str, Field]:
     found = {}
     for path in sorted(folder.glob("*/task.json")):
         task = json.loads(path.read_text("utf-8"))
-        records = [
-            record
-            for record in read_records(path.with_name(RECORDS))[0].values()
-            if (record.run.steps, record.run.batch_size) == (task["steps"], task["batch_size"])
-        ]
-        if records:
+        if records := list(read_records(path.with_name(RECORDS))[0].values()):
             found[task["title"]] = Field(task, records)
     return found
 

@@ -3,8 +3,9 @@
     python -m benchmarks.training.run --device cuda --data FOLDER --records FOLDER --seeds 3
 
 ``--records`` has one folder a task, as ``thalweg race --out`` makes it. Runs that it holds already are not run again,
-so that the same command goes on after Ctrl-C. FOLDER of --data is where torchvision keeps Fashion-MNIST. On a GPU the
-forward and backward pass is one graph, compiled; optimizers step as users would have them step.
+so that the same command goes on after Ctrl-C. FOLDER of --data is where torchvision keeps Fashion-MNIST, and where
+tokens are kept. On a GPU the forward and backward pass is one graph, compiled; optimizers step as users would have
+them step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +27,7 @@ from benchmarks.training.contestants import CONTESTANTS, enter
 from benchmarks.training.tasks import TASKS, check_task, make_task
 from thalweg.errors import CommandError
 from thalweg.race.command import results_table, show_progress
-from thalweg.race.contest import race
+from thalweg.race.contest import Race, race
 from thalweg.race.task import Task
 from thalweg.show.arguments import split_words
 from thalweg.show.console import aside, console
@@ -41,9 +45,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--beyond", type=int, default=1, help="rates to add to everyone's while a best one is at an edge"
     )
+    parser.add_argument("--search-steps", type=int, help="search rates in runs of so many steps, and train at the best")
     parser.add_argument("--seeds", type=int, default=1, help="seeds at the best rates (default: %(default)s)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--data", type=Path, help="folder where torchvision keeps Fashion-MNIST")
+    parser.add_argument("--data", type=Path, help="folder of Fashion-MNIST and of tokens")
     parser.add_argument("--records", type=Path, required=True, help="folder where runs are recorded, a folder a task")
     parser.add_argument("--steps", type=int, help="other steps than the task's")
     parser.add_argument("--tiny", action="store_true", help="small models and data, to try the scripts")
@@ -65,11 +70,17 @@ def choose_contestants(text: str) -> list[str]:
     return list(found)
 
 
-def describe_task(task: Task, folder: Path) -> None:
-    """Write what draw.py says of a task beside its records."""
+def hold_race(task: Task, folder: Path, **how: Any) -> Race:
+    """Run a race, beside its records write what draw.py says of the task, and print what came of it."""
+    ready = race(task, folder=folder, **how)
     folder.mkdir(parents=True, exist_ok=True)
-    words = {name: getattr(task, name) for name in DESCRIPTION}
+    words = {name: getattr(ready.task, name) for name in DESCRIPTION}
     (folder / "task.json").write_text(json.dumps(words) + "\n", "utf-8")
+    with show_progress(ready) as on_run:
+        summary = ready.run(on_run).summary
+    console().print(results_table(summary))
+    console().print(summary["verdict"])
+    return ready
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -78,26 +89,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ["python", "-m", "benchmarks.training.run", *(sys.argv[1:] if arguments is None else arguments)]
     )
     try:
-        contestants, tasks = choose_contestants(given.contestants), split_words(given.tasks, "--tasks")
+        names, tasks = choose_contestants(given.contestants), split_words(given.tasks, "--tasks")
         for name in tasks:  # all of them before the first one trains, which may take an hour
             check_task(name, given.data)
         for name in tasks:
             task = make_task(name, given.data, tiny=given.tiny)
-            ready = race(
-                task,
-                optimizers=[enter(who, task) for who in contestants],
-                steps=given.steps,
-                seeds=given.seeds,
-                beyond=given.beyond,
-                device=given.device,
-                folder=given.records / name,
-                command=command,
-            )
-            describe_task(ready.task, given.records / name)
-            with show_progress(ready) as on_run:
-                summary = ready.run(on_run).summary
-            console().print(results_table(summary))
-            console().print(summary["verdict"])
+            contestants, beyond = [enter(who, task) for who in names], given.beyond
+            hold = partial(hold_race, task, device=given.device, folder=given.records / name, command=command)
+            if given.search_steps is not None:
+                short = hold(optimizers=contestants, steps=given.search_steps, seeds=1, beyond=beyond)
+                contestants = [replace(each, rates=[short.sweeps[each.name].best]) for each in contestants]
+                beyond = 0
+            hold(optimizers=contestants, steps=given.steps, seeds=given.seeds, beyond=beyond)
     except CommandError as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:

@@ -11,9 +11,11 @@ import hashlib
 import importlib.util
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +31,33 @@ Loss = Callable[[nn.Module, Tensor], Tensor]
 TEXTS = ("text", "text-plain", "text-124m")
 TASKS = (*TEXTS, "fashion-512", "fashion-2048", "fashion-8192", "vit-1024")
 
-VOCABULARY, CONTEXT = 4096, 256
-#: Width, layers and heads of the GPTs, by the size in a task's name.
-SIZES = {"": (512, 6, 8), "124m": (896, 12, 14), "tiny": (64, 2, 2)}
+
+class Size(NamedTuple):
+    """A GPT, and what it is trained on."""
+
+    width: int
+    layers: int
+    heads: int
+    vocabulary: int
+    context: int
+    #: Whether tokens come in and go out by one table.
+    is_tied: bool
+    text_bytes: int
+    batch_size: int
+    steps: int
+    #: Tokens from one window that is trained on to the next.
+    stride: int
+    #: Batches of a final score.
+    rounds: int
+
+
+#: By the size in a task's name. The second is GPT-2's, its vocabulary rounded up to a multiple of 128, with 100 million
+#: tokens in 3,052 steps.
+SIZES = {
+    "": Size(512, 6, 8, 4096, 256, False, 32_000_000, 64, 800, 1, 24),
+    "124m": Size(768, 12, 12, 50_304, 1024, True, 240_000_000, 32, 3052, 1024, 24),
+    "tiny": Size(64, 2, 2, 4096, 256, False, 3_000_000, 4, 800, 1, 1),
+}
 #: Images of the training set that choose the learning rate and are not trained on.
 VALIDATION = 5000
 
@@ -163,11 +189,13 @@ def begin(model: nn.Module, layers: int) -> nn.Module:
 
 
 class GPT(nn.Module):
-    def __init__(self, width: int, layers: int, heads: int) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
-        self.blocks = nn.ModuleList(Block(width, heads, causal=True) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
+        self.tokens, self.places = nn.Embedding(size.vocabulary, size.width), nn.Embedding(size.context, size.width)
+        self.blocks = nn.ModuleList(Block(size.width, size.heads, causal=True) for _ in range(size.layers))
+        self.norm, self.head = nn.LayerNorm(size.width), nn.Linear(size.width, size.vocabulary, bias=False)
+        if size.is_tied:
+            self.head.weight = self.tokens.weight
 
     def forward(self, text: Tensor) -> Tensor:
         x = self.tokens(text) + self.places.weight[: text.shape[1]]
@@ -177,14 +205,16 @@ class GPT(nn.Module):
         return logits
 
 
-def text(kind: str = "", *, tiny: bool = False) -> SuiteTask:
-    """A GPT with GPT-2's first weights, or ("plain") with those that torch's modules have of themselves."""
-    parts, digest = corpus.load_tokens(VOCABULARY, 3_000_000 if tiny else corpus.TEXT_BYTES)
-    width, layers, heads = SIZES["tiny" if tiny else "" if kind == "plain" else kind]
-    batch = 4 if tiny else 64
+def text(kind: str = "", folder: Path | None = None, *, tiny: bool = False) -> SuiteTask:
+    """A GPT with GPT-2's first weights, or ("plain") with those that torch's modules have of themselves.
+
+    folder: where the tokens are kept.
+    """
+    size = SIZES["tiny" if tiny else "" if kind == "plain" else kind]
+    parts, digest = corpus.load_tokens(size.vocabulary, size.text_bytes, folder or Path(tempfile.gettempdir()))
 
     data = {part: torch.from_numpy(found.astype("int32")) for part, found in parts.items()}
-    data["window"] = torch.arange(CONTEXT + 1)
+    data["window"] = torch.arange(size.context + 1)
 
     def loss_at(model: nn.Module, part: str, starts: Tensor) -> Tensor:
         tokens = data[part][starts[:, None] + data["window"]].long()
@@ -192,23 +222,27 @@ def text(kind: str = "", *, tiny: bool = False) -> SuiteTask:
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     def score(model: nn.Module, part: str, quick: bool) -> float:
-        rounds = 1 if tiny else 4 if quick else 24
-        starts = torch.linspace(0, len(data[part]) - CONTEXT - 2, rounds * batch, device=data[part].device).long()
-        return torch.stack([loss_at(model, part, some) for some in starts.view(rounds, batch)]).mean().item()
+        rounds = min(4, size.rounds) if quick else size.rounds
+        count, device = rounds * size.batch_size, data[part].device
+        starts = torch.linspace(0, len(data[part]) - size.context - 2, count, device=device).long()
+        return torch.stack([loss_at(model, part, some) for some in starts.view(rounds, -1)]).mean().item()
+
+    def begin_model(seed: int) -> nn.Module:
+        return GPT(size) if kind == "plain" else begin(GPT(size), size.layers)
 
     name = f"text-{kind}" if kind else "text"
     return SuiteTask(
         name=name,
         title=name,
         about="nats a token on unseen files of Python source",
-        steps=800,
-        batch_size=batch,
+        steps=size.steps,
+        batch_size=size.batch_size,
         loss_name="validation loss",
         score_name="test loss",
         best_score="least",
-        model=lambda seed: GPT(width, layers, heads) if kind == "plain" else begin(GPT(width, layers, heads), layers),
-        batches=lambda seed, size: draw_numbers(len(parts["train"]) - CONTEXT - 1, seed, size),
-        loss=lambda model, chosen: loss_at(model, "train", chosen),
+        model=begin_model,
+        batches=lambda seed, batch: draw_numbers((len(parts["train"]) - size.context - 1) // size.stride, seed, batch),
+        loss=lambda model, chosen: loss_at(model, "train", chosen * size.stride),
         evaluate=lambda model: score(model, "validation", False),
         score=score,
         data=data,
@@ -334,6 +368,6 @@ def make_task(name: str, data: Path | None, *, tiny: bool = False) -> SuiteTask:
     check_task(name, data)
     kind, _, batch = name.partition("-")
     if kind == "text":
-        return text(batch, tiny=tiny)
+        return text(batch, data, tiny=tiny)
     assert data is not None
     return images(data, kind, int(batch), tiny=tiny)
