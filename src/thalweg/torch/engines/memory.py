@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,8 +35,8 @@ def alike(p: Tensor, g: Tensor) -> Tensor:
     return g
 
 
-def stage_shards(bucket: Bucket) -> tuple[Bucket, list[tuple[Tensor, Tensor]]]:
-    """A bucket of shards with copies in place of those that are not contiguous, and which those are.
+def copy_shards(bucket: Bucket) -> list[tuple[Tensor, Tensor]]:
+    """Put copies in the place of shards that are not contiguous; return these, each with its copy.
 
     All ranks must take the same engine, whatever the memory layout of their shards.
     """
@@ -49,9 +48,9 @@ def stage_shards(bucket: Bucket) -> tuple[Bucket, list[tuple[Tensor, Tensor]]]:
         pairs.append((x, x.contiguous()))
         return pairs[-1][1]
 
-    params = [contiguous(p) for p in bucket.params]
-    states = [{key: contiguous(entry) for key, entry in state.items()} for state in bucket.states]
-    return replace(bucket, params=params, states=states), pairs
+    bucket.params = [contiguous(p) for p in bucket.params]
+    bucket.states = [{key: contiguous(entry) for key, entry in state.items()} for state in bucket.states]
+    return pairs
 
 
 def join_memory(tensors: Sequence[Tensor]) -> Tensor | None:

@@ -28,7 +28,7 @@ from thalweg.kernels.cpu.tables import (
 )
 from thalweg.kernels.threads import count_threads, num_threads
 from thalweg.spaces.sharded import Asked
-from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
+from thalweg.torch.engines.memory import are_the_same, gradients_like
 from thalweg.torch.engines.protocol import Bucket, Engine, say_buckets
 from thalweg.torch.engines.squares import borrow_torch_threads
 from thalweg.torch.params.checks import NAMES
@@ -55,25 +55,16 @@ class NativeTables:
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         borrow_torch_threads()
         self.buckets = buckets
-        #: Shards that are not contiguous, with the copies that are stepped in their place.
-        self.staged: list[tuple[Tensor, Tensor]] = []
-        operands: list[Operand] = []
-        #: What is stepped: parameters, or those copies. Gradients have to lie like them.
-        self.stepped: list[Tensor] = []
-        for group, bucket in enumerate(buckets):
-            stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
-            self.staged += pairs
-            self.stepped += stepped.params
-            operands += operands_of(stepped, group)
+        operands = [operand for group, bucket in enumerate(buckets) for operand in operands_of(bucket, group)]
         #: Kept until they have been read: some are copies.
         self.grads: Sequence[Tensor] = ()
         self.tables = Tables(operands, list(map(options_of, buckets)))
         #: Of all parameters, in the order of the buckets.
         self.params = [p for bucket in buckets for p in bucket.params]
         grads = [g for bucket in buckets for g in bucket.grads]
-        self.contiguous = all(map(Tensor.is_contiguous, self.stepped))
+        self.contiguous = all(map(Tensor.is_contiguous, self.params))
         #: Whether gradients are read where they are, if they are stored like these.
-        self.in_place = are_the_same(gradients_like(self.stepped, grads, self.contiguous), grads)
+        self.in_place = are_the_same(gradients_like(self.params, grads, self.contiguous), grads)
         self.names = [name for bucket in buckets for name in bucket.names]
         self.counts = Counts([s["step"].data_ptr() for bucket in buckets for s in bucket.states])
         self.num_threads = count_threads(torch.get_num_threads)
@@ -89,10 +80,10 @@ class NativeTables:
         if any(bucket.parts for bucket in self.buckets):
             step = [
                 *chain.from_iterable(self.shard_pass(number, what) for number in range(self.tables.rounds)),
-                Compute(f"last pass: {what}", self.write_shards, writes=True),
+                Compute(f"last pass: {what}", partial(self.step, REHEARSE), writes=True),
             ]
         elif self.buckets[0].setting.numerics.on_nonfinite == "propagate":
-            step = [Compute(f"all passes: {what}", self.step, writes=True)]
+            step = [Compute(f"all passes: {what}", partial(self.step, MEASURE), writes=True)]
         else:
             step = [
                 Compute(f"all passes but the last, and a look at that one: {what}", self.measure),
@@ -104,10 +95,8 @@ class NativeTables:
         addresses = addresses_in(self.buckets) if self.in_place else None
         if addresses is None:
             grads = [g for bucket in self.buckets for g in bucket.grads]
-            self.grads = gradients_like(self.stepped, grads, self.contiguous)
+            self.grads = gradients_like(self.params, grads, self.contiguous)
             addresses = array("Q", map(Tensor.data_ptr, self.grads))
-        for tensor, copy in self.staged:
-            copy.copy_(tensor)
         self.tables.point(addresses)
         self.tables.fill(list(map(options_of, self.buckets)), self.num_threads())
 
@@ -115,10 +104,11 @@ class NativeTables:
         allowed = self.buckets[0].table.allowed
         return allowed is None or bool(allowed)
 
-    def step(self) -> None:
+    def step(self, first: int) -> None:
+        """All passes from this one on."""
         if self.is_allowed():
             self.begin_write()
-            self.tables.run(MEASURE, END)
+            self.tables.run(first, END)
             self.end_write()
 
     def measure(self) -> None:
@@ -141,8 +131,6 @@ class NativeTables:
         self.counts.advance(self.finite)
 
     def end_write(self) -> None:
-        for tensor, copy in self.staged:
-            tensor.copy_(copy)
         self.last.figures = self.tables.figures()
         self.last.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
 
@@ -181,12 +169,6 @@ class NativeTables:
             registers = self.registers()
             for whole, (rows, columns, _) in self.sums:
                 registers[rows, columns] = whole.double()
-
-    def write_shards(self) -> None:
-        if self.is_allowed():
-            self.begin_write()
-            self.tables.run(REHEARSE, END)
-            self.end_write()
 
     def release(self, taken: bool) -> None:
         self.grads, self.finite, self.sums = (), None, []

@@ -23,7 +23,7 @@ from thalweg.rules import Direction, WholeRule
 from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Asked, Part
 from thalweg.storage import RECORD
-from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
+from thalweg.torch.engines.memory import are_the_same, gradients_like
 from thalweg.torch.engines.protocol import Bucket, Engine, say_buckets
 from thalweg.torch.engines.recorder import ArgumentTable, on_device
 from thalweg.torch.engines.shards import outline_of
@@ -92,7 +92,7 @@ class TritonStep:
         self.contiguous = [all(map(Tensor.is_contiguous, bucket.params)) for bucket in buckets]
         #: Whether gradients are read where they are, if they are stored like these.
         self.in_place = [
-            are_the_same(gradients_of(bucket, contiguous), bucket.grads)
+            are_the_same(gradients_like(bucket.params, bucket.grads, contiguous), bucket.grads)
             for bucket, contiguous in zip(buckets, self.contiguous, strict=True)
         ]
         self.statistics: Statistics = {
@@ -179,8 +179,7 @@ class TritonStep:
         if isinstance(bucket.setting.rule, WholeRule):
             lane = next(lanes) if sum(bucket.extents) <= MOST_IN_LANE else 0
             return WholeLaunch(bucket, self.engine.buffers[lane], Launch, lane)
-        stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
-        return Launch(stepped, pairs)
+        return Launch(bucket)
 
     def prepare(self) -> None:
         """Take the gradients and numbers of a step."""
@@ -216,11 +215,9 @@ class TritonStep:
         for bucket, contiguous, in_place in zip(self.buckets, self.contiguous, self.in_place, strict=True):
             places = bucket.addresses if in_place else None
             if places is None:
-                self.copies.append(gradients_of(bucket, contiguous))
+                self.copies.append(gradients_like(bucket.params, bucket.grads, contiguous))
                 places = array("Q", map(Tensor.data_ptr, self.copies[-1]))
             found += places
-        for launch in self.sharded:
-            launch.copy_staged()
         return found
 
     def key(self) -> Hashable:
@@ -378,13 +375,6 @@ def passes_for(bucket: Bucket) -> Any:
     return Passes(operands, bucket.grads, rule, numerics, keys, sharded=sharded, rated=rated, **memory)
 
 
-def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:
-    """Gradients that lie as their parameters do, contiguous for shards; copies where they differ."""
-    if bucket.parts:
-        return [g.resolve_neg().contiguous() for g in bucket.grads]
-    return gradients_like(bucket.params, bucket.grads, contiguous)
-
-
 def rows_of(table: Any, places: Sequence[int]) -> tuple[list[int], array[int]]:
     """The rows of a table of gradients: of each the place of its tensor among all, and where it begins in that."""
     rows, offsets = list[int](), array("Q")
@@ -397,10 +387,9 @@ def rows_of(table: Any, places: Sequence[int]) -> tuple[list[int], array[int]]:
 class Launch:
     """The kernels of one bucket: its passes, and where they read the numbers of a step."""
 
-    def __init__(self, bucket: Bucket, staged: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
-        """staged: tensors that are not contiguous, with the copies that are stepped in their place."""
+    def __init__(self, bucket: Bucket) -> None:
         # without gradients, which a copy of a bucket would keep alive
-        self.passes, self.bucket, self.staged = passes_for(bucket), replace(bucket, grads=()), staged
+        self.passes, self.bucket = passes_for(bucket), replace(bucket, grads=())
         #: The numbers of the step, or where they are.
         self.step: Any = None
         self.rate: dict[str, Any] = {}
@@ -409,10 +398,6 @@ class Launch:
     def finite(self) -> Tensor:
         """For each parameter whether its step is finite, under a guard."""
         return cast(Tensor, self.passes.finite)
-
-    def copy_staged(self) -> None:
-        for tensor, copy in self.staged:
-            copy.copy_(tensor)
 
     def tables(self, first: int) -> Iterator[tuple[Any, Sequence[int]]]:
         """The table of gradients, with the places of these among all. first: that of the bucket's first."""
@@ -432,8 +417,6 @@ class Launch:
 
     def write(self) -> None:
         self.passes.write(self.step)
-        for tensor, copy in self.staged:
-            tensor.copy_(copy)
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""
