@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from array import array
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -28,7 +27,6 @@ from thalweg.kernels.cpu.tables import (
 )
 from thalweg.kernels.threads import count_threads, num_threads
 from thalweg.spaces.sharded import Asked
-from thalweg.torch.engines.memory import are_the_same, gradients_like
 from thalweg.torch.engines.protocol import Bucket, Engine, say_buckets
 from thalweg.torch.engines.squares import borrow_torch_threads
 from thalweg.torch.params.checks import NAMES
@@ -56,15 +54,9 @@ class NativeTables:
         borrow_torch_threads()
         self.buckets = buckets
         operands = [operand for group, bucket in enumerate(buckets) for operand in operands_of(bucket, group)]
-        #: Kept until they have been read: some are copies.
-        self.grads: Sequence[Tensor] = ()
         self.tables = Tables(operands, list(map(options_of, buckets)))
         #: Of all parameters, in the order of the buckets.
         self.params = [p for bucket in buckets for p in bucket.params]
-        grads = [g for bucket in buckets for g in bucket.grads]
-        self.contiguous = all(map(Tensor.is_contiguous, self.params))
-        #: Whether gradients are read where they are, if they are stored like these.
-        self.in_place = are_the_same(gradients_like(self.params, grads, self.contiguous), grads)
         self.names = [name for bucket in buckets for name in bucket.names]
         self.counts = Counts([s["step"].data_ptr() for bucket in buckets for s in bucket.states])
         self.num_threads = count_threads(torch.get_num_threads)
@@ -92,12 +84,7 @@ class NativeTables:
         return Layout([read], step, {name: partial(statistics, i) for i, name in enumerate(self.names)}, self.release)
 
     def follow(self) -> None:
-        addresses = addresses_in(self.buckets) if self.in_place else None
-        if addresses is None:
-            grads = [g for bucket in self.buckets for g in bucket.grads]
-            self.grads = gradients_like(self.params, grads, self.contiguous)
-            addresses = array("Q", map(Tensor.data_ptr, self.grads))
-        self.tables.point(addresses)
+        self.tables.point(functools.reduce(operator.add, [bucket.locate_gradients() for bucket in self.buckets]))
         self.tables.fill(list(map(options_of, self.buckets)), self.num_threads())
 
     def is_allowed(self) -> bool:
@@ -171,7 +158,7 @@ class NativeTables:
                 registers[rows, columns] = whole.double()
 
     def release(self, taken: bool) -> None:
-        self.grads, self.finite, self.sums = (), None, []
+        self.finite, self.sums = None, []
 
 
 class LastStep:
@@ -188,14 +175,6 @@ class LastStep:
         ends = itertools.accumulate(count for _, count in self.rates)
         rate = next(rate for (rate, _), end in zip(self.rates, ends, strict=True) if index < end)
         return {**rate, **self.figures.read(index, lambda v, s: torch.tensor(v, dtype=torch.float64).reshape(s))}
-
-
-def addresses_in(buckets: Sequence[Bucket]) -> array[int] | None:
-    """Where all gradients are, if every bucket knows it."""
-    if len(buckets) == 1:
-        return buckets[0].addresses
-    known = [bucket.addresses for bucket in buckets if bucket.addresses is not None]
-    return functools.reduce(operator.add, known) if len(known) == len(buckets) else None
 
 
 def options_of(bucket: Bucket) -> Options:

@@ -23,7 +23,7 @@ from thalweg.rules import Direction, WholeRule
 from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Asked, Part
 from thalweg.storage import RECORD
-from thalweg.torch.engines.memory import are_the_same, gradients_like
+from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.protocol import Bucket, Engine, say_buckets
 from thalweg.torch.engines.recorder import ArgumentTable, on_device
 from thalweg.torch.engines.shards import outline_of
@@ -89,12 +89,6 @@ class TritonStep:
         #: In which whole tensors travel: the team, the number, and launches with something in it.
         self.slots = [(team, n, [launches[owned[at]] for at in slot]) for n, (team, slot) in enumerate(slots)]
         self.params = [p for bucket in buckets for p in bucket.params]
-        self.contiguous = [all(map(Tensor.is_contiguous, bucket.params)) for bucket in buckets]
-        #: Whether gradients are read where they are, if they are stored like these.
-        self.in_place = [
-            are_the_same(gradients_like(bucket.params, bucket.grads, contiguous), bucket.grads)
-            for bucket, contiguous in zip(buckets, self.contiguous, strict=True)
-        ]
         self.statistics: Statistics = {
             name: functools.partial(launch.figures, i)
             for bucket, launch in zip(buckets, self.launches, strict=True)
@@ -110,8 +104,6 @@ class TritonStep:
         self.squares: Squares | None = None
         if not any(bucket.parts for bucket in buckets) and (self.numerics.needs_norm or self.numerics.may_skip):
             self.squares = Squares([g for bucket in buckets for g in bucket.grads])
-        #: Copies of gradients that lie otherwise, until the step is over.
-        self.copies: list[Sequence[Tensor]] = []
         #: Numbers of all launches, by what they depend on.
         self.numbers: dict[Hashable, int] = {}
         self.make_table()
@@ -191,7 +183,7 @@ class TritonStep:
                 stacks.prepare()
         for place, (launch, bucket) in enumerate(zip(self.launches, self.buckets, strict=True)):
             self.take_numbers(place, launch, bucket)
-        self.table.follow(self.find_gradients())
+        self.table.follow(functools.reduce(operator.add, [bucket.locate_gradients() for bucket in self.buckets]))
         self.table.upload()
         if is_capturing(self.device) and self not in self.engine.captured:
             self.engine.captured.append(self)
@@ -208,17 +200,6 @@ class TritonStep:
         if is_here or not are_the_same(given, self.given[place]):
             self.given[place], self.number = given, None
             launch.take(bucket.setting, step, Step(*self.one, step.grad_scale, step.allowed))
-
-    def find_gradients(self) -> array[int]:
-        """Where the gradients are; of those that lie otherwise than their parameters, copies."""
-        found = array("Q")
-        for bucket, contiguous, in_place in zip(self.buckets, self.contiguous, self.in_place, strict=True):
-            places = bucket.addresses if in_place else None
-            if places is None:
-                self.copies.append(gradients_like(bucket.params, bucket.grads, contiguous))
-                places = array("Q", map(Tensor.data_ptr, self.copies[-1]))
-            found += places
-        return found
 
     def key(self) -> Hashable:
         """What all launches depend on beside tables."""
@@ -290,7 +271,6 @@ class TritonStep:
         self.rounds, self.sums = [], []
         if not taken and self.slots:
             self.engine.owners.forget()
-        self.copies.clear()
 
 
 def count_rounds(launch: Launch) -> int:

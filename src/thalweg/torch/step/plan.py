@@ -19,7 +19,7 @@ from torch import Tensor
 from thalweg.kernels.cpu.tables import Counts
 from thalweg.settings import RuleOptions
 from thalweg.torch.engines.counts import HostCounts
-from thalweg.torch.engines.memory import are_the_same, copy_shards, note_form
+from thalweg.torch.engines.memory import are_the_same, note_form
 from thalweg.torch.engines.protocol import Bucket, Engine, EngineKind, Table, count_tensors
 from thalweg.torch.engines.recorder import Recorder
 from thalweg.torch.private import LOCAL, SPEC, AsPlainTensors
@@ -84,7 +84,7 @@ class StepPlan:
         """Make the list: what reads and decides, up to the guard what writes nothing, and then what writes."""
         by_kernels = [bucket for bucket in self.buckets if bucket.parts and bucket.engine != "lists"]
         #: Shards that are not contiguous, with the copies that are stepped in their place.
-        self.copies = [pair for bucket in by_kernels for pair in copy_shards(bucket)]
+        self.copies = [pair for bucket in by_kernels for pair in bucket.copy_shards()]
         for kind, engine in engines.items():
             if chosen := [bucket for bucket in self.buckets if bucket.engine == kind]:
                 self.layouts += engine.lay_out(chosen)
@@ -270,7 +270,7 @@ class StepPlan:
             taken = True
         finally:
             for bucket in self.buckets:
-                bucket.release()
+                bucket.grads = ()  # keep no gradient alive
             for layout in self.layouts:
                 layout.release(taken)
             self.table.release()
