@@ -47,22 +47,34 @@ STAGES: dict[str, tuple[str, dict[str, Any], list[str], list[str]]] = {
         ],
         ["remember what was decided", "last pass of what is finite: LAMB", "warn where all is clipped"],
     ),
-    "lists": ("SGD", dict(engine="foreach"), [], ["write SGD, 4 tensors", "no fused code for 4 tensors"]),
+    "lists": (
+        "SGD",
+        dict(engine="foreach"),
+        [],
+        ["write new values by torch: SGD, 4 tensors", "no fused code for 4 tensors"],
+    ),
     "lists that may raise": (
         "SGD",
         dict(engine="foreach", on_nonfinite="raise"),
-        ["new values: SGD, 4 tensors", "raise if a step is not finite"],
-        ["write SGD, 4 tensors", "no fused code for 4 tensors (940 elements): engine='foreach'"],
+        ["new values by torch: SGD, 4 tensors", "raise if a step is not finite"],
+        ["write new values: SGD, 4 tensors", "no fused code for 4 tensors (940 elements): engine='foreach'"],
     ),
     "no native code": (
         *("AdamW", dict(dtype=torch.float64, state_rounding="stochastic", state_dtype="bfloat16"), []),
-        ["write AdamW, 4 tensors", "there is no native code for state_rounding='stochastic' of float64"],
+        [
+            "write new values by torch: AdamW, 4 tensors",
+            "there is no native code for state_rounding='stochastic' of float64",
+        ],
     ),
     "a mixture": (
         "muon_adamw",
         {},
         ["find the gradients of AdamW, 3 tensors"],
-        ["write Muon, 1 tensor", "all passes: AdamW, 3", "no fused code for 1 tensor (600 elements): Muon is made of"],
+        [
+            "write new values by torch: Muon, 1 tensor",
+            "all passes: AdamW, 3",
+            "no fused code for 1 tensor (600 elements): Muon is made of",
+        ],
     ),
 }
 

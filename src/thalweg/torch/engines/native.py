@@ -27,7 +27,7 @@ from thalweg.kernels.cpu.tables import (
 )
 from thalweg.kernels.threads import count_threads, num_threads
 from thalweg.spaces.sharded import Asked
-from thalweg.torch.engines.protocol import Bucket, Engine, say_buckets
+from thalweg.torch.engines.protocol import Bucket, Engine, rate_of, say_buckets
 from thalweg.torch.engines.squares import borrow_torch_threads
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.params.parameter import Param
@@ -81,7 +81,7 @@ class NativeTables:
                 Compute(f"all passes but the last, and a look at that one: {what}", self.measure),
                 Compute(f"last pass of what is finite: {what}", self.write, writes=True),
             ]
-        return Layout([read], step, {name: partial(statistics, i) for i, name in enumerate(self.names)}, self.release)
+        return Layout([read], step, {name: partial(statistics, i) for i, name in enumerate(self.names)})
 
     def follow(self) -> None:
         self.tables.point(functools.reduce(operator.add, [bucket.locate_gradients() for bucket in self.buckets]))
@@ -119,7 +119,7 @@ class NativeTables:
 
     def end_write(self) -> None:
         self.last.figures = self.tables.figures()
-        self.last.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
+        self.last.rates = [(bucket.lr, bucket.lr_scale, len(bucket.names)) for bucket in self.buckets]
 
     # ---- shards: without a guard, passes that measure may write state
 
@@ -127,8 +127,8 @@ class NativeTables:
         """A pass, and its sums over ranks."""
         return [
             Compute(f"pass {number}: {what}", partial(self.sum_up, number), writes=True),
-            Reduce(f"sums of pass {number}: {what}", self.ask, writes=True),
-            Compute(f"take the sums of pass {number}: {what}", self.take_sums, writes=True),
+            Reduce(f"sums of pass {number}", self.ask, writes=True),
+            Compute(f"take the sums of pass {number}", self.take_sums, writes=True),
         ]
 
     def sum_up(self, number: int) -> None:
@@ -157,24 +157,24 @@ class NativeTables:
             for whole, (rows, columns, _) in self.sums:
                 registers[rows, columns] = whole.double()
 
-    def release(self, taken: bool) -> None:
-        self.finite, self.sums = None, []
-
 
 class LastStep:
     """Statistics of the last step of a run; they keep no parameter alive."""
 
     figures: Figures | None = None
-    #: Of each bucket, with the number of its parameters.
-    rates: Sequence[tuple[dict[str, Any], int]] = ()
+    #: Of each bucket: lr, what multiplies it, and the number of parameters.
+    rates: Sequence[tuple[Any, float, int]] = ()
 
     def read(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter; none where no step was taken yet."""
         if self.figures is None:
             return {}
-        ends = itertools.accumulate(count for _, count in self.rates)
-        rate = next(rate for (rate, _), end in zip(self.rates, ends, strict=True) if index < end)
-        return {**rate, **self.figures.read(index, lambda v, s: torch.tensor(v, dtype=torch.float64).reshape(s))}
+        ends = itertools.accumulate(count for *_, count in self.rates)
+        lr, lr_scale = next(rate[:2] for rate, end in zip(self.rates, ends, strict=True) if index < end)
+        return {
+            **rate_of(lr, lr_scale),
+            **self.figures.read(index, lambda v, s: torch.tensor(v, dtype=torch.float64).reshape(s)),
+        }
 
 
 def options_of(bucket: Bucket) -> Options:
@@ -186,7 +186,7 @@ def options_of(bucket: Bucket) -> Options:
         bucket.t,
         None if bucket.lr is None else float(bucket.lr),
         bucket.lr_scale,
-        None if bucket.grad_scale is None else float(bucket.grad_scale),
+        None if bucket.table.grad_scale is None else float(bucket.table.grad_scale),
         setting.rule,
     )
 

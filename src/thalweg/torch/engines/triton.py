@@ -138,7 +138,7 @@ class TritonStep:
             run = self.advance if number else self.begin
             step += [
                 self.compute(f"pass {number} over shards: {what}", run, writes=writes),
-                Reduce(f"sums of pass {number}: {what}", self.ask, writes=writes),
+                Reduce(f"sums of pass {number}", self.ask, writes=writes),
             ]
         if self.sharded:
             last = self.advance if rounds else self.begin

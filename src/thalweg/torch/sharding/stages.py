@@ -86,8 +86,8 @@ class Layout(NamedTuple):
     #: The step itself. Up to the first stage that writes, nothing is written.
     step: Sequence[Stage]
     statistics: Statistics
-    #: Lets go of what one step alone has. taken: whether it was written.
-    release: Callable[[bool], None]
+    #: Lets go of what one step alone has. taken: whether it was written. None: there is nothing.
+    release: Callable[[bool], None] | None = None
     #: Launches that find the sum of squares of each gradient; None: the engine has none.
     squares: Callable[[], Tensor] | None = None
     #: What the launches of a step depend on beside tables; None: they are not recorded.

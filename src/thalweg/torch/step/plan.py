@@ -272,7 +272,8 @@ class StepPlan:
             for bucket in self.buckets:
                 bucket.grads = ()  # keep no gradient alive
             for layout in self.layouts:
-                layout.release(taken)
+                if layout.release is not None:
+                    layout.release(taken)
             self.table.release()
 
     def copy_in(self) -> None:
