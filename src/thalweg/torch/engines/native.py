@@ -68,7 +68,7 @@ class NativeTables:
 
     def layout(self) -> Layout:
         what = say_buckets(self.buckets)
-        read, statistics = Compute(f"find the gradients of {what}", self.follow), self.last.read
+        read, statistics = Compute(f"find {len(self.names)} gradients", self.follow), self.last.read
         if any(bucket.parts for bucket in self.buckets):
             step = [
                 *chain.from_iterable(self.shard_pass(number, what) for number in range(self.tables.rounds)),

@@ -131,7 +131,7 @@ class TritonStep:
     def layout(self, *, alone: bool) -> Layout:
         """alone: whether no other device has launches in this step; several are not recorded, nor measured here."""
         raises, what = self.numerics.on_nonfinite == "raise", say_buckets(self.buckets)
-        read = Compute(f"find the gradients of {what}", self.prepare)
+        read = Compute(f"find {len(self.params)} gradients", self.prepare)
         step: list[Stage] = []
         rounds, writes = max(map(count_rounds, self.sharded), default=0), self.numerics.on_nonfinite == "propagate"
         for number in range(rounds):

@@ -101,7 +101,7 @@ class JointDecision:
     # ---- as stages
 
     def taking_numbers(self) -> Stage:
-        return Compute("take what a GradScaler leaves to the step", self.take_numbers)
+        return Compute("ask for a GradScaler", self.take_numbers)
 
     def stages(self) -> list[Stage]:
         """Where the host waits for what is decided."""
