@@ -33,7 +33,7 @@ STAGES: dict[str, tuple[str, dict[str, Any], list[str], list[str]]] = {
     "native": (
         "AdamW",
         {},
-        ["find the gradients of AdamW, 4 tensors"],
+        ["find 4 gradients"],
         ["all passes: AdamW, 4 tensors (940 elements)"],
     ),
     "decided by all gradients": (
@@ -42,27 +42,27 @@ STAGES: dict[str, tuple[str, dict[str, Any], list[str], list[str]]] = {
         [
             "squares of 4 gradients",
             f"decide: max_grad_norm=1.0, spikes={Spikes(window=4)!r}, on_nonfinite='skip'",
-            "find the gradients of LAMB",
+            "find 4 gradients",
             "all passes but the last, and a look at that one: LAMB",
         ],
         ["remember what was decided", "last pass of what is finite: LAMB", "warn where all is clipped"],
     ),
-    "lists": ("SGD", dict(engine="foreach"), [], ["write SGD, 4 tensors", "no fused code for 4 tensors"]),
+    "lists": ("SGD", dict(engine="foreach"), [], ["by torch: SGD, 4 tensors", "no fused code for 4 tensors"]),
     "lists that may raise": (
         "SGD",
         dict(engine="foreach", on_nonfinite="raise"),
-        ["new values: SGD, 4 tensors", "raise if a step is not finite"],
-        ["write SGD, 4 tensors", "no fused code for 4 tensors (940 elements): engine='foreach'"],
+        ["new values by torch: SGD, 4 tensors", "raise if a step is not finite"],
+        ["write new values: SGD, 4 tensors", "no fused code for 4 tensors (940 elements): engine='foreach'"],
     ),
     "no native code": (
         *("AdamW", dict(dtype=torch.float64, state_rounding="stochastic", state_dtype="bfloat16"), []),
-        ["write AdamW, 4 tensors", "there is no native code for state_rounding='stochastic' of float64"],
+        ["by torch: AdamW, 4 tensors", "there is no native code for state_rounding='stochastic' of float64"],
     ),
     "a mixture": (
         "muon_adamw",
         {},
-        ["find the gradients of AdamW, 3 tensors"],
-        ["write Muon, 1 tensor", "all passes: AdamW, 3", "no fused code for 1 tensor (600 elements): Muon is made of"],
+        ["find 3 gradients"],
+        ["by torch: Muon, 1 tensor", "all passes: AdamW, 3", "no fused code for 1 tensor (600 elements): Muon is"],
     ),
 }
 

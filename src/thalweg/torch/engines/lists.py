@@ -81,10 +81,12 @@ class ListsStep:
     def layout(self) -> Layout:
         step: list[Stage] = []
         if self.shards:
-            step.append(Rounds(f"new values: {say_buckets(self.shards)}", self.measure_shards))
+            step.append(Rounds(f"new values by torch: {say_buckets(self.shards)}", self.measure_shards))
         if self.raises:
-            step.append(Compute(f"new values: {say_buckets(self.whole or self.shards)}", self.measure))
-        step.append(Compute(f"write {say_buckets(self.buckets)}", self.write, writes=True))
+            step.append(Compute(f"new values by torch: {say_buckets(self.whole or self.shards)}", self.measure))
+        made = "new values" if self.raises or not self.whole else "new values by torch"
+        if written := [*self.whole, *self.shards]:
+            step.append(Compute(f"write {made}: {say_buckets(written)}", self.write, writes=True))
         for team, slots in groupby(self.owners.divide(list(map(outline_of, self.replicated))), itemgetter(0)):
             works = [SlotWork(team, *self.ask_replicas(slot)).stages() for _, slot in slots]
             step += take_turns(works)

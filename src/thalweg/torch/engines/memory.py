@@ -1,11 +1,10 @@
-"""How tensors lie in memory: whether they still do, and copies where they do not lie as fused code needs them."""
+"""How tensors lie in memory: whether they still do, and copies of those that do not lie as fused code needs them."""
 
 from __future__ import annotations
 
 import operator
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,15 +12,12 @@ from torch import Tensor
 
 from thalweg.kernels.cpu.described import DescribedForm, find_describe
 from thalweg.kernels.cpu.library import is_here
-from thalweg.torch.engines.protocol import Bucket
 
 DEVICE, DTYPE, SHAPE = map(operator.attrgetter, ("device", "dtype", "shape"))
 
 
-def gradients_like(params: Sequence[Tensor], grads: Sequence[Tensor], contiguous: bool) -> Sequence[Tensor]:
-    """Gradients that lie as their parameters do; copies where they differ. contiguous: whether all parameters are."""
-    if contiguous and all(map(Tensor.is_contiguous, grads)) and not any(map(Tensor.is_neg, grads)):
-        return grads
+def gradients_like(params: Sequence[Tensor], grads: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Gradients that lie as their parameters do; copies of those that do not."""
     return [alike(p, g) for p, g in zip(params, grads, strict=True)]
 
 
@@ -31,27 +27,9 @@ def are_the_same(objects: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def alike(p: Tensor, g: Tensor) -> Tensor:
-    if g.stride() != p.stride() or g.is_neg():
+    if g.is_neg() or not (g.stride() == p.stride() or (p.is_contiguous() and g.is_contiguous())):
         return torch.empty_like(p, dtype=g.dtype).copy_(g)
     return g
-
-
-def stage_shards(bucket: Bucket) -> tuple[Bucket, list[tuple[Tensor, Tensor]]]:
-    """A bucket of shards with copies in place of those that are not contiguous, and which those are.
-
-    All ranks must take the same engine, whatever the memory layout of their shards.
-    """
-    pairs = []
-
-    def contiguous(x: Tensor) -> Tensor:
-        if x.is_contiguous():
-            return x
-        pairs.append((x, x.contiguous()))
-        return pairs[-1][1]
-
-    params = [contiguous(p) for p in bucket.params]
-    states = [{key: contiguous(entry) for key, entry in state.items()} for state in bucket.states]
-    return replace(bucket, params=params, states=states), pairs
 
 
 def join_memory(tensors: Sequence[Tensor]) -> Tensor | None:
@@ -69,15 +47,6 @@ def join_memory(tensors: Sequence[Tensor]) -> Tensor | None:
     if is_joint and all(x.is_contiguous() and x.untyped_storage().data_ptr() == storage for x in tensors):
         return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
     return None
-
-
-def held_in(place: Tensor | None, value: Tensor | None) -> Tensor | None:
-    """A copy of a value: in this place if there is one, else in memory that is the place from now on."""
-    if value is None:
-        return None
-    if place is None or place.dtype != value.dtype:
-        return value.clone()
-    return place.copy_(value)
 
 
 # ---- whether they lie as they did

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from array import array
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -28,8 +27,7 @@ from thalweg.kernels.cpu.tables import (
 )
 from thalweg.kernels.threads import count_threads, num_threads
 from thalweg.spaces.sharded import Asked
-from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
-from thalweg.torch.engines.protocol import Bucket, Engine, say_buckets
+from thalweg.torch.engines.protocol import Bucket, Engine, rate_of, say_buckets
 from thalweg.torch.engines.squares import borrow_torch_threads
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.params.parameter import Param
@@ -55,25 +53,10 @@ class NativeTables:
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         borrow_torch_threads()
         self.buckets = buckets
-        #: Shards that are not contiguous, with the copies that are stepped in their place.
-        self.staged: list[tuple[Tensor, Tensor]] = []
-        operands: list[Operand] = []
-        #: What is stepped: parameters, or those copies. Gradients have to lie like them.
-        self.stepped: list[Tensor] = []
-        for group, bucket in enumerate(buckets):
-            stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
-            self.staged += pairs
-            self.stepped += stepped.params
-            operands += operands_of(stepped, group)
-        #: Kept until they have been read: some are copies.
-        self.grads: Sequence[Tensor] = ()
+        operands = [operand for group, bucket in enumerate(buckets) for operand in operands_of(bucket, group)]
         self.tables = Tables(operands, list(map(options_of, buckets)))
         #: Of all parameters, in the order of the buckets.
         self.params = [p for bucket in buckets for p in bucket.params]
-        grads = [g for bucket in buckets for g in bucket.grads]
-        self.contiguous = all(map(Tensor.is_contiguous, self.stepped))
-        #: Whether gradients are read where they are, if they are stored like these.
-        self.in_place = are_the_same(gradients_like(self.stepped, grads, self.contiguous), grads)
         self.names = [name for bucket in buckets for name in bucket.names]
         self.counts = Counts([s["step"].data_ptr() for bucket in buckets for s in bucket.states])
         self.num_threads = count_threads(torch.get_num_threads)
@@ -85,40 +68,34 @@ class NativeTables:
 
     def layout(self) -> Layout:
         what = say_buckets(self.buckets)
-        read, statistics = Compute(f"find the gradients of {what}", self.follow), self.last.read
+        read, statistics = Compute(f"find {len(self.names)} gradients", self.follow), self.last.read
         if any(bucket.parts for bucket in self.buckets):
             step = [
                 *chain.from_iterable(self.shard_pass(number, what) for number in range(self.tables.rounds)),
-                Compute(f"last pass: {what}", self.write_shards, writes=True),
+                Compute(f"last pass: {what}", partial(self.step, REHEARSE), writes=True),
             ]
         elif self.buckets[0].setting.numerics.on_nonfinite == "propagate":
-            step = [Compute(f"all passes: {what}", self.step, writes=True)]
+            step = [Compute(f"all passes: {what}", partial(self.step, MEASURE), writes=True)]
         else:
             step = [
                 Compute(f"all passes but the last, and a look at that one: {what}", self.measure),
                 Compute(f"last pass of what is finite: {what}", self.write, writes=True),
             ]
-        return Layout([read], step, {name: partial(statistics, i) for i, name in enumerate(self.names)}, self.release)
+        return Layout([read], step, {name: partial(statistics, i) for i, name in enumerate(self.names)})
 
     def follow(self) -> None:
-        addresses = addresses_in(self.buckets) if self.in_place else None
-        if addresses is None:
-            grads = [g for bucket in self.buckets for g in bucket.grads]
-            self.grads = gradients_like(self.stepped, grads, self.contiguous)
-            addresses = array("Q", map(Tensor.data_ptr, self.grads))
-        for tensor, copy in self.staged:
-            copy.copy_(tensor)
-        self.tables.point(addresses)
+        self.tables.point(functools.reduce(operator.add, [bucket.locate_gradients() for bucket in self.buckets]))
         self.tables.fill(list(map(options_of, self.buckets)), self.num_threads())
 
     def is_allowed(self) -> bool:
         allowed = self.buckets[0].table.allowed
         return allowed is None or bool(allowed)
 
-    def step(self) -> None:
+    def step(self, first: int) -> None:
+        """All passes from this one on."""
         if self.is_allowed():
             self.begin_write()
-            self.tables.run(MEASURE, END)
+            self.tables.run(first, END)
             self.end_write()
 
     def measure(self) -> None:
@@ -141,10 +118,8 @@ class NativeTables:
         self.counts.advance(self.finite)
 
     def end_write(self) -> None:
-        for tensor, copy in self.staged:
-            tensor.copy_(copy)
         self.last.figures = self.tables.figures()
-        self.last.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
+        self.last.rates = [(bucket.lr, bucket.lr_scale, len(bucket.names)) for bucket in self.buckets]
 
     # ---- shards: without a guard, passes that measure may write state
 
@@ -152,8 +127,8 @@ class NativeTables:
         """A pass, and its sums over ranks."""
         return [
             Compute(f"pass {number}: {what}", partial(self.sum_up, number), writes=True),
-            Reduce(f"sums of pass {number}: {what}", self.ask, writes=True),
-            Compute(f"take the sums of pass {number}: {what}", self.take_sums, writes=True),
+            Reduce(f"sums of pass {number}", self.ask, writes=True),
+            Compute(f"take the sums of pass {number}", self.take_sums, writes=True),
         ]
 
     def sum_up(self, number: int) -> None:
@@ -182,38 +157,24 @@ class NativeTables:
             for whole, (rows, columns, _) in self.sums:
                 registers[rows, columns] = whole.double()
 
-    def write_shards(self) -> None:
-        if self.is_allowed():
-            self.begin_write()
-            self.tables.run(REHEARSE, END)
-            self.end_write()
-
-    def release(self, taken: bool) -> None:
-        self.grads, self.finite, self.sums = (), None, []
-
 
 class LastStep:
     """Statistics of the last step of a run; they keep no parameter alive."""
 
     figures: Figures | None = None
-    #: Of each bucket, with the number of its parameters.
-    rates: Sequence[tuple[dict[str, Any], int]] = ()
+    #: Of each bucket: lr, what multiplies it, and the number of parameters.
+    rates: Sequence[tuple[Any, float, int]] = ()
 
     def read(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter; none where no step was taken yet."""
         if self.figures is None:
             return {}
-        ends = itertools.accumulate(count for _, count in self.rates)
-        rate = next(rate for (rate, _), end in zip(self.rates, ends, strict=True) if index < end)
-        return {**rate, **self.figures.read(index, lambda v, s: torch.tensor(v, dtype=torch.float64).reshape(s))}
-
-
-def addresses_in(buckets: Sequence[Bucket]) -> array[int] | None:
-    """Where all gradients are, if every bucket knows it."""
-    if len(buckets) == 1:
-        return buckets[0].addresses
-    known = [bucket.addresses for bucket in buckets if bucket.addresses is not None]
-    return functools.reduce(operator.add, known) if len(known) == len(buckets) else None
+        ends = itertools.accumulate(count for *_, count in self.rates)
+        lr, lr_scale = next(rate[:2] for rate, end in zip(self.rates, ends, strict=True) if index < end)
+        return {
+            **rate_of(lr, lr_scale),
+            **self.figures.read(index, lambda v, s: torch.tensor(v, dtype=torch.float64).reshape(s)),
+        }
 
 
 def options_of(bucket: Bucket) -> Options:
@@ -225,7 +186,7 @@ def options_of(bucket: Bucket) -> Options:
         bucket.t,
         None if bucket.lr is None else float(bucket.lr),
         bucket.lr_scale,
-        None if bucket.grad_scale is None else float(bucket.grad_scale),
+        None if bucket.table.grad_scale is None else float(bucket.table.grad_scale),
         setting.rule,
     )
 

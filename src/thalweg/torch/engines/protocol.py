@@ -14,6 +14,7 @@ from thalweg.kernels.chunks import CHUNK, extent, pieces
 from thalweg.rules.entries import Count
 from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Part
+from thalweg.torch.engines.memory import are_the_same, gradients_like
 from thalweg.torch.params.parameter import Param
 from thalweg.torch.sharding.stages import Layout
 
@@ -69,6 +70,8 @@ class Bucket:
     parts: Sequence[Part] = ()
     #: Where the gradients are, if they are stored like those that the step was laid out for; None: ask each.
     addresses: array[int] | None = None
+    #: Whether they lay as their parameters do.
+    is_read_in_place: bool = False
     table: Table = field(default_factory=Table)
 
     @property
@@ -94,13 +97,36 @@ class Bucket:
         return dict(lr=self.lr, lr_scale=self.lr_scale, grad_scale=self.grad_scale, allowed=self.allowed)
 
     @property
-    def rate(self) -> dict[str, float | Tensor]:
-        """The step size, as statistics tell it."""
-        return {} if self.lr is None else {"lr": self.lr * self.lr_scale}
+    def rate(self) -> dict[str, Any]:
+        return rate_of(self.lr, self.lr_scale)
 
-    def release(self) -> None:
-        """Keep no gradient alive."""
-        self.grads = ()
+    def locate_gradients(self) -> array[int]:
+        """Where the gradients are, for code that needs them to lie as parameters do: copies replace those that do not.
+
+        Bound anew they are asked again, unless the first ones lay so.
+        """
+        if self.addresses is None or not self.is_read_in_place:
+            grads, self.grads = self.grads, gradients_like(self.params, self.grads)
+            self.is_read_in_place = are_the_same(grads, self.grads)
+            self.addresses = array("Q", map(Tensor.data_ptr, self.grads))
+        return self.addresses
+
+    def copy_shards(self) -> list[tuple[Tensor, Tensor]]:
+        """Put copies in the place of shards that are not contiguous; return these, each with its copy.
+
+        All ranks must take the same engine, whatever the memory layout of their shards.
+        """
+        pairs = []
+
+        def contiguous(x: Tensor) -> Tensor:
+            if x.is_contiguous():
+                return x
+            pairs.append((x, x.contiguous()))
+            return pairs[-1][1]
+
+        self.params = [contiguous(p) for p in self.params]
+        self.states = [{key: contiguous(entry) for key, entry in state.items()} for state in self.states]
+        return pairs
 
     def chunks(self, limit: int = CHUNK) -> list[Bucket]:
         """Chunks of at most so many elements, or of a single larger tensor."""
@@ -135,6 +161,11 @@ class Bucket:
             parts=some(self.parts) if self.parts else (),
             addresses=None if self.addresses is None else array("Q", some(self.addresses)),
         )
+
+
+def rate_of(lr: float | Tensor | None, lr_scale: float) -> dict[str, Any]:
+    """The step size, as statistics tell it."""
+    return {} if lr is None else {"lr": lr * lr_scale}
 
 
 def say_buckets(buckets: Sequence[Bucket]) -> str:

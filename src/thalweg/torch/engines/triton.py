@@ -23,7 +23,7 @@ from thalweg.rules import Direction, WholeRule
 from thalweg.settings import ParameterOptions
 from thalweg.spaces.sharded import Asked, Part
 from thalweg.storage import RECORD
-from thalweg.torch.engines.memory import are_the_same, gradients_like, stage_shards
+from thalweg.torch.engines.memory import are_the_same
 from thalweg.torch.engines.protocol import Bucket, Engine, say_buckets
 from thalweg.torch.engines.recorder import ArgumentTable, on_device
 from thalweg.torch.engines.shards import outline_of
@@ -89,12 +89,6 @@ class TritonStep:
         #: In which whole tensors travel: the team, the number, and launches with something in it.
         self.slots = [(team, n, [launches[owned[at]] for at in slot]) for n, (team, slot) in enumerate(slots)]
         self.params = [p for bucket in buckets for p in bucket.params]
-        self.contiguous = [all(map(Tensor.is_contiguous, bucket.params)) for bucket in buckets]
-        #: Whether gradients are read where they are, if they are stored like these.
-        self.in_place = [
-            are_the_same(gradients_of(bucket, contiguous), bucket.grads)
-            for bucket, contiguous in zip(buckets, self.contiguous, strict=True)
-        ]
         self.statistics: Statistics = {
             name: functools.partial(launch.figures, i)
             for bucket, launch in zip(buckets, self.launches, strict=True)
@@ -110,8 +104,6 @@ class TritonStep:
         self.squares: Squares | None = None
         if not any(bucket.parts for bucket in buckets) and (self.numerics.needs_norm or self.numerics.may_skip):
             self.squares = Squares([g for bucket in buckets for g in bucket.grads])
-        #: Copies of gradients that lie otherwise, until the step is over.
-        self.copies: list[Sequence[Tensor]] = []
         #: Numbers of all launches, by what they depend on.
         self.numbers: dict[Hashable, int] = {}
         self.make_table()
@@ -139,14 +131,14 @@ class TritonStep:
     def layout(self, *, alone: bool) -> Layout:
         """alone: whether no other device has launches in this step; several are not recorded, nor measured here."""
         raises, what = self.numerics.on_nonfinite == "raise", say_buckets(self.buckets)
-        read = Compute(f"find the gradients of {what}", self.prepare)
+        read = Compute(f"find {len(self.params)} gradients", self.prepare)
         step: list[Stage] = []
         rounds, writes = max(map(count_rounds, self.sharded), default=0), self.numerics.on_nonfinite == "propagate"
         for number in range(rounds):
             run = self.advance if number else self.begin
             step += [
                 self.compute(f"pass {number} over shards: {what}", run, writes=writes),
-                Reduce(f"sums of pass {number}: {what}", self.ask, writes=writes),
+                Reduce(f"sums of pass {number}", self.ask, writes=writes),
             ]
         if self.sharded:
             last = self.advance if rounds else self.begin
@@ -179,8 +171,7 @@ class TritonStep:
         if isinstance(bucket.setting.rule, WholeRule):
             lane = next(lanes) if sum(bucket.extents) <= MOST_IN_LANE else 0
             return WholeLaunch(bucket, self.engine.buffers[lane], Launch, lane)
-        stepped, pairs = stage_shards(bucket) if bucket.parts else (bucket, [])
-        return Launch(stepped, pairs)
+        return Launch(bucket)
 
     def prepare(self) -> None:
         """Take the gradients and numbers of a step."""
@@ -192,7 +183,7 @@ class TritonStep:
                 stacks.prepare()
         for place, (launch, bucket) in enumerate(zip(self.launches, self.buckets, strict=True)):
             self.take_numbers(place, launch, bucket)
-        self.table.follow(self.find_gradients())
+        self.table.follow(functools.reduce(operator.add, [bucket.locate_gradients() for bucket in self.buckets]))
         self.table.upload()
         if is_capturing(self.device) and self not in self.engine.captured:
             self.engine.captured.append(self)
@@ -209,19 +200,6 @@ class TritonStep:
         if is_here or not are_the_same(given, self.given[place]):
             self.given[place], self.number = given, None
             launch.take(bucket.setting, step, Step(*self.one, step.grad_scale, step.allowed))
-
-    def find_gradients(self) -> array[int]:
-        """Where the gradients are; of those that lie otherwise than their parameters, copies."""
-        found = array("Q")
-        for bucket, contiguous, in_place in zip(self.buckets, self.contiguous, self.in_place, strict=True):
-            places = bucket.addresses if in_place else None
-            if places is None:
-                self.copies.append(gradients_of(bucket, contiguous))
-                places = array("Q", map(Tensor.data_ptr, self.copies[-1]))
-            found += places
-        for launch in self.sharded:
-            launch.copy_staged()
-        return found
 
     def key(self) -> Hashable:
         """What all launches depend on beside tables."""
@@ -293,7 +271,6 @@ class TritonStep:
         self.rounds, self.sums = [], []
         if not taken and self.slots:
             self.engine.owners.forget()
-        self.copies.clear()
 
 
 def count_rounds(launch: Launch) -> int:
@@ -378,13 +355,6 @@ def passes_for(bucket: Bucket) -> Any:
     return Passes(operands, bucket.grads, rule, numerics, keys, sharded=sharded, rated=rated, **memory)
 
 
-def gradients_of(bucket: Bucket, contiguous: bool) -> Sequence[Tensor]:
-    """Gradients that lie as their parameters do, contiguous for shards; copies where they differ."""
-    if bucket.parts:
-        return [g.resolve_neg().contiguous() for g in bucket.grads]
-    return gradients_like(bucket.params, bucket.grads, contiguous)
-
-
 def rows_of(table: Any, places: Sequence[int]) -> tuple[list[int], array[int]]:
     """The rows of a table of gradients: of each the place of its tensor among all, and where it begins in that."""
     rows, offsets = list[int](), array("Q")
@@ -397,10 +367,9 @@ def rows_of(table: Any, places: Sequence[int]) -> tuple[list[int], array[int]]:
 class Launch:
     """The kernels of one bucket: its passes, and where they read the numbers of a step."""
 
-    def __init__(self, bucket: Bucket, staged: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
-        """staged: tensors that are not contiguous, with the copies that are stepped in their place."""
+    def __init__(self, bucket: Bucket) -> None:
         # without gradients, which a copy of a bucket would keep alive
-        self.passes, self.bucket, self.staged = passes_for(bucket), replace(bucket, grads=()), staged
+        self.passes, self.bucket = passes_for(bucket), replace(bucket, grads=())
         #: The numbers of the step, or where they are.
         self.step: Any = None
         self.rate: dict[str, Any] = {}
@@ -409,10 +378,6 @@ class Launch:
     def finite(self) -> Tensor:
         """For each parameter whether its step is finite, under a guard."""
         return cast(Tensor, self.passes.finite)
-
-    def copy_staged(self) -> None:
-        for tensor, copy in self.staged:
-            copy.copy_(tensor)
 
     def tables(self, first: int) -> Iterator[tuple[Any, Sequence[int]]]:
         """The table of gradients, with the places of these among all. first: that of the bucket's first."""
@@ -432,8 +397,6 @@ class Launch:
 
     def write(self) -> None:
         self.passes.write(self.step)
-        for tensor, copy in self.staged:
-            tensor.copy_(copy)
 
     def figures(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter's last step, read from the device when requested."""

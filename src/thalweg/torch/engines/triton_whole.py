@@ -30,7 +30,7 @@ from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.storage import RECORD, arithmetic
 from thalweg.torch.engines.counts import HostCounts
-from thalweg.torch.engines.memory import join_memory, stage_shards
+from thalweg.torch.engines.memory import join_memory
 from thalweg.torch.engines.protocol import Bucket
 from thalweg.torch.engines.results import request_of
 from thalweg.torch.params.parameter import Param, count_largest
@@ -418,8 +418,6 @@ class SlotStacks(NamedTuple):
     members: Sequence[int]
     #: The stacks of one shape, with the places of their tensors among these members.
     stacks: Sequence[tuple[Stack, Sequence[int]]]
-    #: Tensors that are not contiguous, with the copies that are stepped in their place.
-    staged: Sequence[tuple[Tensor, Tensor]]
 
 
 class OwnedLaunch(WholeLaunch):
@@ -438,18 +436,18 @@ class OwnedLaunch(WholeLaunch):
         places = {i: place for place, alike in enumerate(bucket.alike()) for i in alike}
         self.in_slots, self.stacks, self.members = {}, [], []
         for slot, members in self.slots.items():
-            staged, pairs = stage_shards(bucket.chosen(members))
+            chosen = bucket.chosen(members)
             by_shape: dict[Hashable, list[int]] = defaultdict(list)
             for at, i in enumerate(members):
-                by_shape[places[i], staged.params[at].shape].append(at)
+                by_shape[places[i], chosen.params[at].shape].append(at)
             stacks, begin = [], 0
             for positions in by_shape.values():
-                scratch = memory[begin : begin + len(positions) * staged.params[positions[0]].numel()]
-                stacks.append((Stack(staged.chosen(positions), scratch, self.by_elements), positions))
+                scratch = memory[begin : begin + len(positions) * chosen.params[positions[0]].numel()]
+                stacks.append((Stack(chosen.chosen(positions), scratch, self.by_elements), positions))
                 begin += sum(sizes[members[at]] for at in positions)
                 self.members.append([members[at] for at in positions])
             self.stacks += [stack for stack, _ in stacks]
-            self.in_slots[slot] = SlotStacks(members, stacks, pairs)
+            self.in_slots[slot] = SlotStacks(members, stacks)
 
     def is_stale(self) -> bool:
         return False
@@ -459,9 +457,7 @@ class OwnedLaunch(WholeLaunch):
 
     def show(self, slot: int) -> Request:
         """Write the momentum of a slot; return what its owners are asked to do with it."""
-        members, stacks, staged = self.in_slots[slot]
-        for tensor, held in staged:
-            held.copy_(tensor)
+        members, stacks = self.in_slots[slot]
         bucket, shown = self.bucket.chosen(members), list[Any](members)
         for stack, positions in stacks:
             stack.show()
@@ -472,14 +468,11 @@ class OwnedLaunch(WholeLaunch):
 
     def receive(self, slot: int, answer: Direction) -> None:
         """Write parameters by the directions that owners have answered with."""
-        _, stacks, staged = self.in_slots[slot]
-        for stack, positions in stacks:
+        for stack, positions in self.in_slots[slot].stacks:
             figures = {key: torch.stack([values[at] for at in positions]) for key, values in answer.figures.items()}
             for key, figure in stack.rule.show_figures(xp, figures, stack.due).items():
                 stack.note_figure(key, figure)
             stack.apply([answer.tensor[at] for at in positions])
-        for tensor, held in staged:
-            tensor.copy_(held)
 
     def write(self) -> None:
         """Do nothing: all was written when it arrived."""

@@ -58,30 +58,10 @@ def all_to_all(arrived: Tensor, sent: Tensor, incoming: list[int], outgoing: lis
 
 
 class Message:
-    """One all-to-all between tensors: it is begun, and then waited for; again and again where launches are recorded."""
+    """One all-to-all: pieces for each rank of a group, and those from each.
 
-    def __init__(self, arrived: Tensor, sent: Tensor, incoming: list[int], outgoing: list[int], group: Any) -> None:
-        self.is_recorded = sent.is_cuda and torch.cuda.is_current_stream_capturing()
-        # a recorded step does not keep memory alive that later launches of it may use
-        self.memory: Any = (borrow(arrived), borrow(sent)) if self.is_recorded else (arrived, sent)
-        self.sizes, self.group, self.work = (incoming, outgoing), group, cast(Any, None)
-
-    def begin(self) -> None:
-        (arrived, sent), (incoming, outgoing) = self.memory, self.sizes
-        self.work = all_to_all(arrived, sent, incoming, outgoing, self.group)
-
-    def wait(self) -> None:
-        """A GPU waits by itself, and not the host."""
-        self.work.wait()
-        self.work = None
-        if not self.is_recorded:
-            self.memory = ()
-
-
-class Exchange:
-    """The pieces for each rank of a group, and the message from each.
-
-    incoming: the sizes of those. sent_from: the device that messages have to be on.
+    It is begun, waited for and read; begun and waited for again and again where launches are recorded. incoming: the
+    sizes of what arrives from each rank. device: where tensors are. sent_from: where messages have to be.
     """
 
     def __init__(
@@ -94,18 +74,27 @@ class Exchange:
         group: Any,
         sent_from: str,
     ) -> None:
-        self.device, self.sizes = device, list(incoming)
+        self.device, self.group, self.work = device, group, cast(Any, None)
         flat = [piece.reshape(-1).to(dtype) for pieces in outgoing for piece in pieces]
-        self.sent = (torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=device)).to(sent_from)
-        self.arrived = torch.empty(sum(incoming), dtype=dtype, device=sent_from)
-        sizes = [sum(piece.numel() for piece in pieces) for pieces in outgoing]
-        self.message = Message(self.arrived, self.sent, self.sizes, sizes, group)
+        sent = (torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=device)).to(sent_from)
+        self.sizes = list(incoming), [sum(piece.numel() for piece in pieces) for pieces in outgoing]
+        self.memory: Any = torch.empty(sum(incoming), dtype=dtype, device=sent_from), sent
+        self.is_recorded = sent.is_cuda and torch.cuda.is_current_stream_capturing()
+
+    def begin(self) -> None:
+        self.work = all_to_all(*self.memory, *self.sizes, self.group)
+
+    def wait(self) -> None:
+        """A GPU waits by itself, and not the host."""
+        self.work.wait()
+        self.work = None
 
     def read(self) -> list[Tensor]:
         """What has arrived from each rank, after it was waited for."""
-        arrived = self.arrived.to(self.device)
-        del self.message, self.sent, self.arrived
-        return list(torch.split(arrived, self.sizes))
+        arrived, sent = self.memory
+        # a recorded step does not keep memory alive that later launches of it may use
+        self.memory = (borrow(arrived), borrow(sent)) if self.is_recorded else ()
+        return list(torch.split(arrived.to(self.device), self.sizes[0]))
 
 
 def gather_objects(mine: Any, group: Any) -> list[Any]:

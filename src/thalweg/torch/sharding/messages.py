@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape
+from thalweg.rules import Direction
 from thalweg.torch.sharding.layouts import Block
-from thalweg.torch.sharding.requests import Batch, BatchResults, Request
+from thalweg.torch.sharding.requests import Batch, Request
 
 
 class Reader:
@@ -29,6 +30,12 @@ class Reader:
     def next_stack(self, rows: int, shape: Shape) -> Tensor:
         """Tensors of one shape."""
         return self.next(rows, math.prod(shape)).view(rows, *shape)
+
+    def next_numbers(self, rows: int, shape: Shape, dtype: torch.dtype) -> Tensor:
+        """Numbers of this dtype, with all their digits."""
+        words = count_words(dtype, self.message.dtype)
+        sent = self.next(rows, words * math.prod(shape))
+        return (sent.to(dtype) if words == 1 else sent.clone().view(dtype)).reshape(rows, *shape)
 
 
 def stack_blocks(tensors: Tensor | Sequence[Tensor], block: Block | None) -> Tensor:
@@ -63,7 +70,7 @@ def size_shown(batch: Batch, request: Request, rank: int) -> int:
 
 
 def pack(
-    batch: Batch, request: Request, results: BatchResults, dtype: torch.dtype, blocks: Mapping[str, Block] | None = None
+    batch: Batch, request: Request, results: Direction, dtype: torch.dtype, blocks: Mapping[str, Block] | None = None
 ) -> Iterator[Tensor]:
     """The results for a rank, as pieces of a message.
 
@@ -73,63 +80,47 @@ def pack(
     def cut(key: str, tensors: Tensor | Sequence[Tensor]) -> Tensor:
         return stack_blocks(tensors, None if blocks is None else blocks[key])
 
-    yield cut("p", results.tensors)
-    yield from (in_words(results.figures[key], dtype) for key in request.rule.FIGURES)
+    yield cut("p", results.tensor)
+    for key in request.rule.FIGURES:
+        yield in_words(results.figures[key].to(request.dtype_of_figures), dtype)
     if request.changes:
-        yield from (cut(key, results.factors[key]) for key in request.matrices)
+        yield from (cut(key, results.state[key]) for key in request.matrices)
         for key in request.norms:
-            norm = stack_blocks(results.factors[key], None).to(request.factors[key][0].dtype)
-            yield norm.contiguous().view(dtype) if norm.itemsize > dtype.itemsize else norm
+            yield in_words(stack_blocks(results.state[key], None).to(request.factors[key][0].dtype), dtype)
 
 
-def unpack(batch: Batch, request: Request, reader: Reader, rank: int) -> BatchResults:
-    """The results for this rank, from a message."""
+def unpack(batch: Batch, request: Request, reader: Reader, rank: int) -> Direction:
+    """The results for this rank, from a message: stacks of tensors and of numbers."""
     count, blocks, dtype = batch.size, batch.blocks[rank], request.dtype
     tensors = reader.next_stack(count, blocks["p"].shape).to(dtype)
-    shape, figures = request.rule.figure_shape(batch.shape), {}
-    for key in request.rule.FIGURES:
-        sent = reader.next(count, words(reader.message.dtype) * math.prod(shape))
-        figures[key] = from_words(sent, dtype).reshape(count, *shape)
-    factors: dict[str, Tensor | Sequence[Tensor]] = {}
+    shape, numbers = request.rule.figure_shape(batch.shape), request.dtype_of_figures
+    figures = {key: reader.next_numbers(count, shape, numbers) for key in request.rule.FIGURES}
     if not request.changes:
         factors = {key: [entries[i] for i in batch.members] for key, entries in request.factors.items()}
-        return BatchResults(tensors, figures, factors)
-    for key in request.matrices:
-        factors[key] = reader.next_stack(count, blocks[key].shape).to(dtype)
+        return Direction(tensors, figures, factors)
+    state = {key: reader.next_stack(count, blocks[key].shape).to(dtype) for key in request.matrices}
     for key in request.norms:
         norm = request.factors[key][0]
-        sent = reader.next(count, norm_size(norm, reader.message.dtype))
-        read = sent.clone().view(norm.dtype) if norm.itemsize > sent.itemsize else sent.to(norm.dtype)
-        factors[key] = read.reshape(count, *norm.shape)
-    return BatchResults(tensors, figures, factors)
+        state[key] = reader.next_numbers(count, tuple(norm.shape), norm.dtype)
+    return Direction(tensors, figures, state)
 
 
 def size_answered(batch: Batch, request: Request, dtype: torch.dtype, rank: int) -> int:
     """How many elements of a message of this dtype these pieces take."""
     rule, blocks = request.rule, batch.blocks[rank]
     size = blocks["p"].size
-    size += len(rule.FIGURES) * words(dtype) * math.prod(rule.figure_shape(batch.shape))
+    size += len(rule.FIGURES) * count_words(request.dtype_of_figures, dtype) * math.prod(rule.figure_shape(batch.shape))
     if request.changes:
         size += sum(blocks[key].size for key in request.matrices)
-        size += sum(norm_size(request.factors[key][0], dtype) for key in request.norms)
+        norms = [request.factors[key][0] for key in request.norms]
+        size += sum(norm.numel() * count_words(norm.dtype, dtype) for norm in norms)
     return batch.size * size
 
 
-def norm_size(norm: Tensor, dtype: torch.dtype) -> int:
-    return norm.numel() * max(1, norm.itemsize // dtype.itemsize)
+def count_words(numbers: torch.dtype, dtype: torch.dtype) -> int:
+    """How many elements of a message of this dtype each of these numbers takes, which keep all their digits."""
+    return max(1, numbers.itemsize // dtype.itemsize)
 
 
-def words(dtype: torch.dtype) -> int:
-    """How many elements of a message each figure takes: figures keep at least the digits of float32."""
-    return 2 if dtype.itemsize == 2 else 1
-
-
-def in_words(figures: Tensor, dtype: torch.dtype) -> Tensor:
-    return figures.float().contiguous().view(-1).view(dtype) if words(dtype) == 2 else figures
-
-
-def from_words(sent: Tensor, dtype: torch.dtype) -> Tensor:
-    """Figures from a message, in the precision of the arithmetic. dtype: of the tensors they belong to."""
-    if words(sent.dtype) == 2:
-        return sent.clone().view(torch.float32)
-    return sent.to(torch.float32 if words(dtype) == 2 else dtype)
+def in_words(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    return numbers if count_words(numbers.dtype, dtype) == 1 else numbers.contiguous().view(-1).view(dtype)

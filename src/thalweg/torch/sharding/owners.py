@@ -23,7 +23,7 @@ from thalweg.torch.sharding import collectives
 from thalweg.torch.sharding.collectives import Message, widest
 from thalweg.torch.sharding.layouts import Block, factor_shapes
 from thalweg.torch.sharding.messages import Reader, pack, show, size_answered, size_shown, unpack
-from thalweg.torch.sharding.requests import Batch, BatchResults, Request
+from thalweg.torch.sharding.requests import Batch, Request
 from thalweg.torch.sharding.shards import MeshGroup
 from thalweg.torch.sharding.stages import Begin, Compute, Stage, take_turns
 from thalweg.torch.stacks import Parts, draw_noise, most_of_stack, space_of_kernels, transform_stacks
@@ -52,7 +52,7 @@ class Owners:
         answers: list[Any] = [None] * len(requests)
         for team, members in self.by_team(requests):
             begun = team.begin([requests[i] for i in members])
-            for stage in take_turns([SlotWork(team, slot.again, "").stages() for slot in begun]):
+            for stage in take_turns([slot.stages(team) for slot in begun]):
                 stage.run()
             for i, answer in zip(members, begun[0].answers, strict=True):
                 answers[i] = answer.direction()
@@ -104,11 +104,9 @@ class Ranks:
 
     def exchange(
         self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> collectives.Exchange:
+    ) -> Message:
         """One message to every rank, and one from each."""
-        return collectives.Exchange(
-            outgoing, incoming, dtype=dtype, device=device, group=self.group, sent_from=self.device
-        )
+        return Message(outgoing, incoming, dtype=dtype, device=device, group=self.group, sent_from=self.device)
 
 
 class Slot(NamedTuple):
@@ -178,7 +176,7 @@ class Team:
             if len(self.slots) == MOST_KEPT:
                 self.slots.clear()
             self.slots[key] = self.lay_out(requests, cold, dtype)
-        answers = [Answer(request) for request in requests]
+        answers = [Parts(len(request.names)) for request in requests]
         return [Begun(slot, requests, dtype, answers) for slot in self.slots[key]]
 
     def begin_slot(self, requests: Sequence[Request]) -> Begun:
@@ -229,7 +227,7 @@ class Team:
                     else:
                         self.known.discard(name)
 
-    def work(self, batches: Sequence[Batch], requests: Sequence[Request], readers: list[Reader]) -> list[BatchResults]:
+    def work(self, batches: Sequence[Batch], requests: Sequence[Request], readers: list[Reader]) -> list[Direction]:
         """Assemble the tensors that this rank owns, and do the work on them. Readers are empty afterwards."""
         given: list[list[Tensor | Sequence[Tensor]]] = []
         for batch in batches:
@@ -240,12 +238,12 @@ class Team:
             if batch.cold and readers:
                 self.take_factors(batch, request, readers)
         readers.clear()  # do not keep a second copy
-        results: list[BatchResults] = []
+        results: list[Direction] = []
         for batch in batches:
             results.append(self.transform(batch, requests[batch.request], given.pop(0)))
         return results
 
-    def transform(self, batch: Batch, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]]) -> BatchResults:
+    def transform(self, batch: Batch, request: Request, tensors: Sequence[Tensor | Sequence[Tensor]]) -> Direction:
         """Do the work on a batch, stack by stack, and keep what is remembered of factors."""
         rule = request.rule
         known, like = [self.factors_of(request, i) for i in batch.members], tensors[0][0]
@@ -268,8 +266,7 @@ class Team:
         if request.factors:
             for at, i in enumerate(batch.members):
                 self.keep_factors(request, i, {key: direction.state[key][at] for key in request.matrices})
-        figures = {key: torch.stack(direction.figures[key]) for key in rule.FIGURES}
-        return BatchResults(direction.tensor, figures, direction.state)
+        return direction._replace(figures={key: torch.stack(direction.figures[key]) for key in rule.FIGURES})
 
     def factors_of(self, request: Request, index: int) -> State[Tensor]:
         """The whole factors of a parameter, and what every rank has."""
@@ -300,10 +297,10 @@ class Begun(NamedTuple):
     #: That of its messages.
     dtype: torch.dtype
     #: What it fills, for each request.
-    answers: Sequence[Answer]
+    answers: Sequence[Parts]
 
-    def again(self, team: Team) -> Begun:
-        return self
+    def stages(self, team: Team) -> list[Stage]:
+        return SlotWork(team, lambda team: self, "").stages()
 
 
 class SlotWork:
@@ -326,8 +323,9 @@ class SlotWork:
         launches: whether all that is done beside messages launches kernels.
         """
         self.team, self.begin, self.take, self.what, self.launches = team, begin, take, what, launches
-        self.exchange: Any = None
-        self.results: list[BatchResults] = []
+        #: That which was sent last; None: this rank has none to send in its turn.
+        self.message: Message | None = None
+        self.results: list[Direction] = []
 
     def stages(self) -> list[Stage]:
         """Arithmetic, and messages between it."""
@@ -335,26 +333,25 @@ class SlotWork:
         if shards > 1:
             stages = [
                 self.compute("show", self.show),
-                Begin(f"shards of {self.what} to their owners", self.message),
+                Begin(f"shards of {self.what} to their owners", self.find_message),
                 self.compute("transform", self.send_back),
-                Begin(f"{self.what} back from their owners", self.message),
+                Begin(f"{self.what} back from their owners", self.find_message),
                 self.compute("take", self.receive),
             ]
         else:
             stages = [self.compute("transform", self.transform)]
         if replicas > 1:
-            stages += [Begin(f"{self.what} to replicas", self.message), self.compute("take", self.receive_copies)]
+            stages += [Begin(f"{self.what} to replicas", self.find_message), self.compute("take", self.receive_copies)]
         return stages
 
     def compute(self, verb: str, run: Callable[[], None]) -> Stage:
         return Compute(f"{verb} {self.what}", run, writes=self.take is not None, launches=self.launches)
 
-    def message(self) -> Message | None:
-        """That which is sent next; None: this rank has none to send in its turn."""
-        return None if self.exchange is None else self.exchange.message
+    def find_message(self) -> Message | None:
+        return self.message
 
     def start(self) -> None:
-        self.begun = self.begin(self.team)
+        self.begun, self.message = self.begin(self.team), None
         here = self.team.replicas.rank
         self.batches = [batch for batch in self.begun.slot.batches if batch.owner[0] == here]
         self.mine = [batch for batch in self.batches if batch.owner[1] == self.team.shards.rank]
@@ -364,14 +361,13 @@ class SlotWork:
 
     def send(self, ranks: Ranks, pieces: Sequence[Sequence[Tensor]], incoming: Sequence[int]) -> None:
         device = self.begun.requests[0].tensors[0][0].device
-        self.exchange = ranks.exchange(pieces, incoming, self.begun.dtype, device)
+        self.message = ranks.exchange(pieces, incoming, self.begun.dtype, device)
 
     def read(self) -> list[Reader]:
-        return [] if self.exchange is None else list(map(Reader, self.exchange.read()))
+        return [] if self.message is None else list(map(Reader, self.message.read()))
 
     def show(self) -> None:
         self.start()
-        self.exchange = None
         if self.batches:
             outgoing: list[list[Tensor]] = [[] for _ in range(self.team.shards.size)]
             for batch, request in self.pairs(self.batches):
@@ -405,7 +401,6 @@ class SlotWork:
 
     def transform(self) -> None:
         self.start()
-        self.exchange = None
         self.work()
         self.send_copies()
 
@@ -425,10 +420,10 @@ class SlotWork:
 
     def finish(self, batches: Sequence[Batch]) -> None:
         answers, results = self.begun.answers, self.results
-        self.exchange, self.results = None, []
+        self.message, self.results = None, []
         del self.begun
         for batch, result in zip(batches, results, strict=True):
-            answers[batch.request].add(batch, result)
+            answers[batch.request].take(batch.members, result)
         if self.take is not None:
             self.take([answer.direction() for answer in answers])
 
@@ -448,16 +443,6 @@ def assemble(batch: Batch, key: str, shape: Shape, dtype: torch.dtype, readers: 
         shards = reader.next_stack(batch.size, blocks[key].shape)
         whole[(slice(None), *blocks[key].slices)].copy_(shards)
     return whole
-
-
-class Answer(Parts):
-    """The answer to a request, put together from batches."""
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(len(request.names))
-
-    def add(self, batch: Batch, result: BatchResults) -> None:
-        self.take(batch.members, Direction(result.tensors, dict(result.figures), dict(result.factors)))
 
 
 def noise_of(request: Request, index: int, x: Tensor) -> Tensor:

@@ -45,6 +45,11 @@ class Request:
         return self.tensors[0][0].dtype
 
     @property
+    def dtype_of_figures(self) -> torch.dtype:
+        """They keep at least the digits of float32."""
+        return self.dtype if self.dtype.itemsize > 2 else torch.float32
+
+    @property
     def norms(self) -> list[str]:
         """The keys of those that every rank has."""
         return [key for key in self.factors if key not in self.matrices]
@@ -79,12 +84,3 @@ class Batch(NamedTuple):
     @property
     def size(self) -> int:
         return len(self.members)
-
-
-class BatchResults(NamedTuple):
-    """The results for a batch, as a stack or a list of tensors: whole, or this rank's shards."""
-
-    tensors: Tensor | Sequence[Tensor]
-    #: Stacks of numbers.
-    figures: Mapping[str, Tensor]
-    factors: Mapping[str, Tensor | Sequence[Tensor]]

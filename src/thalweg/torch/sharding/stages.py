@@ -48,26 +48,25 @@ class Rounds(NamedTuple):
         in_lockstep(self.computations())
 
 
-class Begin(NamedTuple):
-    """A message is sent on its way, if this rank has one to send."""
+class Sending(NamedTuple):
+    """What is done with a message, if this rank has one to send."""
 
     what: str
     message: Callable[[], Message | None]
     writes: bool = False
     launches: bool = False
+
+
+class Begin(Sending):
+    """A message is sent on its way."""
 
     def run(self) -> None:
         if (message := self.message()) is not None:
             message.begin()
 
 
-class Wait(NamedTuple):
+class Wait(Sending):
     """Until that message has arrived."""
-
-    what: str
-    message: Callable[[], Message | None]
-    writes: bool = False
-    launches: bool = False
 
     def run(self) -> None:
         if (message := self.message()) is not None:
@@ -87,8 +86,8 @@ class Layout(NamedTuple):
     #: The step itself. Up to the first stage that writes, nothing is written.
     step: Sequence[Stage]
     statistics: Statistics
-    #: Lets go of what one step alone has. taken: whether it was written.
-    release: Callable[[bool], None]
+    #: Lets go of what one step alone has. taken: whether it was written. None: there is nothing.
+    release: Callable[[bool], None] | None = None
     #: Launches that find the sum of squares of each gradient; None: the engine has none.
     squares: Callable[[], Tensor] | None = None
     #: What the launches of a step depend on beside tables; None: they are not recorded.
@@ -100,7 +99,7 @@ def fix(stage: Stage) -> Stage:
     if isinstance(stage, Reduce):
         asked = stage.ask()
         return stage._replace(ask=lambda: asked)
-    if isinstance(stage, (Begin, Wait)):
+    if isinstance(stage, Sending):
         message = stage.message()
         return stage._replace(message=lambda: message)
     return stage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +18,6 @@ from thalweg.spaces import torch as single
 from thalweg.spaces.sharded import Asked
 from thalweg.spaces.torch_sums import squares_of_each
 from thalweg.storage import SPIKES
-from thalweg.torch.engines.memory import held_in
-from thalweg.torch.engines.native import addresses_in
 from thalweg.torch.engines.protocol import Bucket, Table
 from thalweg.torch.engines.squares import sums_by_kernels, sums_by_native_code
 from thalweg.torch.sharding.stages import Compute, Reduce, Stage
@@ -102,7 +101,7 @@ class JointDecision:
     # ---- as stages
 
     def taking_numbers(self) -> Stage:
-        return Compute("take what a GradScaler leaves to the step", self.take_numbers)
+        return Compute("ask for a GradScaler", self.take_numbers)
 
     def stages(self) -> list[Stage]:
         """Where the host waits for what is decided."""
@@ -146,7 +145,7 @@ class JointDecision:
         table, numerics = self.table, self.numerics
         scale = None if table.scaled_by is None else table.scaled_by.double().reciprocal().reshape(())
         allowed = None if table.found_inf is None else (table.found_inf == 0).reshape(())
-        self.unscale, self.guard = held_in(self.unscale, scale), held_in(self.guard, allowed)
+        self.unscale, self.guard = put(self.unscale, scale), put(self.guard, allowed)
         if not self.is_joint:
             table.grad_scale, table.allowed = self.unscale, self.guard
             return
@@ -166,12 +165,13 @@ class JointDecision:
         """Find the sums of squares of gradients, by bucket: infinite in float32 where that overflows."""
         wide = [torch.float64 if bucket.grads[0].dtype == torch.float64 else torch.float32 for bucket in self.buckets]
         every = [g for bucket in self.buckets for g in bucket.grads]
-        addresses = addresses_in(self.buckets)
-        if self.native and (addresses is None or self.sums is None):
+        known = [bucket.addresses for bucket in self.buckets if bucket.addresses is not None]
+        are_known = len(known) == len(self.buckets)
+        if self.native and not (are_known and self.sums is not None):
             self.sums = (sums_by_native_code if every[0].is_cpu else sums_by_kernels)(every)
-            addresses = array("Q", map(Tensor.data_ptr, every))
-        if self.sums is not None and addresses is not None:
-            parts = torch.split(self.sums(addresses), [len(bucket.grads) for bucket in self.buckets])
+        if self.sums is not None:
+            places = functools.reduce(operator.add, known) if are_known else array("Q", map(Tensor.data_ptr, every))
+            parts = torch.split(self.sums(places), [len(bucket.grads) for bucket in self.buckets])
             self.squares = [squares.to(kind) for squares, kind in zip(parts, wide, strict=True)]
         else:
             self.squares = [squares_in(bucket.grads, kind) for bucket, kind in zip(self.buckets, wide, strict=True)]

@@ -82,6 +82,9 @@ class StepPlan:
 
     def lay_out(self, engines: Mapping[EngineKind, Engine], decision: JointDecision) -> None:
         """Make the list: what reads and decides, up to the guard what writes nothing, and then what writes."""
+        by_kernels = [bucket for bucket in self.buckets if bucket.parts and bucket.engine != "lists"]
+        #: Shards that are not contiguous, with the copies that are stepped in their place.
+        self.copies = [pair for bucket in by_kernels for pair in bucket.copy_shards()]
         for kind, engine in engines.items():
             if chosen := [bucket for bucket in self.buckets if bucket.engine == kind]:
                 self.layouts += engine.lay_out(chosen)
@@ -93,6 +96,8 @@ class StepPlan:
         self.may_refuse = numerics.on_nonfinite == "raise"
         squares = self.layouts[0].squares if len(self.layouts) == 1 and numerics.on_nonfinite != "raise" else None
         self.read += [decision.taking_numbers(), *(decision.stages() if squares is None else [])]
+        if self.copies:
+            self.read.append(Compute(f"copy {len(self.copies)} tensors that are not contiguous", self.copy_in))
         self.read += chain.from_iterable(layout.read for layout in self.layouts)
         if numerics.on_nonfinite == "propagate":  # no stage looks: one engine may write before another has measured
             before, writing = split_at_write(merge(steps))
@@ -105,7 +110,11 @@ class StepPlan:
         self.stages += before
         if numerics.on_nonfinite == "raise":
             self.stages.append(Compute("raise if a step is not finite", partial(self.look, decision)))
-        self.stages += [*decision.committing(launches=squares is not None), *writing, *decision.telling()]
+        self.stages += [*decision.committing(launches=squares is not None), *writing]
+        if self.copies:
+            on_gpu = all(copy.is_cuda for _, copy in self.copies)
+            self.stages.append(Compute("copy them back", self.copy_back, writes=True, launches=on_gpu))
+        self.stages += decision.telling()
         # where engines ask together, what they do between is not only launched
         if keys and sum(bool(find_end(stages)) for stages in steps) < 2:
             device = next(bucket.params[0].device for bucket in self.buckets if bucket.engine == "triton")
@@ -261,10 +270,19 @@ class StepPlan:
             taken = True
         finally:
             for bucket in self.buckets:
-                bucket.release()
+                bucket.grads = ()  # keep no gradient alive
             for layout in self.layouts:
-                layout.release(taken)
+                if layout.release is not None:
+                    layout.release(taken)
             self.table.release()
+
+    def copy_in(self) -> None:
+        for tensor, copy in self.copies:
+            copy.copy_(tensor)
+
+    def copy_back(self) -> None:
+        for tensor, copy in self.copies:
+            tensor.copy_(copy)
 
     def look(self, decision: JointDecision) -> None:
         """Raise if a step is not finite; nothing is written before."""
