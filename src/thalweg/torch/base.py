@@ -61,7 +61,7 @@ from thalweg.torch.sharding.shards import local
 from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.sharding.stages import Compute, Stage
 from thalweg.torch.step.averages import RateWatch, averages_in_place, check_loaded, have_weights, put_in_place, take_out
-from thalweg.torch.step.buckets import OfGroups, Sorter
+from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.joint import MOST_REMEMBERED, JointDecision, JointGradient
 from thalweg.torch.step.plan import Given, StepPlan, presence_of
 
@@ -169,9 +169,8 @@ class Optimizer(torch.optim.Optimizer):
         self._sorter = Sorter(engine, sharing)
         self._agreement = Agreement(sharing)
         self._plans: dict[bytes, StepPlan] = {}
-        #: Those of single parameters, and which of these were stepped since groups were looked at.
+        #: Those of steps of some parameters alone.
         self._plans_of_some: dict[tuple[Tensor, ...], StepPlan] = {}
-        self._stepped: set[Tensor] = set()
         #: The one that was taken last, if the next may be the same.
         self._latest: StepPlan | None = None
         self._joint = JointGradient()
@@ -224,7 +223,7 @@ class Optimizer(torch.optim.Optimizer):
         with self._guard():
             known, plan = len(self.state), None
             try:
-                plan = self._plan() if only is None else self._plan_some(only)
+                plan = self._plan(only)
                 # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
                 plan.table.scaled_by = getattr(self, "grad_scale", None)
                 plan.table.found_inf = getattr(self, "found_inf", None)
@@ -254,18 +253,31 @@ class Optimizer(torch.optim.Optimizer):
             stack.enter_context(torch.autocast(device, enabled=False))
         return stack
 
-    def _plan(self) -> StepPlan:
-        """The plan of this step: one that is remembered if it still holds, or else a new one."""
+    def _plan(self, only: tuple[Tensor, ...] | None) -> StepPlan:
+        """The plan of this step: one that is remembered if it still holds, or else a new one.
+
+        only: the parameters that it is for; None: all that have gradients.
+        """
         groups, latest = self.param_groups, self._latest
-        # with the same names ranks have agreed on all but options
-        may_hold = self._groups.have_same_names(groups) and self._agreement.holds(groups)
-        if latest is not None and may_hold and latest.bind(self._given(), self.state, self._options):
-            return latest
-        places = self._look(one_by_one=False)
-        present = presence_of(self._groups.params)
-        plans = self._plans, present, MOST_REMEMBERED
-        self._latest = self._find_plan(*plans, places, self._given(), lambda: self.state, self._options)
-        return self._latest
+        if only is None:
+            given, options = self._given(), functools.partial(self._options, range(len(groups)))
+            # with the same names ranks have agreed on all but options
+            may_hold = self._groups.have_same_names(groups) and self._agreement.holds(groups)
+            if latest is not None and may_hold and latest.bind(given, self.state, options):
+                return latest
+            places = self._look(one_by_one=False)
+            plans, most = self._plans, MOST_REMEMBERED
+            self._latest = self._find_plan(plans, presence_of(self._groups.params), most, places, given, options)
+            return self._latest
+        self._latest, before = None, self._groups.places
+        if self._places() is not before or not self._agreement.holds(groups):
+            self._look(one_by_one=True)
+        if not self._groups.places.keys() >= set(only):
+            raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
+        places = {p: self._groups.places[p] for p in only}
+        options = functools.partial(self._options, {index for _, index in places.values()})
+        plans_of_some, most = self._plans_of_some, len(self._groups.params)
+        return self._find_plan(plans_of_some, only, most, places, [list(only)], options)
 
     def _find_plan(
         self,
@@ -274,25 +286,27 @@ class Optimizer(torch.optim.Optimizer):
         most: int,
         places: Mapping[Tensor, tuple[str, int]],
         given: Given,
-        states: Callable[[], Mapping[Tensor, Any]],
-        options: Callable[[], tuple[OfGroups[RuleOptions], OfGroups[tuple[Rate, float]]]],
+        options: Callable[[], tuple[Mapping[int, RuleOptions], Mapping[int, tuple[Rate, float]]]],
     ) -> StepPlan:
         """One of these plans, of which so many are remembered, if it holds; or else a new one."""
         plan = plans.pop(key, None)
-        if plan is None or not plan.bind(given, states(), options):
+        if plan is None or not plan.bind(given, self._states_of(places), options):
             settings, _ = options()
             buckets = self._sorter.sort(self, places, settings)
             self._joint.share_norms(self.state.values())
             order = self._in_order(name for bucket in buckets for name in bucket.names)
             native = self._wanted_engine in ("auto", "fused")
             joint = JointDecision(self._joint, buckets, order, native=native) if buckets else None
-            plan = StepPlan(
-                buckets, self._engines, given, places, states(), settings, joint, self._list_checks(buckets)
-            )
+            states, checks = self._states_of(places), self._list_checks(buckets)
+            plan = StepPlan(buckets, self._engines, given, places, states, settings, joint, checks)
         plans[key] = plan
         if len(plans) > most:
             del plans[next(iter(plans))]
         return plan
+
+    def _states_of(self, places: Mapping[Tensor, Any]) -> Mapping[Tensor, Any]:
+        """The states of these parameters."""
+        return self.state if places is self._groups.places else {p: self.state.get(p, {}) for p in places}
 
     def _list_checks(self, buckets: Sequence[Bucket]) -> Iterator[Stage]:
         """What is asked before each step of a plan, where something can be wrong."""
@@ -300,29 +314,6 @@ class Optimizer(torch.optim.Optimizer):
             yield Compute("look for rates that change", functools.partial(self._rate_watch.check, buckets))
         if counted := next((bucket for bucket in buckets if bucket.t is not None and bucket.params[0].is_cuda), None):
             yield Compute("look for a CUDA graph of the user's", functools.partial(refuse_capture, counted))
-
-    def _plan_some(self, params: tuple[Tensor, ...]) -> StepPlan:
-        """The same for a step of these alone. Others are looked at when one is stepped again, and not each time."""
-        groups, look_again = self.param_groups, not self._stepped.isdisjoint(params)
-        have_kept_places = all(self._groups.has_kept_place(groups, p) for p in params)
-        if look_again or not have_kept_places or not self._agreement.holds(groups):
-            self._stepped.clear()
-            if not self._look(one_by_one=True).keys() >= set(params):
-                raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
-        self._stepped.update(params)
-        self._latest = None
-        places = {p: self._groups.places[p] for p in params}
-        indices = {index for _, index in places.values()}
-
-        def options() -> tuple[dict[int, RuleOptions], dict[int, tuple[Rate, float]]]:
-            settings = {index: self._groups.options_at(groups, index) for index in indices}
-            return settings, {index: self._rate(groups[index]) for index in indices}
-
-        def states() -> dict[Tensor, Any]:
-            return {p: self.state.get(p, {}) for p in params}
-
-        plans = self._plans_of_some, params, len(self._groups.params)
-        return self._find_plan(*plans, places, [list(params)], states, options)
 
     def _look(self, *, one_by_one: bool) -> dict[Tensor, tuple[str, int]]:
         """Look at all groups, agree with other ranks on what is new, and return the places of parameters."""
@@ -336,9 +327,11 @@ class Optimizer(torch.optim.Optimizer):
         """The parameters that may be stepped, in lists as groups have them."""
         return [params if type(params := group["params"]) is list else list(params) for group in self.param_groups]
 
-    def _options(self) -> tuple[list[RuleOptions], list[tuple[Rate, float]]]:
-        """The settings and the rates of all groups."""
-        return self._groups.current_options(self.param_groups), list(map(self._rate, self.param_groups))
+    def _options(self, indices: Iterable[int]) -> tuple[dict[int, RuleOptions], dict[int, tuple[Rate, float]]]:
+        """The options and the rates of groups, by index."""
+        groups = self.param_groups
+        options = self._groups.options_of(groups, indices)
+        return options, {index: self._rate(groups[index]) for index in options}
 
     # ---- groups
 
@@ -524,7 +517,6 @@ class Optimizer(torch.optim.Optimizer):
         self._sorter.forget()
         self._plans.clear()
         self._plans_of_some.clear()
-        self._stepped.clear()
         self._latest = None
         self._last, self._told = {}, None
 

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,17 @@ SHOWN_IF_SET = ("momentum",)
 NAMES_OF = operator.methodcaller("get", "param_names")
 
 
+class Known(NamedTuple):
+    """What was found of a group."""
+
+    #: All values of the group, and of the first what concerns the whole step; empty where one is edited in its place.
+    values: list[Any]
+    entry: RuleOptions
+    #: The options that the group has.
+    given: list[Any]
+    options: RuleOptions
+
+
 class Groups:
     """The parameter groups of one optimizer, as they were at the last look.
 
@@ -67,17 +78,13 @@ class Groups:
         #: The parameters of all groups, and the name and the group of each.
         self.params: list[Tensor] = []
         self.places: dict[Tensor, tuple[str, int]] = {}
-        #: Where in its group each is.
-        self.positions: dict[Tensor, int] = {}
         self.sizes: list[int] = []
         self.names: list[list[str] | None] = []
         #: By the address of a group: tools take empty groups away. Parameters themselves are not kept before a first
         #: step, since trainers want to free them.
         self.shapes: dict[int, list[Shape]] = {}
-        #: The settings of all groups, the values that they were made of, and the same for each group by itself.
-        self.settings: list[RuleOptions] = []
-        self.values: list[Any] = []
-        self.known: dict[int, tuple[RuleOptions, list[Any], RuleOptions]] = {}
+        #: The options of each group, and the values that they were made of.
+        self.known: dict[int, Known] = {}
         self.are_reported = self.rates_differ = False
 
     # ---- which parameters there are
@@ -92,24 +99,15 @@ class Groups:
         places = self.find_places(groups)
         check_names(groups, self.rules.overrides)
         self.places, self.sizes, self.params = places, sizes, params
-        self.positions = dict(zip(params, chain.from_iterable(map(range, sizes)), strict=True))
         self.note_shapes(groups)
         given = [group.get("param_names") for group in groups]
         self.names = [None if names is None else list(names) for names in given]
+        self.known = {index: known for index, known in self.known.items() if index < len(groups)}
         return True
 
     def have_same_names(self, groups: Sequence[Group]) -> bool:
         """Whether parameters are named as at the last look."""
         return list(map(NAMES_OF, groups)) == self.names
-
-    def has_kept_place(self, groups: Sequence[Group], p: Tensor) -> bool:
-        """Whether one parameter is where it was at the last look, and is named as it was."""
-        if p not in self.places or self.places[p][1] >= len(groups):
-            return False
-        (_, index), i = self.places[p], self.positions[p]
-        group, names = groups[index], self.names[index] or []
-        is_there = i < len(group["params"]) and group["params"][i] is p
-        return is_there and (group.get("param_names") or [])[i : i + 1] == names[i : i + 1]
 
     def find_places(self, groups: Sequence[Group]) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter; those that are new are checked."""
@@ -220,34 +218,36 @@ class Groups:
         given = {name: from_plain(group[name]) for name in option_names(entry.rule) if name in group}
         return RuleOptions(entry.rule, given, None, entry.overrides)
 
-    def current_options(self, groups: Sequence[dict[str, Any]]) -> list[RuleOptions]:
-        """The settings of all groups; looked at anew only if a value in one of them was replaced."""
-        values = list(chain.from_iterable(map(dict.values, groups)))
-        if len(values) != len(self.values) or not all(map(operator.is_, values, self.values)):
-            self.settings = [self.options_at(groups, index) for index in range(len(groups))]
+    def options_of(self, groups: Sequence[dict[str, Any]], indices: Iterable[int]) -> dict[int, RuleOptions]:
+        """The options of these groups, checked, by index."""
+        options = {index: self.options_at(groups, index) for index in indices}
+        if self.rules.are_mixed:
             self.compare_rates(groups)
-            # a list may be edited where it is
-            edited = any(type(v) is list for group in groups for k, v in group.items() if k not in MEMBERS)
-            self.values = [] if edited else values
-        return self.settings
+        return options
 
     def options_at(self, groups: Sequence[Group], index: int) -> RuleOptions:
-        """The settings of a group, checked; made anew only if one of its options has changed."""
-        group = groups[index]
+        """The options of a group, checked; made anew only if one of them has changed."""
+        group, first = groups[index], groups[0]
+        values = [*group.values(), *[first.get(name) for name in JOINT]]
+        known = self.known.get(index)
+        if known is not None and len(known.values) == len(values) and all(map(operator.is_, known.values, values)):
+            return known.options
         try:
             entry = self.entry_of(group)
             given = [group.get(name, ABSENT) for name in option_names(entry.rule)]
-            values = [tuple(v) if isinstance(v, list) else v for v in given]  # a list may be edited where it is
-            known = self.known.get(index)
-            if known is None or known[0] is not entry or not are_same(known[1], values):
-                self.known[index] = known = entry, values, self.make_options(group)
-            check_rate(known[2].base.rule, group["lr"])
+            # a list may be edited where it is
+            given = [tuple(value) if isinstance(value, list) else value for value in given]
+            is_same = known is not None and known.entry is entry and are_same(known.given, given)
+            options = known.options if is_same else self.make_options(group)
+            check_rate(options.base.rule, group["lr"])
             for name in JOINT:
                 concerns = f"{name} concerns the whole step and cannot differ between groups"
-                require(group.get(name) == groups[0].get(name), concerns)
+                require(group.get(name) == first.get(name), concerns)
         except OptionError as error:
             raise OptionError(f"parameter group {index}: {error}") from None
-        return known[2]
+        has_lists = any(type(value) is list for key, value in group.items() if key not in MEMBERS)
+        self.known[index] = Known([] if has_lists else values, entry, given, options)
+        return options
 
     def find_unused(self, groups: Sequence[Group]) -> tuple[list[Pattern], list[Pattern]]:
         """The patterns of overrides that match no parameter of their entries, and of entries without parameters."""
