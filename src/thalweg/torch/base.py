@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape
-from thalweg.errors import OptimError, OptionError, ParameterError, ResumeWarning, no_fused_code, refusal, warn
+from thalweg.errors import OptimError, OptionError, ParameterError, no_fused_code, refusal
 from thalweg.explain import Explanation
 from thalweg.given import Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
-from thalweg.settings import ParameterOptions, RuleOptions
+from thalweg.settings import RuleOptions
 from thalweg.torch import private
 from thalweg.torch.engines.admission import check_code, foresee_engine
 from thalweg.torch.engines.lists import Lists
@@ -40,7 +40,6 @@ from thalweg.torch.params.groups import (
     check_options,
     check_rate,
     choose_engine,
-    has_spikes_skipped,
     homes_in,
     name_positional,
     read_rate,
@@ -48,14 +47,7 @@ from thalweg.torch.params.groups import (
 )
 from thalweg.torch.params.parameter import Param
 from thalweg.torch.params.rules import Rules, check_own
-from thalweg.torch.params.states import (
-    convert_count,
-    fit_state,
-    follow_parameter,
-    form_of,
-    is_count_tensor,
-    make_state,
-)
+from thalweg.torch.params.states import States
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.shards import local
 from thalweg.torch.sharding.sharing import Sharing
@@ -73,29 +65,6 @@ def refuse_capture(counted: Bucket) -> None:
             f"a CUDA graph is being captured, and the host counts the steps of {counted.names[0]!r}: replays would "
             "take this one step again and again; construct the optimizer with capturable=True"
         )
-
-
-def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step with torch's hooks and its entry in profiles, as every optimizer of torch has them.
-
-    Where there are none it is called as it is: to look for them takes torch as long as a small step.
-    """
-    hooked = torch.optim.Optimizer.profile_hook_step(step)
-
-    @functools.wraps(step)
-    def lean(self: Any, *args: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return uncompiled(self, *args, **named)
-        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
-        seen = hooks or private.HOOKS_OF_ALL != [{}, {}] or private.is_profiled()
-        # torch itself runs the hooks around a step that a subclass has in its place
-        return (hooked if seen and type(self).step is lean else step)(self, *args, **named)
-
-    # The engines of a step are compiled already. A compiler would take torch's operations in their place, compile them
-    # anew for each shape, and compute every refresh, due or not.
-    uncompiled = torch.compiler.disable(lean)  # type: ignore[no-untyped-call]
-    lean.hooked = True  # type: ignore[attr-defined]
-    return lean
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -167,6 +136,7 @@ class Optimizer(torch.optim.Optimizer):
         #: The plan whose statistics were put there last.
         self._told: StepPlan | None = None
         self._sorter = Sorter(engine, sharing)
+        self._states = States(self._sorter.is_launched)
         self._agreement = Agreement(sharing)
         self._plans: dict[bytes, StepPlan] = {}
         #: Those of steps of some parameters alone.
@@ -177,10 +147,6 @@ class Optimizer(torch.optim.Optimizer):
         lists = Lists()
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
         self._idle_watch, self._rate_watch = IdleWatch(), RateWatch()
-        #: What holds for a parameter, as it was found of these settings for this shape and for state that is kept in
-        #: this form.
-        self._resolved: dict[Tensor, tuple[RuleOptions, ParameterOptions, Any]] = {}
-        self._conversion_told = False
         #: Whether averages are in the place of parameters.
         self._is_evaluated = False
         #: Held by a step from its first table to its last figure.
@@ -202,7 +168,7 @@ class Optimizer(torch.optim.Optimizer):
             private.set_grad_enabled(are_enabled)
         return loss
 
-    step = with_hooks(step)
+    step = private.with_hooks(step)
 
     # A compiler that saw which parameter this is would take it for the one it was compiled for.
     @torch.compiler.disable
@@ -464,56 +430,12 @@ class Optimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for name, p, index in self._homes():
                 if p.requires_grad:
-                    settings = self._groups.options_at(self.param_groups, index)
-                    self._state(name, p, self._setting(settings, name, p), self.param_groups[index])
-
-    def _state(self, name: str, p: Tensor, setting: ParameterOptions, group: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The state of a parameter, made if there is none."""
-        state: dict[str, Tensor] = self.state[p]
-        if not state:
-            state.update(make_state(name, p, setting, self._place_of_counts(p, group)))
-        elif any(entry.device != p.device for entry in state.values()):
-            follow_parameter(name, p, setting.rule, state, self._place_of_counts(p, group))
-        return state
-
-    def _setting(self, settings: RuleOptions, name: str, p: Tensor) -> ParameterOptions:
-        """What holds for a parameter. Its state is converted if that asks for it, and refused if it does not fit."""
-        known, form = self._resolved.get(p), (p.shape, form_of(self.state.get(p, {})))
-        if known is None or known[0] is not settings or known[2] != form:
-            setting, _ = settings.choose(name, p)
-            # schedulers that cycle momentum change numbers at every step
-            if known is None or known[1].kind != setting.kind or known[2] != form:
-                self._fit_state(name, p, setting)
-                form = p.shape, form_of(self.state.get(p, {}))
-            self._resolved[p] = known = settings, setting, form
-        return known[1]
-
-    def _fit_state(self, name: str, p: Tensor, setting: ParameterOptions) -> None:
-        setting.rule.check_shape(name, tuple(p.shape))
-        state = self.state.get(p)
-        changed = fit_state(name, p, setting, state) if state else ""
-        if changed and not self._conversion_told:
-            self._conversion_told = True
-            warn(changed, ResumeWarning)
-
-    def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None:
-        """Make tensors of counts of steps that users have written into state as plain numbers."""
-        states = self.state
-        for p, (name, index) in places.items():
-            state = states.get(p)
-            if state and not is_count_tensor(step := state.get("step")):
-                place = self._place_of_counts(p, self.param_groups[index])
-                state["step"] = convert_count(name, step).to(place)
-
-    def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
-        """Where counts live: with the host, unless the device alone may know them."""
-        on_device = group["capturable"] or group["on_nonfinite"] == "skip" or has_spikes_skipped(group)
-        launched = on_device or self._sorter.is_launched(self._rule_of(group), p)
-        return p.device if launched else torch.device("cpu")
+                    options = self._groups.options_at(self.param_groups, index)
+                    self._states.make_ready(self.state, name, p, options, self.param_groups[index])
 
     def _forget_memory(self) -> None:
         """Drop what is known of parameters and their state, and all that keeps either alive."""
-        self._resolved.clear()
+        self._states.forget()
         self._sorter.forget()
         self._plans.clear()
         self._plans_of_some.clear()
@@ -591,7 +513,9 @@ class Optimizer(torch.optim.Optimizer):
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         check_is_state(rules, state_dict)
-        groups, state = read_state(state_dict, self._groups, self.param_groups, self.defaults, self._place_of_counts)
+        groups, state = read_state(
+            state_dict, self._groups, self.param_groups, self.defaults, self._states.place_of_counts
+        )
         check_loaded(state_dict["param_groups"], state, self.state)
         warn_if_made_otherwise(state_dict["param_groups"], self._describe_arguments())
         pairs = zip(groups, self.param_groups, strict=True)
@@ -665,6 +589,7 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             # counts of a group live alike for all parameters of a dtype on a device: this is asked before every step
             examples = {(p.device, p.dtype): p for p in group["params"]}
-            if any(p.is_cpu or self._place_of_counts(p, group) != p.device for p in examples.values()):
+            rule = self._rule_of(group)
+            if any(p.is_cpu or self._states.place_of_counts(p, rule, group) != p.device for p in examples.values()):
                 return False
         return True
