@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -226,7 +226,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         groups, latest = self.param_groups, self._latest
         if only is None:
-            given, options = self._given(), functools.partial(self._options, range(len(groups)))
+            given, options = self._given(), partial(self._options, range(len(groups)))
             # with the same names ranks have agreed on all but options
             may_hold = self._groups.have_same_names(groups) and self._agreement.holds(groups)
             if latest is not None and may_hold and latest.bind(given, self.state, options):
@@ -241,7 +241,7 @@ class Optimizer(torch.optim.Optimizer):
         if not self._groups.places.keys() >= set(only):
             raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
         places = {p: self._groups.places[p] for p in only}
-        options = functools.partial(self._options, {index for _, index in places.values()})
+        options = partial(self._options, {index for _, index in places.values()})
         plans_of_some, most = self._plans_of_some, len(self._groups.params)
         return self._find_plan(plans_of_some, only, most, places, [list(only)], options)
 
@@ -277,9 +277,9 @@ class Optimizer(torch.optim.Optimizer):
     def _list_checks(self, buckets: Sequence[Bucket]) -> Iterator[Stage]:
         """What is asked before each step of a plan, where something can be wrong."""
         if any(getattr(bucket.setting.rule, "schedule_free", False) for bucket in buckets):
-            yield Compute("look for rates that change", functools.partial(self._rate_watch.check, buckets))
+            yield Compute("look for rates that change", partial(self._rate_watch.check, buckets))
         if counted := next((bucket for bucket in buckets if bucket.t is not None and bucket.params[0].is_cuda), None):
-            yield Compute("look for a CUDA graph of the user's", functools.partial(refuse_capture, counted))
+            yield Compute("look for a CUDA graph of the user's", partial(refuse_capture, counted))
 
     def _look(self, *, one_by_one: bool) -> dict[Tensor, tuple[str, int]]:
         """Look at all groups, agree with other ranks on what is new, and return the places of parameters."""
@@ -361,15 +361,16 @@ class Optimizer(torch.optim.Optimizer):
 
     def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]:
         """The lr that the rule of a group is given, and the factor of the step size that it computes from that."""
-        return read_rate(group, shown_only=bool(group.get("lr_is_scale")) and self._is_shown_only(group))
+        return read_rate(group, shown_only=self._is_shown_only(group))
 
     def _is_shown_only(self, group: Mapping[str, Any]) -> bool:
         """Whether a scheduler writes the step size into a group for people to read, and not for us.
 
         ``AdafactorSchedule`` of transformers does, and takes ``initial_lr`` away, which all others leave in groups.
         """
-        scheduled = getattr(self.step, "_wrapped_by_lr_sched", False)
-        return bool(group.get("lr_is_scale")) and scheduled and "initial_lr" not in group
+        if not group.get("lr_is_scale") or "initial_lr" in group:
+            return False
+        return bool(getattr(self.step, "_wrapped_by_lr_sched", False))
 
     def _in_order(self, names: Iterable[str]) -> list[str]:
         """Names of parameters in the order of the groups, whatever they were stepped together with."""
@@ -431,7 +432,8 @@ class Optimizer(torch.optim.Optimizer):
             for name, p, index in self._homes():
                 if p.requires_grad:
                     options = self._groups.options_at(self.param_groups, index)
-                    self._states.make_ready(self.state, name, p, options, self.param_groups[index])
+                    capturable = self.param_groups[index]["capturable"]
+                    self._states.make_ready(self.state, name, p, options, capturable=capturable)
 
     def _forget_memory(self) -> None:
         """Drop what is known of parameters and their state, and all that keeps either alive."""
@@ -586,10 +588,11 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler may leave ``grad_scale`` and ``found_inf`` to a step, which then waits for nothing."""
-        for group in self.param_groups:
+        groups = self.param_groups
+        for index, options in self._groups.options_of(groups, range(len(groups))).items():
             # counts of a group live alike for all parameters of a dtype on a device: this is asked before every step
-            examples = {(p.device, p.dtype): p for p in group["params"]}
-            rule = self._rule_of(group)
-            if any(p.is_cpu or self._states.place_of_counts(p, rule, group) != p.device for p in examples.values()):
+            examples = {(p.device, p.dtype): p for p in groups[index]["params"]}
+            place = partial(self._states.place_of_counts, setting=options.base, capturable=groups[index]["capturable"])
+            if any(p.is_cpu or place(p) != p.device for p in examples.values()):
                 return False
         return True

@@ -39,7 +39,7 @@ def read_state(
     groups: Groups,
     mine: Sequence[Group],
     defaults: Group,
-    place_of_counts: Callable[[Tensor, type[Rule], Group], torch.device],
+    place_of_counts: Callable[..., torch.device],
 ) -> tuple[list[dict[str, Any]], dict[Tensor, dict[str, Tensor]]]:
     """The groups and the states of a checkpoint, for the groups of this optimizer, checked. Tensors are copies."""
     with read_as("this state"):
@@ -56,7 +56,7 @@ def read_state(
         restored: dict[Tensor, dict[str, Tensor]] = {}
         for (name, p, index), setting, s in zip(homes_in(mine), settings, states, strict=True):
             if s:
-                place = place_of_counts(p, entries[index].rule, loaded[index])
+                place = place_of_counts(p, setting, capturable=loaded[index]["capturable"])
                 restored[p] = restore_entries(name, p, setting, s, place)
     new = {name for ours, theirs in zip(loaded, ordered, strict=True) for name in ours.keys() - theirs}
     if added := new & {*around_options(), "spikes"}:

@@ -61,8 +61,7 @@ class Known(NamedTuple):
 
     #: All values of the group, and of the first what concerns the whole step; empty where one is edited in its place.
     values: list[Any]
-    entry: RuleOptions
-    #: The options that the group has.
+    #: Its entry, and the values of the options alone.
     given: list[Any]
     options: RuleOptions
 
@@ -111,7 +110,7 @@ class Groups:
 
     def find_places(self, groups: Sequence[Group]) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter; those that are new are checked."""
-        against_flat = [reason_against_flat(self.options_at(groups, i), group) for i, group in enumerate(groups)]
+        against_flat = [reason_against_flat(self.options_at(groups, index)) for index in range(len(groups))]
         for index, (group, reason) in enumerate(zip(groups, against_flat, strict=True)):
             tensors = [p for p in group["params"] if isinstance(p, torch.Tensor)]
             check_exchanged(index, self.shapes.get(id(group), []), tensors, reason)
@@ -198,7 +197,7 @@ class Groups:
             del groups[index][name]
         check_names(groups, self.rules.overrides)
         settings = self.options_at(groups, index)
-        against_flat = reason_against_flat(settings, groups[index])
+        against_flat = reason_against_flat(settings)
         for name, p in ((name, p) for name, p, home in homes_in(groups) if home == index):
             check_parameter(name, p, against_flat)
             if p.requires_grad:
@@ -234,11 +233,13 @@ class Groups:
             return known.options
         try:
             entry = self.entry_of(group)
-            given = [group.get(name, ABSENT) for name in option_names(entry.rule)]
+            given = [entry, *[group.get(name, ABSENT) for name in option_names(entry.rule)]]
             # a list may be edited where it is
             given = [tuple(value) if isinstance(value, list) else value for value in given]
-            is_same = known is not None and known.entry is entry and are_same(known.given, given)
-            options = known.options if is_same else self.make_options(group)
+            if known is not None and are_same(known.given, given):
+                options = known.options
+            else:
+                options = self.make_options(group)
             check_rate(options.base.rule, group["lr"])
             for name in JOINT:
                 concerns = f"{name} concerns the whole step and cannot differ between groups"
@@ -246,7 +247,7 @@ class Groups:
         except OptionError as error:
             raise OptionError(f"parameter group {index}: {error}") from None
         has_lists = any(type(value) is list for key, value in group.items() if key not in MEMBERS)
-        self.known[index] = Known([] if has_lists else values, entry, given, options)
+        self.known[index] = Known([] if has_lists else values, given, options)
         return options
 
     def find_unused(self, groups: Sequence[Group]) -> tuple[list[Pattern], list[Pattern]]:
@@ -288,7 +289,7 @@ ABSENT = object()
 
 
 def are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return all(map(operator.is_, first, second)) or all(
+    return len(first) == len(second) and all(
         a is b or (type(a) is type(b) and not isinstance(a, Tensor) and a == b)
         for a, b in zip(first, second, strict=True)
     )
@@ -497,12 +498,6 @@ def from_plain(value: Any) -> Any:
         case ("rule", name, *options):
             return RULES[name](**{option: plain(given) for option, given in options})
     return value
-
-
-def has_spikes_skipped(group: Group) -> bool:
-    """Whether steps may be skipped for the norm of their gradient."""
-    spikes = from_plain(group.get("spikes", False))
-    return spikes is True or (isinstance(spikes, Spikes) and spikes.action == "skip")
 
 
 def check_group(rule: type[Rule], group: Group, owners: Mapping[str, str]) -> None:

@@ -33,7 +33,6 @@ from thalweg.storage import (
     keys_like_parameter,
     read_count,
 )
-from thalweg.torch.params.groups import has_spikes_skipped
 from thalweg.torch.sharding.layouts import check_groups, make_owned_state, place_state
 from thalweg.torch.sharding.shards import is_distributed, local, meta_like, part_of
 from thalweg.trial import check_update
@@ -55,7 +54,7 @@ class States:
         self.resolved.clear()
 
     def make_ready(
-        self, states: dict[Tensor, Any], name: str, p: Tensor, options: RuleOptions, group: Mapping[str, Any]
+        self, states: dict[Tensor, Any], name: str, p: Tensor, options: RuleOptions, *, capturable: bool
     ) -> tuple[ParameterOptions, dict[str, Tensor]]:
         """What holds for a parameter, and its state: made if there is none, converted if options ask for it.
 
@@ -64,9 +63,10 @@ class States:
         setting = self.resolve(states, name, p, options)
         state: dict[str, Tensor] = states[p]
         if not state:
-            state.update(make_state(name, p, setting, self.place_of_counts(p, options.rule, group)))
+            state.update(make_state(name, p, setting, self.place_of_counts(p, setting, capturable=capturable)))
         elif any(entry.device != p.device for entry in state.values()):
-            follow_parameter(name, p, setting.rule, state, self.place_of_counts(p, options.rule, group))
+            place = self.place_of_counts(p, setting, capturable=capturable)
+            follow_parameter(name, p, setting.rule, state, place)
         return setting, state
 
     def resolve(self, states: Mapping[Tensor, Any], name: str, p: Tensor, options: RuleOptions) -> ParameterOptions:
@@ -86,10 +86,10 @@ class States:
             self.resolved[p] = known = options, setting, form
         return known[1]
 
-    def place_of_counts(self, p: Tensor, rule: type[Rule], group: Mapping[str, Any]) -> torch.device:
+    def place_of_counts(self, p: Tensor, setting: ParameterOptions, *, capturable: bool) -> torch.device:
         """Where counts live: with the host, unless the device alone may know them."""
-        on_device = group["capturable"] or group["on_nonfinite"] == "skip" or has_spikes_skipped(group)
-        return p.device if on_device or self.is_launched(rule, p) else torch.device("cpu")
+        on_device = capturable or setting.numerics.may_skip or self.is_launched(type(setting.rule), p)
+        return p.device if on_device else torch.device("cpu")
 
     def convert_counts(
         self,
@@ -105,7 +105,7 @@ class States:
         for p, (name, index) in places.items():
             state = states.get(p)
             if state and not is_count_tensor(step := state.get("step")):
-                place = self.place_of_counts(p, settings[index].rule, groups[index])
+                place = self.place_of_counts(p, settings[index].base, capturable=groups[index]["capturable"])
                 state["step"] = convert_count(name, step).to(place)
 
 

@@ -67,15 +67,15 @@ class Sorter:
         parts: dict[str, Part] = {}
         shared: dict[Any, tuple[int, ParameterOptions, int | None, str, bool]] = {}
         for name, p, index in named:
-            group = optimizer.param_groups[index]
-            setting, state = optimizer._states.make_ready(optimizer.state, name, p, settings[index], group)
+            capturable, facts = optimizer.param_groups[index]["capturable"], (name, p, settings[index])
+            setting, state = optimizer._states.make_ready(optimizer.state, *facts, capturable=capturable)
             launched = self.is_launched(type(setting.rule), p)
             if launched and state["step"].device != p.device:
                 state["step"] = state["step"].to(p.device)
             step = state["step"]
             t = None if launched or not step.is_cpu else int(step.item()) + 1
             g, part = gradients[p], self.part_of(name, p)
-            if self.reason_undivided(p, setting, capturable=group["capturable"]) == "":
+            if self.reason_undivided(p, setting, capturable=capturable) == "":
                 part = replace(part, replicas=self.sharing.groups_of(p))
             kind, refused = self.treatment(p, setting, state, part)
             if not refused and type(g) is not Tensor:
