@@ -132,17 +132,8 @@ class Optimizer(torch.optim.Optimizer):
         """Begin as an optimizer that has taken no step."""
         self._wanted_engine, self._sharing = engine, sharing
         self._engines_used: set[str] = set()
-        self._last: dict[str, Callable[[], dict[str, Any]]] = {}
-        #: The plan whose statistics were put there last.
-        self._told: StepPlan | None = None
-        self._sorter = Sorter(engine, sharing)
-        self._states = States(self._sorter.is_launched)
+        self._forget_memory()
         self._agreement = Agreement(sharing)
-        self._plans: dict[bytes, StepPlan] = {}
-        #: Those of steps of some parameters alone.
-        self._plans_of_some: dict[tuple[Tensor, ...], StepPlan] = {}
-        #: The one that was taken last, if the next may be the same.
-        self._latest: StepPlan | None = None
         self._joint = JointGradient()
         lists = Lists()
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
@@ -151,6 +142,19 @@ class Optimizer(torch.optim.Optimizer):
         self._is_evaluated = False
         #: Held by a step from its first table to its last figure.
         self._lock = threading.RLock()
+
+    def _forget_memory(self) -> None:
+        """Drop what is known of parameters and their state, and all that keeps either alive."""
+        self._sorter = Sorter(self._wanted_engine, self._sharing)
+        self._states = States(self._sorter.is_launched)
+        self._plans: dict[bytes, StepPlan] = {}
+        #: Those of steps of some parameters alone.
+        self._plans_of_some: dict[tuple[Tensor, ...], StepPlan] = {}
+        #: The one that was taken last, if the next may be the same.
+        self._latest: StepPlan | None = None
+        self._last: dict[str, Callable[[], dict[str, Any]]] = {}
+        #: The plan whose statistics were put there last.
+        self._told: StepPlan | None = None
 
     # ---- the step
 
@@ -434,15 +438,6 @@ class Optimizer(torch.optim.Optimizer):
                     options = self._groups.options_at(self.param_groups, index)
                     capturable = self.param_groups[index]["capturable"]
                     self._states.make_ready(self.state, name, p, options, capturable=capturable)
-
-    def _forget_memory(self) -> None:
-        """Drop what is known of parameters and their state, and all that keeps either alive."""
-        self._states.forget()
-        self._sorter.forget()
-        self._plans.clear()
-        self._plans_of_some.clear()
-        self._latest = None
-        self._last, self._told = {}, None
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""

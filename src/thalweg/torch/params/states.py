@@ -49,10 +49,6 @@ class States:
         #: Whether a user was told that a state was converted.
         self.is_told = False
 
-    def forget(self) -> None:
-        """Look at everything anew: parameters or their state were exchanged."""
-        self.resolved.clear()
-
     def make_ready(
         self, states: dict[Tensor, Any], name: str, p: Tensor, options: RuleOptions, *, capturable: bool
     ) -> tuple[ParameterOptions, dict[str, Tensor]]:

@@ -43,10 +43,6 @@ class Sorter:
         #: Whether it is asked at all what fused code can step: some of it is compiled for the answer.
         self.may_fuse = wanted in ("auto", "fused")
         self.sharing = sharing
-        self.forget()
-
-    def forget(self) -> None:
-        """Look at everything anew: parameters or their state were exchanged."""
         self.treatments: dict[Tensor, tuple[Any, Any, Hashable, str]] = {}
         self.parts: dict[Tensor, tuple[Any, Part]] = {}
 
