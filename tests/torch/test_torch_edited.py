@@ -290,3 +290,28 @@ def test_state_of_one_number_for_several_elements_is_refused(engine: str) -> Non
     params, optimizer = begin("AdamW", engine)
     optimizer.state[params[1]]["exp_avg"] = torch.ones(1).expand(2, 3)
     refused(params, optimizer, r"'exp_avg' of '1' has one number in memory .*assign a clone")
+
+
+def test_a_function_in_a_group_is_refused_at_the_next_step() -> None:
+    """No checkpoint could hold it."""
+    params, optimizer = begin("AdamW")
+    optimizer.param_groups[0]["weight_decay"] = lambda t: 0.1
+    before = values(params)
+    with pytest.raises(OptionError, match="weight_decay cannot be a function in torch"):
+        train(optimizer, params, 1)
+    assert all(map(torch.equal, params, before))
+
+
+@ENGINES
+def test_steps_of_single_parameters_follow_groups_that_change_between_them(engine: str) -> None:
+    params = weights(SHAPES)
+    optimizer = thalweg.torch.SGD([{"params": params[:2]}, {"params": params[2:], "lr": 0.0}], lr=0.1, engine=engine)
+    give(params, 0)
+    optimizer.step_parameter(params[0])
+    groups = optimizer.param_groups
+    groups[1]["params"].insert(0, groups[0]["params"].pop())
+    before = values(params)
+    optimizer.step_parameter(params[1])
+    groups[1]["lr"] = 0.1
+    optimizer.step_parameter(params[2])
+    assert [*map(torch.equal, params, before)] == [True, True, False]

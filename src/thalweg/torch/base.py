@@ -38,7 +38,6 @@ from thalweg.torch.params.groups import (
     Rate,
     check_given,
     check_options,
-    check_rate,
     choose_engine,
     homes_in,
     name_positional,
@@ -342,9 +341,7 @@ class Optimizer(torch.optim.Optimizer):
     @lr.setter
     def lr(self, value: Rate) -> None:
         _ = self.lr  # refused where reading it is
-        rules = [self._groups.make_options(group).base.rule for group in self.param_groups]
-        for rule in rules:
-            check_rate(rule, value)
+        rules = [self._groups.make_options({**group, "lr": value}).base.rule for group in self.param_groups]
         for rule, group in zip(rules, self.param_groups, strict=True):
             shown = show_rate(rule, value)
             group.update(shown if value is None else {"lr": shown["lr"]})

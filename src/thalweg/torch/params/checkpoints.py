@@ -22,7 +22,6 @@ from thalweg.torch.params.groups import (
     LAYOUT,
     Group,
     Groups,
-    check_rate,
     homes_in,
     load_group,
     names_of,
@@ -68,10 +67,8 @@ def read_state(
 def read_options(groups: Groups, saved: Sequence[Group], mine: Sequence[Group]) -> list[ParameterOptions]:
     """What saved groups ask for every parameter of an optimizer's own groups, in their order."""
     try:
-        settings = list(map(groups.make_options, saved))
-        for setting, group in zip(settings, saved, strict=True):
-            check_rate(setting.base.rule, group["lr"])
-        return [settings[index].choose(name, p)[0] for name, p, index in homes_in(mine)]
+        options = list(map(groups.make_options, saved))
+        return [options[index].choose(name, p)[0] for name, p, index in homes_in(mine)]
     except OptionError as error:
         raise StateError(f"the options of this state are not valid: {error}") from None
 

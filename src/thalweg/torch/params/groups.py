@@ -184,7 +184,6 @@ class Groups:
         whole = {**self.defaults_for(group, defaults), **group, **given}
         made = self.make_options(whole).base.rule
         if "lr" in group:
-            check_rate(made, group["lr"])
             whole |= show_rate(made, group["lr"])
         if "lr_is_scale" in group:
             whole["lr_is_scale"] = group["lr_is_scale"]
@@ -213,9 +212,13 @@ class Groups:
         return self.rules.at(group.get("entry", 0))
 
     def make_options(self, group: Group) -> RuleOptions:
+        """The options of a group, checked, and its rate beside them."""
         entry = self.entry_of(group)
         given = {name: from_plain(group[name]) for name in option_names(entry.rule) if name in group}
-        return RuleOptions(entry.rule, given, None, entry.overrides)
+        check_no_functions(given)
+        options = RuleOptions(entry.rule, given, None, entry.overrides)
+        check_rate(options.base.rule, group["lr"])
+        return options
 
     def options_of(self, groups: Sequence[dict[str, Any]], indices: Iterable[int]) -> dict[int, RuleOptions]:
         """The options of these groups, checked, by index."""
@@ -238,9 +241,9 @@ class Groups:
             given = [tuple(value) if isinstance(value, list) else value for value in given]
             if known is not None and are_same(known.given, given):
                 options = known.options
+                check_rate(options.base.rule, group["lr"])
             else:
                 options = self.make_options(group)
-            check_rate(options.base.rule, group["lr"])
             for name in JOINT:
                 concerns = f"{name} concerns the whole step and cannot differ between groups"
                 require(group.get(name) == first.get(name), concerns)
@@ -516,7 +519,6 @@ def check_group(rule: type[Rule], group: Group, owners: Mapping[str, str]) -> No
         if name in owners:
             hint = f"{owners[name]} has it: give parameters of different rules in groups of their own"
         require(not hint, f"{rule.__name__} has no option {name!r}: {hint}")
-    check_no_functions({name: group[name] for name in (*options, "lr") if name in group})
 
 
 def load_group(rule: type[Rule], saved: Group, present: Group, defaults: Group) -> dict[str, Any]:
