@@ -279,6 +279,8 @@ def test_a_count_is_understood_before_the_first_step_saved_and_without_a_gradien
     train(optimizer, params, 1)
     assert all(map(torch.equal, params, begin("SGD", steps=1)[0]))
     optimizer.state[params[1]]["step"], params[1].grad = 0, None
+    optimizer.make_state()
+    optimizer.state[params[1]]["step"] = 0
     train(optimizer, params[:1], 3)
     train(optimizer, params, 1)
     assert [int(optimizer.state[p]["step"]) for p in params] == [5, 1]

@@ -429,12 +429,14 @@ class Optimizer(torch.optim.Optimizer):
         Checkpoint loaders that find no state make it by a step, which counts as the first.
         """
         self._refuse_in_eval_mode("make_state()")
+        groups, places = self.param_groups, {p: (name, index) for name, p, index in self._homes()}
+        options = self._groups.options_of(groups, range(len(groups)))
         with torch.no_grad():
-            for name, p, index in self._homes():
+            self._states.convert_counts(self.state, places, options, groups)
+            for p, (name, index) in places.items():
                 if p.requires_grad:
-                    options = self._groups.options_at(self.param_groups, index)
-                    capturable = self.param_groups[index]["capturable"]
-                    self._states.make_ready(self.state, name, p, options, capturable=capturable)
+                    capturable = groups[index]["capturable"]
+                    self._states.make_ready(self.state, name, p, options[index], capturable=capturable)
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
