@@ -298,9 +298,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def _options(self, indices: Iterable[int]) -> tuple[dict[int, RuleOptions], dict[int, tuple[Rate, float]]]:
         """The options and the rates of groups, by index."""
-        groups = self.param_groups
-        options = self._groups.options_of(groups, indices)
-        return options, {index: self._rate(groups[index]) for index in options}
+        groups, options, rates = self.param_groups, dict[int, RuleOptions](), dict[int, tuple[Rate, float]]()
+        for index in indices:
+            options[index] = self._groups.options_at(groups, index)
+            rates[index] = self._rate(groups[index])
+        if self._groups.rules.are_mixed:
+            self._groups.compare_rates(groups)
+        return options, rates
 
     # ---- groups
 
@@ -362,7 +366,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _rate(self, group: Mapping[str, Any]) -> tuple[Rate, float]:
         """The lr that the rule of a group is given, and the factor of the step size that it computes from that."""
-        return read_rate(group, shown_only=self._is_shown_only(group))
+        return read_rate(group, shown_only=bool(group.get("lr_is_scale")) and self._is_shown_only(group))
 
     def _is_shown_only(self, group: Mapping[str, Any]) -> bool:
         """Whether a scheduler writes the step size into a group for people to read, and not for us.
@@ -430,7 +434,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         self._refuse_in_eval_mode("make_state()")
         groups, places = self.param_groups, {p: (name, index) for name, p, index in self._homes()}
-        options = self._groups.options_of(groups, range(len(groups)))
+        options, _ = self._options(range(len(groups)))
         with torch.no_grad():
             self._states.convert_counts(self.state, places, options, groups)
             for p, (name, index) in places.items():
@@ -583,10 +587,11 @@ class Optimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler may leave ``grad_scale`` and ``found_inf`` to a step, which then waits for nothing."""
         groups = self.param_groups
-        for index, options in self._groups.options_of(groups, range(len(groups))).items():
+        for index, group in enumerate(groups):
             # counts of a group live alike for all parameters of a dtype on a device: this is asked before every step
-            examples = {(p.device, p.dtype): p for p in groups[index]["params"]}
-            place = partial(self._states.place_of_counts, setting=options.base, capturable=groups[index]["capturable"])
+            examples = {(p.device, p.dtype): p for p in group["params"]}
+            setting = self._groups.options_at(groups, index).base
+            place = partial(self._states.place_of_counts, setting=setting, capturable=group["capturable"])
             if any(p.is_cpu or place(p) != p.device for p in examples.values()):
                 return False
         return True

@@ -220,17 +220,10 @@ class Groups:
         check_rate(options.base.rule, group["lr"])
         return options
 
-    def options_of(self, groups: Sequence[dict[str, Any]], indices: Iterable[int]) -> dict[int, RuleOptions]:
-        """The options of these groups, checked, by index."""
-        options = {index: self.options_at(groups, index) for index in indices}
-        if self.rules.are_mixed:
-            self.compare_rates(groups)
-        return options
-
     def options_at(self, groups: Sequence[Group], index: int) -> RuleOptions:
         """The options of a group, checked; made anew only if one of them has changed."""
         group, first = groups[index], groups[0]
-        values = [*group.values(), *[first.get(name) for name in JOINT]]
+        values = [*group.values(), *map(first.get, JOINT)]
         known = self.known.get(index)
         if known is not None and len(known.values) == len(values) and all(map(operator.is_, known.values, values)):
             return known.options
