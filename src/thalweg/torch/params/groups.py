@@ -46,6 +46,8 @@ Group: TypeAlias = Mapping[str, Any]
 LAYOUT, EVALUATED_LAYOUT = 1, 2
 #: What a group holds beside options, in lists.
 MEMBERS = ("params", "param_names")
+#: In the place of these where values are remembered: parameters are not to be kept alive.
+NO_MEMBERS = dict.fromkeys(MEMBERS)
 #: What a group has beside the options of its rule. lr_is_scale: its lr multiplies the step size that the rule makes.
 BESIDE = (*MEMBERS, *BESIDE_OPTIONS)
 #: Keys of schedulers and trainers that resemble options. All that resembles none is kept as well.
@@ -59,7 +61,8 @@ NAMES_OF = operator.methodcaller("get", "param_names")
 class Known(NamedTuple):
     """What was found of a group."""
 
-    #: All values of the group, and of the first what concerns the whole step; empty where one is edited in its place.
+    #: All values of the group but its members, and of the first what concerns the whole step; empty where one is a
+    #: list, which may be edited in its place.
     values: list[Any]
     #: Its entry, and the values of the options alone.
     given: list[Any]
@@ -101,7 +104,6 @@ class Groups:
         self.note_shapes(groups)
         given = [group.get("param_names") for group in groups]
         self.names = [None if names is None else list(names) for names in given]
-        self.known = {index: known for index, known in self.known.items() if index < len(groups)}
         return True
 
     def have_same_names(self, groups: Sequence[Group]) -> bool:
@@ -223,7 +225,7 @@ class Groups:
     def options_at(self, groups: Sequence[Group], index: int) -> RuleOptions:
         """The options of a group, checked; made anew only if one of them has changed."""
         group, first = groups[index], groups[0]
-        values = [*group.values(), *map(first.get, JOINT)]
+        values = [*{**group, **NO_MEMBERS}.values(), *map(first.get, JOINT)]
         known = self.known.get(index)
         if known is not None and len(known.values) == len(values) and all(map(operator.is_, known.values, values)):
             return known.options
@@ -242,7 +244,7 @@ class Groups:
                 require(group.get(name) == first.get(name), concerns)
         except OptionError as error:
             raise OptionError(f"parameter group {index}: {error}") from None
-        has_lists = any(type(value) is list for key, value in group.items() if key not in MEMBERS)
+        has_lists = any(type(value) is list for value in values)
         self.known[index] = Known([] if has_lists else values, given, options)
         return options
 
