@@ -205,6 +205,15 @@ def test_nothing_keeps_parameters_that_have_left(rule: str, engine: str) -> None
     assert optimizer.stats().keys() == {optimizer.explain().rows[0].name}
 
 
+def test_parameters_exchanged_before_a_first_step_are_freed() -> None:
+    params = weights(SHAPES)
+    optimizer, gone = thalweg.torch.LAMB(params, lr=0.1), weakref.ref(params[0])
+    optimizer.param_groups[0]["params"] = weights(SHAPES)
+    params.clear()
+    gc.collect()
+    assert gone() is None
+
+
 # ---- counts of steps: plain numbers are understood, all else is refused
 
 
@@ -215,10 +224,10 @@ def begin(name: str, engine: str = "auto", steps: int = 3, **options: Any) -> tu
     return params, optimizer
 
 
-def refused(params: Any, optimizer: Any, words: str) -> None:
+def refused(params: Any, optimizer: Any, words: str, error: type[Exception] = StateError) -> None:
     """Fail unless a step is refused with these words, and changes no parameter."""
     before = values(params)
-    with pytest.raises(StateError, match=words):
+    with pytest.raises(error, match=words):
         train(optimizer, params, 1)
     assert all(map(torch.equal, params, before))
 
@@ -279,6 +288,8 @@ def test_a_count_is_understood_before_the_first_step_saved_and_without_a_gradien
     train(optimizer, params, 1)
     assert all(map(torch.equal, params, begin("SGD", steps=1)[0]))
     optimizer.state[params[1]]["step"], params[1].grad = 0, None
+    optimizer.make_state()
+    optimizer.state[params[1]]["step"] = 0
     train(optimizer, params[:1], 3)
     train(optimizer, params, 1)
     assert [int(optimizer.state[p]["step"]) for p in params] == [5, 1]
@@ -290,3 +301,25 @@ def test_state_of_one_number_for_several_elements_is_refused(engine: str) -> Non
     params, optimizer = begin("AdamW", engine)
     optimizer.state[params[1]]["exp_avg"] = torch.ones(1).expand(2, 3)
     refused(params, optimizer, r"'exp_avg' of '1' has one number in memory .*assign a clone")
+
+
+def test_a_function_in_a_group_is_refused_at_the_next_step() -> None:
+    """No checkpoint could hold it."""
+    params, optimizer = begin("AdamW")
+    optimizer.param_groups[0]["weight_decay"] = lambda t: 0.1
+    refused(params, optimizer, "weight_decay cannot be a function in torch", OptionError)
+
+
+@ENGINES
+def test_steps_of_single_parameters_follow_groups_that_change_between_them(engine: str) -> None:
+    params = weights(SHAPES)
+    optimizer = thalweg.torch.SGD([{"params": params[:2]}, {"params": params[2:], "lr": 0.0}], lr=0.1, engine=engine)
+    give(params, 0)
+    optimizer.step_parameter(params[0])
+    groups = optimizer.param_groups
+    groups[1]["params"].insert(0, groups[0]["params"].pop())
+    before = values(params)
+    optimizer.step_parameter(params[1])
+    groups[1]["lr"] = 0.1
+    optimizer.step_parameter(params[2])
+    assert [*map(torch.equal, params, before)] == [True, True, False]

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from thalweg.arrays import Shape
-from thalweg.errors import OptimError, OptionError, ParameterError, ResumeWarning, no_fused_code, refusal, warn
+from thalweg.errors import OptimError, OptionError, ParameterError, no_fused_code, refusal
 from thalweg.explain import Explanation
 from thalweg.given import Overrides
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_flag
-from thalweg.settings import ParameterOptions, RuleOptions
+from thalweg.settings import RuleOptions
 from thalweg.torch import private
 from thalweg.torch.engines.admission import check_code, foresee_engine
 from thalweg.torch.engines.lists import Lists
@@ -38,9 +38,7 @@ from thalweg.torch.params.groups import (
     Rate,
     check_given,
     check_options,
-    check_rate,
     choose_engine,
-    has_spikes_skipped,
     homes_in,
     name_positional,
     read_rate,
@@ -48,20 +46,13 @@ from thalweg.torch.params.groups import (
 )
 from thalweg.torch.params.parameter import Param
 from thalweg.torch.params.rules import Rules, check_own
-from thalweg.torch.params.states import (
-    convert_count,
-    fit_state,
-    follow_parameter,
-    form_of,
-    is_count_tensor,
-    make_state,
-)
+from thalweg.torch.params.states import States
 from thalweg.torch.sharding.agreement import Agreement, in_words
 from thalweg.torch.sharding.shards import local
 from thalweg.torch.sharding.sharing import Sharing
 from thalweg.torch.sharding.stages import Compute, Stage
 from thalweg.torch.step.averages import RateWatch, averages_in_place, check_loaded, have_weights, put_in_place, take_out
-from thalweg.torch.step.buckets import OfGroups, Sorter
+from thalweg.torch.step.buckets import Sorter
 from thalweg.torch.step.joint import MOST_REMEMBERED, JointDecision, JointGradient
 from thalweg.torch.step.plan import Given, StepPlan, presence_of
 
@@ -73,29 +64,6 @@ def refuse_capture(counted: Bucket) -> None:
             f"a CUDA graph is being captured, and the host counts the steps of {counted.names[0]!r}: replays would "
             "take this one step again and again; construct the optimizer with capturable=True"
         )
-
-
-def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step with torch's hooks and its entry in profiles, as every optimizer of torch has them.
-
-    Where there are none it is called as it is: to look for them takes torch as long as a small step.
-    """
-    hooked = torch.optim.Optimizer.profile_hook_step(step)
-
-    @functools.wraps(step)
-    def lean(self: Any, *args: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return uncompiled(self, *args, **named)
-        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
-        seen = hooks or private.HOOKS_OF_ALL != [{}, {}] or private.is_profiled()
-        # torch itself runs the hooks around a step that a subclass has in its place
-        return (hooked if seen and type(self).step is lean else step)(self, *args, **named)
-
-    # The engines of a step are compiled already. A compiler would take torch's operations in their place, compile them
-    # anew for each shape, and compute every refresh, due or not.
-    uncompiled = torch.compiler.disable(lean)  # type: ignore[no-untyped-call]
-    lean.hooked = True  # type: ignore[attr-defined]
-    return lean
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -163,29 +131,29 @@ class Optimizer(torch.optim.Optimizer):
         """Begin as an optimizer that has taken no step."""
         self._wanted_engine, self._sharing = engine, sharing
         self._engines_used: set[str] = set()
-        self._last: dict[str, Callable[[], dict[str, Any]]] = {}
-        #: The plan whose statistics were put there last.
-        self._told: StepPlan | None = None
-        self._sorter = Sorter(engine, sharing)
+        self._forget_memory()
         self._agreement = Agreement(sharing)
-        self._plans: dict[bytes, StepPlan] = {}
-        #: Those of single parameters, and which of these were stepped since groups were looked at.
-        self._plans_of_some: dict[tuple[Tensor, ...], StepPlan] = {}
-        self._stepped: set[Tensor] = set()
-        #: The one that was taken last, if the next may be the same.
-        self._latest: StepPlan | None = None
         self._joint = JointGradient()
         lists = Lists()
         self._engines: dict[EngineKind, Engine] = {"lists": lists, "native": Native(), "triton": Triton(lists.owners)}
         self._idle_watch, self._rate_watch = IdleWatch(), RateWatch()
-        #: What holds for a parameter, as it was found of these settings for this shape and for state that is kept in
-        #: this form.
-        self._resolved: dict[Tensor, tuple[RuleOptions, ParameterOptions, Any]] = {}
-        self._conversion_told = False
         #: Whether averages are in the place of parameters.
         self._is_evaluated = False
         #: Held by a step from its first table to its last figure.
         self._lock = threading.RLock()
+
+    def _forget_memory(self) -> None:
+        """Drop what is known of parameters and their state, and all that keeps either alive."""
+        self._sorter = Sorter(self._wanted_engine, self._sharing)
+        self._states = States(self._sorter.is_launched)
+        self._plans: dict[bytes, StepPlan] = {}
+        #: Those of steps of some parameters alone.
+        self._plans_of_some: dict[tuple[Tensor, ...], StepPlan] = {}
+        #: The one that was taken last, if the next may be the same.
+        self._latest: StepPlan | None = None
+        self._last: dict[str, Callable[[], dict[str, Any]]] = {}
+        #: The plan whose statistics were put there last.
+        self._told: StepPlan | None = None
 
     # ---- the step
 
@@ -203,7 +171,7 @@ class Optimizer(torch.optim.Optimizer):
             private.set_grad_enabled(are_enabled)
         return loss
 
-    step = with_hooks(step)
+    step = private.with_hooks(step)
 
     # A compiler that saw which parameter this is would take it for the one it was compiled for.
     @torch.compiler.disable
@@ -224,7 +192,7 @@ class Optimizer(torch.optim.Optimizer):
         with self._guard():
             known, plan = len(self.state), None
             try:
-                plan = self._plan() if only is None else self._plan_some(only)
+                plan = self._plan(only)
                 # a GradScaler leaves these here for the time of a step, and takes what it finds for a user's own
                 plan.table.scaled_by = getattr(self, "grad_scale", None)
                 plan.table.found_inf = getattr(self, "found_inf", None)
@@ -254,18 +222,31 @@ class Optimizer(torch.optim.Optimizer):
             stack.enter_context(torch.autocast(device, enabled=False))
         return stack
 
-    def _plan(self) -> StepPlan:
-        """The plan of this step: one that is remembered if it still holds, or else a new one."""
+    def _plan(self, only: tuple[Tensor, ...] | None) -> StepPlan:
+        """The plan of this step: one that is remembered if it still holds, or else a new one.
+
+        only: the parameters that it is for; None: all that have gradients.
+        """
         groups, latest = self.param_groups, self._latest
-        # with the same names ranks have agreed on all but options
-        may_hold = self._groups.have_same_names(groups) and self._agreement.holds(groups)
-        if latest is not None and may_hold and latest.bind(self._given(), self.state, self._options):
-            return latest
-        places = self._look(one_by_one=False)
-        present = presence_of(self._groups.params)
-        plans = self._plans, present, MOST_REMEMBERED
-        self._latest = self._find_plan(*plans, places, self._given(), lambda: self.state, self._options)
-        return self._latest
+        if only is None:
+            given, options = self._given(), partial(self._options, range(len(groups)))
+            # with the same names ranks have agreed on all but options
+            may_hold = self._groups.have_same_names(groups) and self._agreement.holds(groups)
+            if latest is not None and may_hold and latest.bind(given, self.state, options):
+                return latest
+            places = self._look(one_by_one=False)
+            plans, most = self._plans, MOST_REMEMBERED
+            self._latest = self._find_plan(plans, presence_of(self._groups.params), most, places, given, options)
+            return self._latest
+        self._latest, before = None, self._groups.places
+        if self._places() is not before or not self._agreement.holds(groups):
+            self._look(one_by_one=True)
+        if not self._groups.places.keys() >= set(only):
+            raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
+        places = {p: self._groups.places[p] for p in only}
+        options = partial(self._options, {index for _, index in places.values()})
+        plans_of_some, most = self._plans_of_some, len(self._groups.params)
+        return self._find_plan(plans_of_some, only, most, places, [list(only)], options)
 
     def _find_plan(
         self,
@@ -274,55 +255,34 @@ class Optimizer(torch.optim.Optimizer):
         most: int,
         places: Mapping[Tensor, tuple[str, int]],
         given: Given,
-        states: Callable[[], Mapping[Tensor, Any]],
-        options: Callable[[], tuple[OfGroups[RuleOptions], OfGroups[tuple[Rate, float]]]],
+        options: Callable[[], tuple[Mapping[int, RuleOptions], Mapping[int, tuple[Rate, float]]]],
     ) -> StepPlan:
         """One of these plans, of which so many are remembered, if it holds; or else a new one."""
         plan = plans.pop(key, None)
-        if plan is None or not plan.bind(given, states(), options):
+        if plan is None or not plan.bind(given, self._states_of(places), options):
             settings, _ = options()
             buckets = self._sorter.sort(self, places, settings)
             self._joint.share_norms(self.state.values())
             order = self._in_order(name for bucket in buckets for name in bucket.names)
             native = self._wanted_engine in ("auto", "fused")
             joint = JointDecision(self._joint, buckets, order, native=native) if buckets else None
-            plan = StepPlan(
-                buckets, self._engines, given, places, states(), settings, joint, self._list_checks(buckets)
-            )
+            states, checks = self._states_of(places), self._list_checks(buckets)
+            plan = StepPlan(buckets, self._engines, given, places, states, settings, joint, checks)
         plans[key] = plan
         if len(plans) > most:
             del plans[next(iter(plans))]
         return plan
 
+    def _states_of(self, places: Mapping[Tensor, Any]) -> Mapping[Tensor, Any]:
+        """The states of these parameters."""
+        return self.state if places is self._groups.places else {p: self.state.get(p, {}) for p in places}
+
     def _list_checks(self, buckets: Sequence[Bucket]) -> Iterator[Stage]:
         """What is asked before each step of a plan, where something can be wrong."""
         if any(getattr(bucket.setting.rule, "schedule_free", False) for bucket in buckets):
-            yield Compute("look for rates that change", functools.partial(self._rate_watch.check, buckets))
+            yield Compute("look for rates that change", partial(self._rate_watch.check, buckets))
         if counted := next((bucket for bucket in buckets if bucket.t is not None and bucket.params[0].is_cuda), None):
-            yield Compute("look for a CUDA graph of the user's", functools.partial(refuse_capture, counted))
-
-    def _plan_some(self, params: tuple[Tensor, ...]) -> StepPlan:
-        """The same for a step of these alone. Others are looked at when one is stepped again, and not each time."""
-        groups, look_again = self.param_groups, not self._stepped.isdisjoint(params)
-        have_kept_places = all(self._groups.has_kept_place(groups, p) for p in params)
-        if look_again or not have_kept_places or not self._agreement.holds(groups):
-            self._stepped.clear()
-            if not self._look(one_by_one=True).keys() >= set(params):
-                raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
-        self._stepped.update(params)
-        self._latest = None
-        places = {p: self._groups.places[p] for p in params}
-        indices = {index for _, index in places.values()}
-
-        def options() -> tuple[dict[int, RuleOptions], dict[int, tuple[Rate, float]]]:
-            settings = {index: self._groups.options_at(groups, index) for index in indices}
-            return settings, {index: self._rate(groups[index]) for index in indices}
-
-        def states() -> dict[Tensor, Any]:
-            return {p: self.state.get(p, {}) for p in params}
-
-        plans = self._plans_of_some, params, len(self._groups.params)
-        return self._find_plan(*plans, places, [list(params)], states, options)
+            yield Compute("look for a CUDA graph of the user's", partial(refuse_capture, counted))
 
     def _look(self, *, one_by_one: bool) -> dict[Tensor, tuple[str, int]]:
         """Look at all groups, agree with other ranks on what is new, and return the places of parameters."""
@@ -336,9 +296,15 @@ class Optimizer(torch.optim.Optimizer):
         """The parameters that may be stepped, in lists as groups have them."""
         return [params if type(params := group["params"]) is list else list(params) for group in self.param_groups]
 
-    def _options(self) -> tuple[list[RuleOptions], list[tuple[Rate, float]]]:
-        """The settings and the rates of all groups."""
-        return self._groups.current_options(self.param_groups), list(map(self._rate, self.param_groups))
+    def _options(self, indices: Iterable[int]) -> tuple[dict[int, RuleOptions], dict[int, tuple[Rate, float]]]:
+        """The options and the rates of groups, by index."""
+        groups, options, rates = self.param_groups, dict[int, RuleOptions](), dict[int, tuple[Rate, float]]()
+        for index in indices:
+            options[index] = self._groups.options_at(groups, index)
+            rates[index] = self._rate(groups[index])
+        if self._groups.rules.are_mixed:
+            self._groups.compare_rates(groups)
+        return options, rates
 
     # ---- groups
 
@@ -379,9 +345,7 @@ class Optimizer(torch.optim.Optimizer):
     @lr.setter
     def lr(self, value: Rate) -> None:
         _ = self.lr  # refused where reading it is
-        rules = [self._groups.make_options(group).base.rule for group in self.param_groups]
-        for rule in rules:
-            check_rate(rule, value)
+        rules = [self._groups.make_options({**group, "lr": value}).base.rule for group in self.param_groups]
         for rule, group in zip(rules, self.param_groups, strict=True):
             shown = show_rate(rule, value)
             group.update(shown if value is None else {"lr": shown["lr"]})
@@ -409,8 +373,9 @@ class Optimizer(torch.optim.Optimizer):
 
         ``AdafactorSchedule`` of transformers does, and takes ``initial_lr`` away, which all others leave in groups.
         """
-        scheduled = getattr(self.step, "_wrapped_by_lr_sched", False)
-        return bool(group.get("lr_is_scale")) and scheduled and "initial_lr" not in group
+        if not group.get("lr_is_scale") or "initial_lr" in group:
+            return False
+        return bool(getattr(self.step, "_wrapped_by_lr_sched", False))
 
     def _in_order(self, names: Iterable[str]) -> list[str]:
         """Names of parameters in the order of the groups, whatever they were stepped together with."""
@@ -468,65 +433,14 @@ class Optimizer(torch.optim.Optimizer):
         Checkpoint loaders that find no state make it by a step, which counts as the first.
         """
         self._refuse_in_eval_mode("make_state()")
+        groups, places = self.param_groups, {p: (name, index) for name, p, index in self._homes()}
+        options, _ = self._options(range(len(groups)))
         with torch.no_grad():
-            for name, p, index in self._homes():
+            self._states.convert_counts(self.state, places, options, groups)
+            for p, (name, index) in places.items():
                 if p.requires_grad:
-                    settings = self._groups.options_at(self.param_groups, index)
-                    self._state(name, p, self._setting(settings, name, p), self.param_groups[index])
-
-    def _state(self, name: str, p: Tensor, setting: ParameterOptions, group: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The state of a parameter, made if there is none."""
-        state: dict[str, Tensor] = self.state[p]
-        if not state:
-            state.update(make_state(name, p, setting, self._place_of_counts(p, group)))
-        elif any(entry.device != p.device for entry in state.values()):
-            follow_parameter(name, p, setting.rule, state, self._place_of_counts(p, group))
-        return state
-
-    def _setting(self, settings: RuleOptions, name: str, p: Tensor) -> ParameterOptions:
-        """What holds for a parameter. Its state is converted if that asks for it, and refused if it does not fit."""
-        known, form = self._resolved.get(p), (p.shape, form_of(self.state.get(p, {})))
-        if known is None or known[0] is not settings or known[2] != form:
-            setting, _ = settings.choose(name, p)
-            # schedulers that cycle momentum change numbers at every step
-            if known is None or known[1].kind != setting.kind or known[2] != form:
-                self._fit_state(name, p, setting)
-                form = p.shape, form_of(self.state.get(p, {}))
-            self._resolved[p] = known = settings, setting, form
-        return known[1]
-
-    def _fit_state(self, name: str, p: Tensor, setting: ParameterOptions) -> None:
-        setting.rule.check_shape(name, tuple(p.shape))
-        state = self.state.get(p)
-        changed = fit_state(name, p, setting, state) if state else ""
-        if changed and not self._conversion_told:
-            self._conversion_told = True
-            warn(changed, ResumeWarning)
-
-    def _convert_counts(self, places: Mapping[Tensor, tuple[str, int]]) -> None:
-        """Make tensors of counts of steps that users have written into state as plain numbers."""
-        states = self.state
-        for p, (name, index) in places.items():
-            state = states.get(p)
-            if state and not is_count_tensor(step := state.get("step")):
-                place = self._place_of_counts(p, self.param_groups[index])
-                state["step"] = convert_count(name, step).to(place)
-
-    def _place_of_counts(self, p: Tensor, group: Mapping[str, Any]) -> torch.device:
-        """Where counts live: with the host, unless the device alone may know them."""
-        on_device = group["capturable"] or group["on_nonfinite"] == "skip" or has_spikes_skipped(group)
-        launched = on_device or self._sorter.is_launched(self._rule_of(group), p)
-        return p.device if launched else torch.device("cpu")
-
-    def _forget_memory(self) -> None:
-        """Drop what is known of parameters and their state, and all that keeps either alive."""
-        self._resolved.clear()
-        self._sorter.forget()
-        self._plans.clear()
-        self._plans_of_some.clear()
-        self._stepped.clear()
-        self._latest = None
-        self._last, self._told = {}, None
+                    capturable = groups[index]["capturable"]
+                    self._states.make_ready(self.state, name, p, options[index], capturable=capturable)
 
     def clear_state(self) -> None:
         """Forget what has been learned; options stay."""
@@ -599,7 +513,9 @@ class Optimizer(torch.optim.Optimizer):
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         check_is_state(rules, state_dict)
-        groups, state = read_state(state_dict, self._groups, self.param_groups, self.defaults, self._place_of_counts)
+        groups, state = read_state(
+            state_dict, self._groups, self.param_groups, self.defaults, self._states.place_of_counts
+        )
         check_loaded(state_dict["param_groups"], state, self.state)
         warn_if_made_otherwise(state_dict["param_groups"], self._describe_arguments())
         pairs = zip(groups, self.param_groups, strict=True)
@@ -670,9 +586,12 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler may leave ``grad_scale`` and ``found_inf`` to a step, which then waits for nothing."""
-        for group in self.param_groups:
+        groups = self.param_groups
+        for index, group in enumerate(groups):
             # counts of a group live alike for all parameters of a dtype on a device: this is asked before every step
             examples = {(p.device, p.dtype): p for p in group["params"]}
-            if any(p.is_cpu or self._place_of_counts(p, group) != p.device for p in examples.values()):
+            setting = self._groups.options_at(groups, index).base
+            place = partial(self._states.place_of_counts, setting=setting, capturable=group["capturable"])
+            if any(p.is_cpu or place(p) != p.device for p in examples.values()):
                 return False
         return True

@@ -8,6 +8,7 @@ of ``torch.optim.Optimizer``, which each optimizer keeps.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import operator
 import os
@@ -57,6 +58,29 @@ HOOKS_OF_ALL = [find("torch.optim.optimizer", f"_global_optimizer_{when}_hooks",
 AsPlainTensors: Callable[[], contextlib.AbstractContextManager[Any]] = find(
     "torch", "_C.DisableTorchFunctionSubclass", contextlib.nullcontext
 )
+
+
+def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step with torch's hooks and its entry in profiles, as every optimizer of torch has them.
+
+    Where there are none it is called as it is: to look for them takes torch as long as a small step.
+    """
+    hooked = torch.optim.Optimizer.profile_hook_step(step)
+
+    @functools.wraps(step)
+    def lean(self: Any, *args: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return uncompiled(self, *args, **named)
+        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        seen = hooks or HOOKS_OF_ALL != [{}, {}] or is_profiled()
+        # torch itself runs the hooks around a step that a subclass has in its place
+        return (hooked if seen and type(self).step is lean else step)(self, *args, **named)
+
+    # The engines of a step are compiled already. A compiler would take torch's operations in their place, compile them
+    # anew for each shape, and compute every refresh, due or not.
+    uncompiled = torch.compiler.disable(lean)  # type: ignore[no-untyped-call]
+    lean.hooked = True  # type: ignore[attr-defined]
+    return lean
 
 
 def borrow(x: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from thalweg.torch.params.groups import (
     LAYOUT,
     Group,
     Groups,
-    check_rate,
     homes_in,
     load_group,
     names_of,
@@ -39,7 +38,7 @@ def read_state(
     groups: Groups,
     mine: Sequence[Group],
     defaults: Group,
-    place_of_counts: Callable[[Tensor, Group], torch.device],
+    place_of_counts: Callable[..., torch.device],
 ) -> tuple[list[dict[str, Any]], dict[Tensor, dict[str, Tensor]]]:
     """The groups and the states of a checkpoint, for the groups of this optimizer, checked. Tensors are copies."""
     with read_as("this state"):
@@ -56,7 +55,7 @@ def read_state(
         restored: dict[Tensor, dict[str, Tensor]] = {}
         for (name, p, index), setting, s in zip(homes_in(mine), settings, states, strict=True):
             if s:
-                place = place_of_counts(p, loaded[index])
+                place = place_of_counts(p, setting, capturable=loaded[index]["capturable"])
                 restored[p] = restore_entries(name, p, setting, s, place)
     new = {name for ours, theirs in zip(loaded, ordered, strict=True) for name in ours.keys() - theirs}
     if added := new & {*around_options(), "spikes"}:
@@ -68,10 +67,8 @@ def read_state(
 def read_options(groups: Groups, saved: Sequence[Group], mine: Sequence[Group]) -> list[ParameterOptions]:
     """What saved groups ask for every parameter of an optimizer's own groups, in their order."""
     try:
-        settings = list(map(groups.make_options, saved))
-        for setting, group in zip(settings, saved, strict=True):
-            check_rate(setting.base.rule, group["lr"])
-        return [settings[index].choose(name, p)[0] for name, p, index in homes_in(mine)]
+        options = list(map(groups.make_options, saved))
+        return [options[index].choose(name, p)[0] for name, p, index in homes_in(mine)]
     except OptionError as error:
         raise StateError(f"the options of this state are not valid: {error}") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,18 +25,19 @@ BY_SHAPES = f"use {WHOLE}, or a rule that needs neither, such as AdamW, SGD, or 
 PATIENCE = 2
 
 
-def reason_against_flat(options: RuleOptions, group: Mapping[str, Any]) -> str:
-    """Why the parameters of a group cannot be stepped as one vector, or as a shard of one; "" if they can."""
+def reason_against_flat(options: RuleOptions) -> str:
+    """Why parameters with these options cannot be stepped as one vector, or as a shard of one; "" if they can."""
+    numerics = options.base.numerics
     if options.base.rule.looks_at_shapes:
         return BY_SHAPES
     if options.overrides:
         return f"overrides cannot tell them apart any more; use {WHOLE}"
-    if group["max_grad_norm"] is not None:
+    if numerics.max_grad_norm is not None:
         return f"max_grad_norm would see only this rank's shard; use DeepSpeed's gradient_clipping, {WHOLE}"
-    if group.get("spikes"):
+    if numerics.guard is not None:
         return f"spikes would see only the gradient of this rank's shard; leave it out, or use {WHOLE}"
-    if group["on_nonfinite"] != "propagate":
-        return f"on_nonfinite={group['on_nonfinite']!r} would see only this rank's shard; use 'propagate', {WHOLE}"
+    if numerics.on_nonfinite != "propagate":
+        return f"on_nonfinite={numerics.on_nonfinite!r} would see only this rank's shard; use 'propagate', {WHOLE}"
     return ""
 
 

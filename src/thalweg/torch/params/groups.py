@@ -11,7 +11,7 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,8 @@ Group: TypeAlias = Mapping[str, Any]
 LAYOUT, EVALUATED_LAYOUT = 1, 2
 #: What a group holds beside options, in lists.
 MEMBERS = ("params", "param_names")
+#: In the place of these where values are remembered: parameters are not to be kept alive.
+NO_MEMBERS = dict.fromkeys(MEMBERS)
 #: What a group has beside the options of its rule. lr_is_scale: its lr multiplies the step size that the rule makes.
 BESIDE = (*MEMBERS, *BESIDE_OPTIONS)
 #: Keys of schedulers and trainers that resemble options. All that resembles none is kept as well.
@@ -54,6 +56,17 @@ FOREIGN = ("max_momentum", "base_momentum", "lr_scale", "wd_scale", "weight_deca
 SHOWN_IF_SET = ("momentum",)
 #: Asked of groups at every step.
 NAMES_OF = operator.methodcaller("get", "param_names")
+
+
+class Known(NamedTuple):
+    """What was found of a group."""
+
+    #: All values of the group but its members, and of the first what concerns the whole step; empty where one is a
+    #: list, which may be edited in its place.
+    values: list[Any]
+    #: Its entry, and the values of the options alone.
+    given: list[Any]
+    options: RuleOptions
 
 
 class Groups:
@@ -67,17 +80,13 @@ class Groups:
         #: The parameters of all groups, and the name and the group of each.
         self.params: list[Tensor] = []
         self.places: dict[Tensor, tuple[str, int]] = {}
-        #: Where in its group each is.
-        self.positions: dict[Tensor, int] = {}
         self.sizes: list[int] = []
         self.names: list[list[str] | None] = []
         #: By the address of a group: tools take empty groups away. Parameters themselves are not kept before a first
         #: step, since trainers want to free them.
         self.shapes: dict[int, list[Shape]] = {}
-        #: The settings of all groups, the values that they were made of, and the same for each group by itself.
-        self.settings: list[RuleOptions] = []
-        self.values: list[Any] = []
-        self.known: dict[int, tuple[RuleOptions, list[Any], RuleOptions]] = {}
+        #: The options of each group, and the values that they were made of.
+        self.known: dict[int, Known] = {}
         self.are_reported = self.rates_differ = False
 
     # ---- which parameters there are
@@ -92,7 +101,6 @@ class Groups:
         places = self.find_places(groups)
         check_names(groups, self.rules.overrides)
         self.places, self.sizes, self.params = places, sizes, params
-        self.positions = dict(zip(params, chain.from_iterable(map(range, sizes)), strict=True))
         self.note_shapes(groups)
         given = [group.get("param_names") for group in groups]
         self.names = [None if names is None else list(names) for names in given]
@@ -102,18 +110,9 @@ class Groups:
         """Whether parameters are named as at the last look."""
         return list(map(NAMES_OF, groups)) == self.names
 
-    def has_kept_place(self, groups: Sequence[Group], p: Tensor) -> bool:
-        """Whether one parameter is where it was at the last look, and is named as it was."""
-        if p not in self.places or self.places[p][1] >= len(groups):
-            return False
-        (_, index), i = self.places[p], self.positions[p]
-        group, names = groups[index], self.names[index] or []
-        is_there = i < len(group["params"]) and group["params"][i] is p
-        return is_there and (group.get("param_names") or [])[i : i + 1] == names[i : i + 1]
-
     def find_places(self, groups: Sequence[Group]) -> dict[Tensor, tuple[str, int]]:
         """The name and the group of every parameter; those that are new are checked."""
-        against_flat = [reason_against_flat(self.options_at(groups, i), group) for i, group in enumerate(groups)]
+        against_flat = [reason_against_flat(self.options_at(groups, index)) for index in range(len(groups))]
         for index, (group, reason) in enumerate(zip(groups, against_flat, strict=True)):
             tensors = [p for p in group["params"] if isinstance(p, torch.Tensor)]
             check_exchanged(index, self.shapes.get(id(group), []), tensors, reason)
@@ -187,7 +186,6 @@ class Groups:
         whole = {**self.defaults_for(group, defaults), **group, **given}
         made = self.make_options(whole).base.rule
         if "lr" in group:
-            check_rate(made, group["lr"])
             whole |= show_rate(made, group["lr"])
         if "lr_is_scale" in group:
             whole["lr_is_scale"] = group["lr_is_scale"]
@@ -200,7 +198,7 @@ class Groups:
             del groups[index][name]
         check_names(groups, self.rules.overrides)
         settings = self.options_at(groups, index)
-        against_flat = reason_against_flat(settings, groups[index])
+        against_flat = reason_against_flat(settings)
         for name, p in ((name, p) for name, p, home in homes_in(groups) if home == index):
             check_parameter(name, p, against_flat)
             if p.requires_grad:
@@ -216,38 +214,39 @@ class Groups:
         return self.rules.at(group.get("entry", 0))
 
     def make_options(self, group: Group) -> RuleOptions:
+        """The options of a group, checked, and its rate beside them."""
         entry = self.entry_of(group)
         given = {name: from_plain(group[name]) for name in option_names(entry.rule) if name in group}
-        return RuleOptions(entry.rule, given, None, entry.overrides)
-
-    def current_options(self, groups: Sequence[dict[str, Any]]) -> list[RuleOptions]:
-        """The settings of all groups; looked at anew only if a value in one of them was replaced."""
-        values = list(chain.from_iterable(map(dict.values, groups)))
-        if len(values) != len(self.values) or not all(map(operator.is_, values, self.values)):
-            self.settings = [self.options_at(groups, index) for index in range(len(groups))]
-            self.compare_rates(groups)
-            # a list may be edited where it is
-            edited = any(type(v) is list for group in groups for k, v in group.items() if k not in MEMBERS)
-            self.values = [] if edited else values
-        return self.settings
+        check_no_functions(given)
+        options = RuleOptions(entry.rule, given, None, entry.overrides)
+        check_rate(options.base.rule, group["lr"])
+        return options
 
     def options_at(self, groups: Sequence[Group], index: int) -> RuleOptions:
-        """The settings of a group, checked; made anew only if one of its options has changed."""
-        group = groups[index]
+        """The options of a group, checked; made anew only if one of them has changed."""
+        group, first = groups[index], groups[0]
+        values = [*{**group, **NO_MEMBERS}.values(), *map(first.get, JOINT)]
+        known = self.known.get(index)
+        if known is not None and len(known.values) == len(values) and all(map(operator.is_, known.values, values)):
+            return known.options
         try:
             entry = self.entry_of(group)
-            given = [group.get(name, ABSENT) for name in option_names(entry.rule)]
-            values = [tuple(v) if isinstance(v, list) else v for v in given]  # a list may be edited where it is
-            known = self.known.get(index)
-            if known is None or known[0] is not entry or not are_same(known[1], values):
-                self.known[index] = known = entry, values, self.make_options(group)
-            check_rate(known[2].base.rule, group["lr"])
+            given = [entry, *[group.get(name, ABSENT) for name in option_names(entry.rule)]]
+            # a list may be edited where it is
+            given = [tuple(value) if isinstance(value, list) else value for value in given]
+            if known is not None and are_same(known.given, given):
+                options = known.options
+                check_rate(options.base.rule, group["lr"])
+            else:
+                options = self.make_options(group)
             for name in JOINT:
                 concerns = f"{name} concerns the whole step and cannot differ between groups"
-                require(group.get(name) == groups[0].get(name), concerns)
+                require(group.get(name) == first.get(name), concerns)
         except OptionError as error:
             raise OptionError(f"parameter group {index}: {error}") from None
-        return known[2]
+        has_lists = any(type(value) is list for value in values)
+        self.known[index] = Known([] if has_lists else values, given, options)
+        return options
 
     def find_unused(self, groups: Sequence[Group]) -> tuple[list[Pattern], list[Pattern]]:
         """The patterns of overrides that match no parameter of their entries, and of entries without parameters."""
@@ -288,7 +287,7 @@ ABSENT = object()
 
 
 def are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return all(map(operator.is_, first, second)) or all(
+    return len(first) == len(second) and all(
         a is b or (type(a) is type(b) and not isinstance(a, Tensor) and a == b)
         for a, b in zip(first, second, strict=True)
     )
@@ -499,12 +498,6 @@ def from_plain(value: Any) -> Any:
     return value
 
 
-def has_spikes_skipped(group: Group) -> bool:
-    """Whether steps may be skipped for the norm of their gradient."""
-    spikes = from_plain(group.get("spikes", False))
-    return spikes is True or (isinstance(spikes, Spikes) and spikes.action == "skip")
-
-
 def check_group(rule: type[Rule], group: Group, owners: Mapping[str, str]) -> None:
     """Refuse options that are misspelt or another rule's; keys of other tools, which resemble none, may be here.
 
@@ -521,7 +514,6 @@ def check_group(rule: type[Rule], group: Group, owners: Mapping[str, str]) -> No
         if name in owners:
             hint = f"{owners[name]} has it: give parameters of different rules in groups of their own"
         require(not hint, f"{rule.__name__} has no option {name!r}: {hint}")
-    check_no_functions({name: group[name] for name in (*options, "lr") if name in group})
 
 
 def load_group(rule: type[Rule], saved: Group, present: Group, defaults: Group) -> dict[str, Any]:

@@ -5,18 +5,18 @@ How it is before the first step, whether it fits the options, and how it is conv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.codecs import CODECS
-from thalweg.errors import StateError
+from thalweg.errors import ResumeWarning, StateError, warn
 from thalweg.rules import Rule
 from thalweg.rules.around import is_kept_around, keys_around
 from thalweg.rules.entries import Count
-from thalweg.settings import Numerics, ParameterOptions
+from thalweg.settings import Numerics, ParameterOptions, RuleOptions
 from thalweg.spaces import torch as xp
 from thalweg.spaces.foreach import TensorList
 from thalweg.spaces.sharded import Sharded
@@ -36,6 +36,74 @@ from thalweg.storage import (
 from thalweg.torch.sharding.layouts import check_groups, make_owned_state, place_state
 from thalweg.torch.sharding.shards import is_distributed, local, meta_like, part_of
 from thalweg.trial import check_update
+
+
+class States:
+    """Keeps the state of each parameter as its options need it."""
+
+    def __init__(self, is_launched: Callable[[type[Rule], Tensor], bool]) -> None:
+        """is_launched: whether kernels on a GPU step a parameter by a rule, and count its steps."""
+        self.is_launched = is_launched
+        #: What holds for a parameter, as it was found of these options for this shape and for state in this form.
+        self.resolved: dict[Tensor, tuple[RuleOptions, ParameterOptions, Any]] = {}
+        #: Whether a user was told that a state was converted.
+        self.is_told = False
+
+    def make_ready(
+        self, states: dict[Tensor, Any], name: str, p: Tensor, options: RuleOptions, *, capturable: bool
+    ) -> tuple[ParameterOptions, dict[str, Tensor]]:
+        """What holds for a parameter, and its state: made if there is none, converted if options ask for it.
+
+        states: of all parameters. options: of its group.
+        """
+        setting = self.resolve(states, name, p, options)
+        state: dict[str, Tensor] = states[p]
+        if not state:
+            state.update(make_state(name, p, setting, self.place_of_counts(p, setting, capturable=capturable)))
+        elif any(entry.device != p.device for entry in state.values()):
+            place = self.place_of_counts(p, setting, capturable=capturable)
+            follow_parameter(name, p, setting.rule, state, place)
+        return setting, state
+
+    def resolve(self, states: Mapping[Tensor, Any], name: str, p: Tensor, options: RuleOptions) -> ParameterOptions:
+        """What holds for a parameter. Its state is converted if that asks for it, and refused if it does not fit."""
+        known, state = self.resolved.get(p), states.get(p, {})
+        form = p.shape, form_of(state)
+        if known is None or known[0] is not options or known[2] != form:
+            setting, _ = options.choose(name, p)
+            # schedulers that cycle momentum change numbers at every step
+            if known is None or known[1].kind != setting.kind or known[2] != form:
+                setting.rule.check_shape(name, tuple(p.shape))
+                changed = fit_state(name, p, setting, state) if state else ""
+                if changed and not self.is_told:
+                    self.is_told = True
+                    warn(changed, ResumeWarning)
+                form = p.shape, form_of(state)
+            self.resolved[p] = known = options, setting, form
+        return known[1]
+
+    def place_of_counts(self, p: Tensor, setting: ParameterOptions, *, capturable: bool) -> torch.device:
+        """Where counts live: with the host, unless the device alone may know them."""
+        on_device = capturable or setting.numerics.may_skip or self.is_launched(type(setting.rule), p)
+        return p.device if on_device else torch.device("cpu")
+
+    def convert_counts(
+        self,
+        states: Mapping[Tensor, Any],
+        places: Mapping[Tensor, tuple[str, int]],
+        settings: Mapping[int, RuleOptions],
+        groups: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Make tensors of counts of steps that users have written into state as plain numbers.
+
+        places: the name and group of each parameter. settings: the options of groups, by index.
+        """
+        for p, (name, index) in places.items():
+            state = states.get(p)
+            if state and not is_count_tensor(step := state.get("step")):
+                place = self.place_of_counts(p, settings[index].base, capturable=groups[index]["capturable"])
+                state["step"] = convert_count(name, step).to(place)
+
 
 # ---- before the first step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,7 +32,7 @@ from thalweg.torch.step.gradients import gradient_of
 
 T = TypeVar("T")
 #: Of parameter groups, by index.
-OfGroups: TypeAlias = Sequence[T] | Mapping[int, T]
+OfGroups: TypeAlias = Mapping[int, T]
 
 
 class Sorter:
@@ -43,10 +43,6 @@ class Sorter:
         #: Whether it is asked at all what fused code can step: some of it is compiled for the answer.
         self.may_fuse = wanted in ("auto", "fused")
         self.sharing = sharing
-        self.forget()
-
-    def forget(self) -> None:
-        """Look at everything anew: parameters or their state were exchanged."""
         self.treatments: dict[Tensor, tuple[Any, Any, Hashable, str]] = {}
         self.parts: dict[Tensor, tuple[Any, Part]] = {}
 
@@ -60,22 +56,21 @@ class Sorter:
 
         places: the name and group of those to be stepped. settings: of their groups, by index.
         """
-        optimizer._convert_counts(places)
+        optimizer._states.convert_counts(optimizer.state, places, settings, optimizer.param_groups)
         named = [(name, p, index) for p, (name, index) in places.items() if p.grad is not None]
         gradients = {p: gradient_of(name, p, p.grad) for name, p, _ in named if p.grad is not None}
         by_key: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
         parts: dict[str, Part] = {}
         shared: dict[Any, tuple[int, ParameterOptions, int | None, str, bool]] = {}
         for name, p, index in named:
-            setting = optimizer._setting(settings[index], name, p)
-            state = optimizer._state(name, p, setting, optimizer.param_groups[index])
+            capturable, facts = optimizer.param_groups[index]["capturable"], (name, p, settings[index])
+            setting, state = optimizer._states.make_ready(optimizer.state, *facts, capturable=capturable)
             launched = self.is_launched(type(setting.rule), p)
             if launched and state["step"].device != p.device:
                 state["step"] = state["step"].to(p.device)
             step = state["step"]
             t = None if launched or not step.is_cpu else int(step.item()) + 1
             g, part = gradients[p], self.part_of(name, p)
-            capturable = optimizer.param_groups[index]["capturable"]
             if self.reason_undivided(p, setting, capturable=capturable) == "":
                 part = replace(part, replicas=self.sharing.groups_of(p))
             kind, refused = self.treatment(p, setting, state, part)

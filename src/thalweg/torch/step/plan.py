@@ -192,9 +192,6 @@ class StepPlan:
 
     def follow(self, settings: OfGroups[RuleOptions]) -> bool:
         """Take over options that differ in numbers alone; False if they differ in more."""
-        if all(settings[bucket.group] is self.settings[bucket.group] for bucket in self.buckets):
-            self.settings = settings
-            return True
         followed = []
         for bucket, examples in zip(self.buckets, self.examples, strict=True):
             setting, *others = [settings[bucket.group].choose(*example)[0] for example in examples]
@@ -236,7 +233,8 @@ class StepPlan:
             return False
         grads, addresses, negated = gradients  # if it is negated, what lies there is not what it is
         settings, rates = options()
-        if settings is not self.settings and not self.follow(settings):
+        is_same = all(map(operator.is_, settings.values(), self.settings.values()))
+        if not is_same and not self.follow(settings):
             return False
         all_equal = None if self.readable is None else self.readable.read()
         numbers: list[int | None] = []
