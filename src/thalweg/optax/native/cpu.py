@@ -19,10 +19,11 @@ from thalweg.errors import Refused
 from thalweg.kernels.cpu import admission, structs
 from thalweg.kernels.cpu.bounds import COUNT, LARGEST
 from thalweg.kernels.cpu.operands import operand_of
-from thalweg.kernels.cpu.tables import REHEARSE, WRITE, Operand, Options
-from thalweg.kernels.cpu.xla import TARGET, Layout, Numbered, compile_handler, place_of
+from thalweg.kernels.cpu.tables import REHEARSE, WRITE, Operand, Options, entries_of
+from thalweg.kernels.cpu.xla import MOVE, TARGET, Layout, Numbered, compile_handler, place_of, register_moves
 from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.optax.batches import Job, Leaf, Step
+from thalweg.optax.native.moves import stack_all, take_apart
 from thalweg.optax.steps import Results
 from thalweg.programs.evaluate import apply
 from thalweg.programs.extents import ELEMENT
@@ -41,6 +42,7 @@ def handler() -> Any:
     library = compile_handler(jax.ffi.include_dir())
     if not isinstance(library, str):
         jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.thalweg_step), platform="cpu")
+        jax.ffi.register_ffi_target(MOVE, jax.ffi.pycapsule(library.thalweg_move), platform="cpu")
     return library
 
 
@@ -56,6 +58,11 @@ def admit(leaf: Leaf) -> None:
 def admit_sums(leaf: Leaf) -> None:
     """Refuse: this code cannot sum over parts of a parameter that are on other devices."""
     raise Refused(f"native code sums over whole arrays, as {type(leaf.setting.rule).__name__} does")
+
+
+def move(arrays: Sequence[Any], results: Sequence[Any], moves: Sequence[int]) -> list[Any]:
+    """What is copied from arrays to results, in one call. moves: of each copy two places, and how many bytes."""
+    return list(jax.ffi.ffi_call(MOVE, results)(*arrays, key=register_moves(handler(), moves)))
 
 
 class Native:
@@ -121,21 +128,28 @@ def operands_of(jobs: Sequence[Job], groups: Mapping[int, int]) -> list[Operand]
     groups: which of the options hold, by the id of a setting.
     """
     buffers = itertools.count()
-
-    def place(x: Any) -> tuple[int, str]:
-        return place_of(next(buffers)), x.dtype.name
-
     operands = []
     for job in jobs:
+        small = {id(job.state[key]) for key in small_keys(job)}
+
+        def place(x: Any, small: set[int] = small) -> tuple[int, str]:
+            return 0 if id(x) in small else place_of(next(buffers)), x.dtype.name
+
         shown = job.names[0], job.p.shape, job.p, job.g.dtype.name, job.state
         operands.append(operand_of(job.setting.rule, *shown, place, groups[id(job.setting)]))
     return [operand._replace(g=place_of(next(buffers))) for operand in operands]
 
 
+def small_keys(job: Job) -> list[str]:
+    """The entries that are smaller than the parameter: XLA computes them."""
+    return [key for key, entry in entries_of(job.setting.rule, job.p.shape).items() if entry.over]
+
+
 def keys_of(job: Job) -> list[str]:
-    """The keys of a job's state in the order of native code."""
-    entries = list(job.setting.rule.entries(job.p.shape))
-    return [*entries, *(key for key in (*map(scale_key, entries), RECORD) if key in job.state)]
+    """The keys of what native code reads and writes of a job's state, in its order."""
+    entries, small = list(job.setting.rule.entries(job.p.shape)), small_keys(job)
+    keys = (*entries, *map(scale_key, entries), RECORD)
+    return [key for key in keys if key in job.state and key not in small]
 
 
 class Run:
@@ -148,6 +162,11 @@ class Run:
             GroupNumbers(code, [jobs[index] for index in members], rows, given[group])
             for group, code, rows, members in native.stacks
         ]
+        stacks = iter(
+            stack_all(move, [[job.state[key] for job in group.jobs] for group in self.groups for key in group.small])
+        )
+        for group in self.groups:
+            group.before = {key: next(stacks) for key in group.small}
         #: Of each job: the buffers of p and of its state, by key, among all; gradients are behind them.
         self.buffers: list[dict[str, int]] = []
         self.arrays: list[Any] = []
@@ -167,13 +186,13 @@ class Run:
         self.call(WRITE, fine)
         results: dict[int, tuple[Any, Any, Any]] = {}
         places = iter(range(len(self.jobs)))
+        members = iter(take_apart(move, [group.new_state(key, fine) for group in self.groups for key in group.small]))
         for group in self.groups:
-            for job, small, shown in zip(group.jobs, group.new_state(), group.figures(), strict=True):
+            small = {key: next(members) for key in group.small}
+            for number, (job, shown) in enumerate(zip(group.jobs, group.figures(), strict=True)):
                 place = next(places)
                 buffers, index = self.buffers[place], self.native.order[place]
-                state = {key: self.arrays[buffers[key]] for key in job.state}
-                for key, entry in small.items():
-                    state[key] = entry if fine is None else jnp.where(fine, entry, job.state[key])
+                state = {key: small[key][number] if key in small else self.arrays[buffers[key]] for key in job.state}
                 wanted = self.native.figures[index]
                 stats = {name: shown[name].reshape(own.shape).astype(own.dtype) for name, own in wanted.items()}
                 results[index] = self.arrays[buffers[PARAMETER]], state, stats
@@ -195,7 +214,7 @@ class Run:
             if number is not None and group.code.gathers == number:
                 gathered.append(group)
             elif number is not None and group.reads_small(number):
-                given.append(group.small_values())
+                given.append(group.small_values(number))
                 small |= group.place_rows(place_of(len(arrays) + len(given) - 1))
         registers = jnp.concatenate([group.registers(stage, self.layout.width) for group in self.groups])
         allowed = jnp.ones((), "int32") if allowed is None else allowed.astype("int32")
@@ -245,6 +264,9 @@ class GroupNumbers:
         lines = [[1 if axis == other else n for axis, n in enumerate(shape)] for other in (column, row)]
         self.lines = [(len(jobs), *line) for line in lines]
         self.lengths = [math.prod(line[stacked:]) for line in lines]
+        #: The keys of entries that are smaller than the parameter, and by key the stacks of them before the step.
+        self.small = self.emitted.schedule.small
+        self.before: dict[str, Any] = {}
         self.scale, *numbers = jnp.unstack(given)
         self.known = {self.program.inputs[name]: x for name, x in zip(code.inputs, numbers, strict=True)}
 
@@ -269,7 +291,7 @@ class GroupNumbers:
             return float(self.size)
         if name == LARGEST:
             return DTYPES[self.precision].trusted
-        return jnp.stack([job.state[name].astype("float64") for job in self.jobs])
+        return self.before[name].astype("float64")
 
     def reduce(self, value: Value) -> Any:
         """A sum or mean of what there is for rows, columns or matrices."""
@@ -302,7 +324,7 @@ class GroupNumbers:
 
     def written(self, number: int, job: Job) -> list[str]:
         """The keys of what a pass writes of a job: p and its record, and state with its scales."""
-        pass_, entries = self.emitted.passes[number], keys_of(job)
+        pass_, entries = self.emitted.passes[number], job.setting.rule.entries(job.p.shape)
         operands = (PARAMETER, GRADIENT, *entries)
         keys = [operands[place] for place, written in zip(pass_.operands, pass_.written, strict=True) if written]
         beside = [scale_key(key) if key != PARAMETER else RECORD for key in keys]
@@ -341,13 +363,15 @@ class GroupNumbers:
         pass_ = self.emitted.passes[number]
         return bool(pass_.rows or pass_.columns)
 
-    def small_values(self) -> Any:
-        """What passes read of rows and columns."""
-        parts, by_kind = [], (self.emitted.rows, self.emitted.columns)
-        for values, slots, line in zip(by_kind, self.code.slots, self.lines, strict=True):
-            filled = [*values, *[0.0] * (slots - len(values))]
-            parts += [self.spread(value, line).reshape(len(self.rows), -1) for value in filled]
-        return jnp.concatenate(parts, axis=1).astype(self.precision)
+    def small_values(self, number: int) -> Any:
+        """What a pass reads of rows and columns, in their slots."""
+        pass_, parts = self.emitted.passes[number], list[Any]()
+        by_kind = (self.emitted.rows, {*pass_.rows}), (self.emitted.columns, {*pass_.columns})
+        for (values, read), slots, line in zip(by_kind, self.code.slots, self.lines, strict=True):
+            for slot in range(slots):
+                value = values[slot] if slot < len(values) and values[slot] in read else 0.0
+                parts.append(self.spread(value, line).reshape(len(self.rows), -1).astype(self.precision))
+        return jnp.concatenate(parts, axis=1)
 
     def place_rows(self, buffer: int) -> dict[int, int]:
         """Where the rows and columns of each tensor are, of a buffer at this place."""
@@ -371,15 +395,11 @@ class GroupNumbers:
     def finite(self) -> Any:
         return self.by_tensor(self.program.finite) != 0
 
-    def new_state(self) -> list[dict[str, Any]]:
-        """Of each job the entries that are smaller than the parameter."""
-        states: list[dict[str, Any]] = [{} for _ in self.jobs]
-        for key in self.emitted.schedule.small:
-            shape = len(self.jobs), *self.jobs[0].state[key].shape
-            entries = self.spread(self.program.state[key], shape).astype(self.precision)
-            for state, job, entry in zip(states, self.jobs, entries, strict=True):
-                state[key] = entry.astype(job.state[key].dtype)
-        return states
+    def new_state(self, key: str, fine: Any) -> Any:
+        """A stack of entries that are smaller than the parameter. fine: whether the step is taken; None: it is."""
+        before = self.before[key]
+        entries = self.spread(self.program.state[key], before.shape).astype(self.precision).astype(before.dtype)
+        return entries if fine is None else jnp.where(fine, entries, before)
 
     def figures(self) -> list[dict[str, Any]]:
         """Of each job the figures, a number for each tensor."""

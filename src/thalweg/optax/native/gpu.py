@@ -69,6 +69,20 @@ def admit_sums(leaf: Leaf) -> None:
         raise Refused("GPU kernels step shards only with stacked_axes=0")
 
 
+def move(arrays: Sequence[Any], results: Sequence[Any], moves: Sequence[int]) -> list[Any]:
+    """What is copied from arrays to results, by one kernel. moves: of each copy two places, and how many bytes."""
+    from thalweg.kernels.triton.moves import launch_moves
+    from thalweg.kernels.triton.xla import TARGET, compile_for, register
+
+    width = min(x.dtype.itemsize for x in arrays)
+    table = [number if index % 3 < 2 else number // width for index, number in enumerate(moves)]
+    compiled = functools.partial(compile_for, capability())
+    launch = launch_moves(compiled, len(moves) // 3, width, len(arrays) + len(results))
+    key = register(handler(), [launch], len(arrays), table)
+    outputs = [*results, jax.ShapeDtypeStruct((8 * len(table),), "uint8")]
+    return list(jax.ffi.ffi_call(TARGET, outputs)(*arrays, key=key)[:-1])
+
+
 class Native:
     """Jobs in lists of one kind, each with what it launches."""
 
