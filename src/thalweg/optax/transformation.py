@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,21 +15,22 @@ import jax.numpy as jnp
 import optax
 
 from thalweg.arrays import Squares
-from thalweg.errors import OptionError, ParameterError, StateError
+from thalweg.errors import OptionError, StateError
 from thalweg.given import OverrideList, Overrides, Standard, check_overrides, plain, warn_of_unused
 from thalweg.optax.batches import Job, Leaf, Step, first_entries
 from thalweg.optax.engines import Engine, apply_jobs, check_engine, step_jobs
 from thalweg.optax.matrices import axes_in_tree, rule_of_axes
 from thalweg.optax.products import space_for
 from thalweg.optax.shards import check_whole, mesh_axes_of
-from thalweg.optax.states import Entries, first_count, first_norms, pack, state_class_for, unpack
-from thalweg.optax.steps import Stepping
+from thalweg.optax.states import Entries, StatsState, first_count, first_norms, pack, state_class_for, unpack
+from thalweg.optax.steps import Solver
 from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
 from thalweg.rules.spikes import SpikeCheck, judge
 from thalweg.settings import Numerics, ParameterOptions, RuleOptions
 from thalweg.spaces import jax as whole
+from thalweg.spaces.jax import replicated_with
 from thalweg.storage import SPIKES, arithmetic, check_norms, check_shapes, describe_state
 
 
@@ -112,8 +114,7 @@ def as_transformation(
         settings = check_settings(rule, rate, options, variant, overrides)
     except OptionError as error:
         raise OptionError(in_words(str(error), {"lr": "learning_rate", **called})) from None
-    parts = Transformation(settings, rate, choices, specs, engine, layout)
-    return optax.GradientTransformationExtraArgs(parts.init, parts.update)
+    return Transformation(settings, rate, choices, specs, engine, layout).transformation
 
 
 def check_settings(
@@ -188,8 +189,8 @@ def join(numerics: Numerics, gradients: Sequence[tuple[Any, Any, Any]], norms: A
 
 
 @dataclass(frozen=True, eq=False)
-class Transformation(Stepping):
-    """The functions ``init`` and ``update`` of a gradient transformation by one rule."""
+class Transformation(Solver):
+    """A gradient transformation by one rule."""
 
     settings: RuleOptions
     learning_rate: Any
@@ -197,6 +198,8 @@ class Transformation(Stepping):
     specs: Any
     engine: Engine = "auto"
     layout: Any = None
+    #: Whether its state has the figures of its steps too.
+    observed: bool = False
 
     def state_class(self, leaves: Sequence[Leaf]) -> type[Any]:
         """The class of states for these parameters."""
@@ -226,7 +229,13 @@ class Transformation(Stepping):
         states, count = [first_entries(leaf) for leaf in leaves], first_count(flat.leaves)
         skipped = first_count(flat.leaves) if self.settings.base.numerics.may_skip else None
         norms = {SPIKES: first_norms(self.spikes, flat.leaves)} if self.spikes else {}
-        return pack(self.state_class(leaves), flat.treedef, states, count=count, skipped=skipped, **norms)
+        state = pack(self.state_class(leaves), flat.treedef, states, count=count, skipped=skipped, **norms)
+        if not self.observed:
+            return state
+        _, _, stats = jax.eval_shape(partial(self.take_step, applied=False), params, state, params)
+        # beside the parameters from the start, like the count of steps
+        place = replicated_with(flat.leaves[0]) if stats else None
+        return StatsState(state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=place), stats))
 
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
         if self.engine == "native":
@@ -234,19 +243,21 @@ class Transformation(Stepping):
                 "engine='native' writes parameters in place, and update() leaves them as they are: take steps with "
                 "make_step(solver), or use engine='auto'"
             )
-        deltas, result, _ = self.step(updates, state, params)
-        return deltas, result
+        return super().update(updates, state, params, **extra_args)
 
-    def apply(self, params: Tree, state: Any, updates: Tree, **extra_args: Any) -> tuple[Tree, Any]:
-        new, result, _ = self.step(updates, state, params, applied=True)
-        return new, result
+    def step(self, params: Tree, state: Any, gradients: Tree, *, applied: bool, **extra_args: Any) -> tuple[Tree, Any]:
+        if not self.observed:
+            values, new, _ = self.take_step(params, state, gradients, applied=applied)
+            return values, new
+        if not isinstance(state, StatsState):
+            raise StateError(f"with_stats() needs a state of its own init(), got one of {type(state).__name__}")
+        values, new, stats = self.take_step(params, state.inner_state, gradients, applied=applied)
+        return values, StatsState(new, stats)
 
-    def step(
-        self, updates: Tree, state: Any, params: Tree, *, applied: bool = False, observed: bool = False
+    def take_step(
+        self, params: Tree, state: Any, updates: Tree, *, applied: bool
     ) -> tuple[Tree, Any, dict[str, Mapping[str, Any]]]:
-        """What ``update`` answers, or ``apply``, and the figures that it computed, by parameter."""
-        if params is None:
-            raise ParameterError("update() needs the parameters: update(gradients, state, params)")
+        """Changes or new parameters, the new state, and the figures that were computed, by parameter."""
         flat = parameters(params)
         grads, leaves = gradients(updates, flat), self.leaves(params, flat)
         state_class = self.state_class(leaves)
@@ -261,7 +272,7 @@ class Transformation(Stepping):
         scale, judgement = join(self.settings.base.numerics, given, getattr(state, SPIKES, None))
         step = Step(optax.safe_increment(state.count), lr, scale, self.guarded, space_for(self.engine))
         if applied:
-            outcome = apply_jobs(jobs, step, self.engine, observed=observed)
+            outcome = apply_jobs(jobs, step, self.engine, observed=self.observed)
         else:
             outcome = step_jobs(jobs, step, applied=False)
         count, skipped, norms, figures = step.t, state.skipped, {}, {}
@@ -279,11 +290,12 @@ class Transformation(Stepping):
             count = jnp.where(is_taken, count, state.count)
             skipped = jnp.where(is_taken, skipped, optax.safe_increment(skipped))
         result = pack(state_class, flat.treedef, outcome.states, count=count, skipped=skipped, **norms)
-        stats: dict[str, Mapping[str, Any]] = {
-            job.names[0]: {**({} if lr is None else {"lr": lr * job.setting.lr_scale}), **told, **figures}
-            for job, told in zip(jobs, outcome.stats, strict=True)
-        }
-        return flat.treedef.unflatten(outcome.values), result, stats
+        stats: dict[str, Any] = {}
+        if self.observed:
+            rates = [{} if lr is None else {"lr": lr * job.setting.lr_scale} for job in jobs]
+            told = zip(jobs, rates, outcome.stats, strict=True)
+            stats = {job.names[0]: {**rate, **shown, **figures} for job, rate, shown in told}
+        return flat.treedef.unflatten(outcome.values), result, jax.tree.map(as_figure, stats)
 
     def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], state: Any) -> None:
         """Refuse state that these options do not make."""
@@ -339,3 +351,8 @@ class Transformation(Stepping):
                 raise OptionError(f"{choice.name} must be {wanted} for parameter {name!r}, got {value!r}")
             first |= choice.options[known]
         return self.settings.choose(name, p, first=tuple(first.items()))
+
+
+def as_figure(x: Any) -> Any:
+    """One number, or one for each tensor of a stack, with a dtype that no compiled step changes."""
+    return jnp.squeeze(jnp.asarray(x, jnp.result_type(x)))
