@@ -47,7 +47,7 @@ JOINT = 2**25
 class Leaf:
     """A parameter as the tree has it."""
 
-    names: tuple[str, ...]
+    name: str
     p: Any
     setting: ParameterOptions
     #: How it is sharded inside shard_map; only empty tuples elsewhere.
@@ -103,7 +103,7 @@ def first_entries(leaf: Leaf) -> Entries:
     rule, numerics = leaf.setting.stored_rule, leaf.setting.numerics
     check_update(rule, leaf.space.shape(leaf.p))
     check_groups(leaf)
-    rule = rule if leaf.axes is None else rule_of_axes(rule, leaf.axes)
+    rule = rule_of_axes(rule, leaf.axes)
     inner = within(rule, leaf.mesh_axes)
     if not rule.needs_whole:
         return first_state(leaf.space, rule, numerics, leaf.p)
@@ -123,9 +123,9 @@ def check_groups(leaf: Leaf) -> None:
     axis, row = groups.axis, math.prod(leaf.p.shape[groups.axis :])
     if leaf.p.shape[axis + 1 :] != shape[axis + 1 :] or row % groups.size:
         raise ParameterError(
-            f"parameter {leaf.names[0]!r} of shape {shape} is sharded so that groups of {groups.size} neighbours that "
+            f"parameter {leaf.name!r} of shape {shape} is sharded so that groups of {groups.size} neighbours that "
             "share a scale in eight bits are cut: shard it along its first axis, or keep its state in more bits with "
-            f"overrides=[({leaf.names[0]!r}, dict(state_dtype='bfloat16', momentum_dtype=None))]"
+            f"overrides=[({leaf.name!r}, dict(state_dtype='bfloat16', momentum_dtype=None))]"
         )
 
 
@@ -266,26 +266,25 @@ def figures_of(figures: Mapping[str, Any], members: int) -> list[dict[str, Any]]
 
 def draw_noise(jobs: Sequence[Job], step: Step) -> Any:
     """The noise of parameters of one shape, as a stack: of each its own, by positions in the whole of it."""
-    first, names = jobs[0], [name for job in jobs for name in job.names]
+    first = jobs[0]
     stacked = first.setting.rule.stacked_axes
     stack = first.mesh_axes[:stacked] + ((),) * (first.p.ndim - stacked)
     space: Any = Shards(stack) if any(stack) else step.space
     like: Any = jax.ShapeDtypeStruct(first.p.shape, arithmetic(first.p.dtype.name))
     # the host computes with these numbers: the program does not
-    numbers: Any = np.array([tensor_id(name) for name in names], "uint32").reshape(-1, *[1] * first.p.ndim)
+    numbers: Any = np.array([tensor_id(job.name) for job in jobs], "uint32").reshape(-1, *[1] * first.p.ndim)
     return normal(space, like, seed=first.setting.numerics.seed, tensor=numbers, t=step.t)
 
 
 def rule_of(job: Job, step: Step, stacked: int = 0) -> Any:
     """The rule of a step. stacked: how many axes of a stack there are beside the parameter's own."""
     rule = rule_in_precision(job.setting.rule_at(step.t), arithmetic(job.p.dtype.name))
-    rule = replace(rule, stacked_axes=rule.stacked_axes + stacked)
-    return rule if job.axes is None else rule_of_axes(rule, job.axes)
+    return rule_of_axes(replace(rule, stacked_axes=rule.stacked_axes + stacked), job.axes)
 
 
 def step_job(job: Job, step: Step, rule: Any = None) -> LeafUpdate:
     """One step of one parameter. rule: of which parts are known."""
-    numerics, dtype, tensor = job.setting.numerics, job.p.dtype.name, tensor_id(job.names[0])
+    numerics, dtype, tensor = job.setting.numerics, job.p.dtype.name, tensor_id(job.name)
     rule = rule_of(job, step) if rule is None else rule
     update = propose_by(rule, job, step, tensor)
     delta, finite = update.delta, None

@@ -157,7 +157,7 @@ def choose(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -
     for job, why in zip(jobs, reasons, strict=True):
         if why and engine == "native":
             raise OptionError(
-                f"engine='native' cannot step parameter {job.names[0]!r}: {why}; use engine='auto', which takes the "
+                f"engine='native' cannot step parameter {job.name!r}: {why}; use engine='auto', which takes the "
                 "fastest code that can run"
             )
     served = [index for index, why in enumerate(reasons) if not why]

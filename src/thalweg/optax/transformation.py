@@ -264,7 +264,7 @@ class Transformation(Solver):
         states = unpack(state_class, state, flat.treedef)
         self.check_state(leaves, states, state)
         jobs = [
-            Job(leaf.names, leaf.p, leaf.setting, leaf.mesh_axes, leaf.axes, g, entries)
+            Job(leaf.name, leaf.p, leaf.setting, leaf.mesh_axes, leaf.axes, g, entries)
             for leaf, g, entries in zip(leaves, grads, states, strict=True)
         ]
         lr = at_count(self.learning_rate, state.count)
@@ -294,7 +294,7 @@ class Transformation(Solver):
         if self.observed:
             rates = [{} if lr is None else {"lr": lr * job.setting.lr_scale} for job in jobs]
             told = zip(jobs, rates, outcome.stats, strict=True)
-            stats = {job.names[0]: {**rate, **shown, **figures} for job, rate, shown in told}
+            stats = {job.name: {**rate, **shown, **figures} for job, rate, shown in told}
         return flat.treedef.unflatten(outcome.values), result, jax.tree.map(as_figure, stats)
 
     def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], state: Any) -> None:
@@ -312,7 +312,7 @@ class Transformation(Solver):
             if alike not in shapes:
                 first = jax.eval_shape(lambda p, leaf=leaf: first_entries(replace(leaf, p=p)), leaf.p)
                 shapes[alike] = {key: entry.shape for key, entry in first.items()}
-            check_shapes(leaf.names[0], {key: jnp.shape(entry) for key, entry in entries.items()}, shapes[alike])
+            check_shapes(leaf.name, {key: jnp.shape(entry) for key, entry in entries.items()}, shapes[alike])
 
     def leaves(self, params: Tree, flat: Named, *, report: bool = False) -> list[Leaf]:
         """The parameters, with what holds for each."""
@@ -327,9 +327,8 @@ class Transformation(Solver):
             if specs is None:
                 check_whole(name, p)
             mesh_axes = ((),) * p.ndim if specs is None else mesh_axes_of(specs[index], p.ndim, name)
-            declared = axes[index]
-            (rules[index] if declared is None else rule_of_axes(rules[index], declared)).check_shape(name, p.shape)
-            result.append(Leaf((name,), p, settings[index][0], mesh_axes, declared))
+            rule_of_axes(rules[index], axes[index]).check_shape(name, p.shape)
+            result.append(Leaf(name, p, settings[index][0], mesh_axes, axes[index]))
         if report:
             unused = [pattern for i, (pattern, _) in enumerate(self.settings.overrides) if i not in matched]
             warn_of_unused("overrides", [pattern for pattern in unused if not isinstance(pattern, Standard)])

@@ -50,7 +50,7 @@ def step_natively(
     def native(*args: Any) -> Results:
         traced, now = given(*args)
         code = NATIVE[backend].Native(traced, now, figures)
-        return run_by_parts(code, traced) if is_local else code.run(traced, code.numbers())
+        return run_by_parts(code, traced) if is_local else code.run(code.numbers())
 
     backend = jax.default_backend()
     shared = {"t": step.t, "lr": step.lr, "grad_scale": step.grad_scale}
@@ -73,7 +73,7 @@ def run_by_parts(code: Any, jobs: Sequence[Job]) -> Results:
         of_parts = type(code)(parts, code.step, code.figures, code.rules)
         if of_parts.groups != code.groups:  # whose numbers are those of the whole
             raise RuleError("parts of parameters are of other kinds than the parameters")
-        results = of_parts.run(parts, list(reader))
+        results = of_parts.run(list(reader))
         return [x for p, state in zip(results.values, results.states, strict=True) for x in (p, *state.values())]
 
     arrays: list[Any] = []

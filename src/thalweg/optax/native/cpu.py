@@ -77,11 +77,12 @@ class Native:
     ) -> None:
         """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
         self.jobs, self.step, self.figures = jobs, step, figures
-        self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
         settings = {id(job.setting): job.setting for job in jobs}
+        self.rules = rules or {key: stand_in(setting.rule_at(step.t)) for key, setting in settings.items()}
+        lr = None if step.lr is None else 1.0
         options = [
-            Options(self.rules[key], own.numerics, 1, None if step.lr is None else 1.0, 1.0, declared=own.rule)
-            for key, own in settings.items()
+            Options(self.rules[key], setting.numerics, 1, lr, 1.0, declared=setting.rule)
+            for key, setting in settings.items()
         ]
         places = {key: place for place, key in enumerate(settings)}
         by_kind: dict[Any, list[int]] = defaultdict(list)
@@ -92,34 +93,111 @@ class Native:
             by_shape[kind, job.p.dtype, job.p.shape].append(index)
         #: Which jobs have the same code and options.
         self.groups = list(by_kind.values())
-        self.order = [index for members in by_shape.values() for index in members]
-        operands = operands_of([jobs[index] for index in self.order], places)
-        self.layout = Layout(handler(), operands, options, threads=num_threads(of_machine))
-        #: Those of one shape, which follow one another in the tables: their group, their code and their rows.
-        self.stacks: list[tuple[int, Numbered, range, list[int]]] = []
+        ordered = [jobs[index] for members in by_shape.values() for index in members]
+        self.layout = Layout(handler(), operands_of(ordered, places), options, threads=num_threads(of_machine))
         tables, kinds, first = self.layout.tables, list(by_kind), 0
+        #: Jobs of one shape and their group, one after the other in the tables.
+        self.stacks: list[tuple[Stack, int]] = []
+        #: What native code reads and writes, but for gradients.
+        self.arrays: list[Any] = []
         for (kind, *_), members in by_shape.items():
             end = first + len(members)
             rows = range(tables.spans[first].start, tables.spans[end - 1].stop)
-            self.stacks.append((kinds.index(kind), self.layout.codes[tables.codes[first]], rows, members))
+            code = self.layout.codes[tables.codes[first]]
+            stack = Stack(code, [jobs[index] for index in members], members, rows, self.arrays)
+            self.stacks.append((stack, kinds.index(kind)))
             first = end
+        self.gradients = [job.g for job in ordered]
 
     def numbers(self) -> list[Any]:
         """What a step is given beside its arrays: the count, and of each group the scale of gradients and options."""
-        codes = {group: code for group, code, *_ in self.stacks}
-        step, numbers = self.step, [jnp.asarray(self.step.t, "int32")]
+        step, groups = self.step, {group: stack for stack, group in self.stacks}
+        numbers = [jnp.asarray(step.t, "int32")]
         with jax.enable_x64(True):
-            for group, members in enumerate(self.groups):
-                setting = self.jobs[members[0]].setting
+            for _, stack in sorted(groups.items()):
+                setting = stack.jobs[0].setting
                 given = options_of(setting.rule_at(step.t)) | {"t": step.t, "lr": step.lr, "lr_scale": setting.lr_scale}
                 scale = jnp.asarray(1.0 if step.grad_scale is None else step.grad_scale, "float64")
-                inputs = [jnp.asarray(given[name], "float64") for name in codes[group].inputs]
+                inputs = [jnp.asarray(given[name], "float64") for name in stack.code.inputs]
                 numbers.append(jnp.stack([-scale if setting.numerics.maximize else scale, *inputs]))
         return numbers
 
-    def run(self, jobs: Sequence[Job], numbers: Sequence[Any]) -> Results:
+    def run(self, numbers: Sequence[Any]) -> Results:
+        """The step, once, with what ``numbers`` answered."""
+        count, *by_group = numbers
+        stacks, fine = [stack for stack, _ in self.stacks], None
         with jax.enable_x64(True):  # numbers of tensors are computed in double precision
-            return Run(self, jobs, numbers).step()
+            before = iter(
+                stack_all(move, [[job.state[key] for job in own.jobs] for own in stacks for key in own.small])
+            )
+            for stack, group in self.stacks:
+                stack.begin(by_group[group], {key: next(before) for key in stack.small})
+            for stage in range(max(len(stack.code.numbers) for stack in stacks) - 1):
+                self.call(stage, count)
+            if self.step.guarded:
+                looked = self.call(REHEARSE, count)
+                fine = jnp.all(jnp.stack([jnp.all(looked != 0), *(jnp.all(stack.finite()) for stack in stacks)]))
+            self.call(WRITE, count, fine)
+            after = iter(take_apart(move, [stack.new_state(key, fine) for stack in stacks for key in stack.small]))
+            results: dict[int, tuple[Any, Any, Any]] = {}
+            for stack in stacks:
+                news, shown = {key: next(after) for key in stack.small}, stack.figures()
+                for place, (index, buffers) in enumerate(zip(stack.members, stack.buffers, strict=True)):
+                    state = {
+                        key: news[key][place] if key in news else self.arrays[buffers[key]]
+                        for key in self.jobs[index].state
+                    }
+                    stats = {
+                        name: shown[name][place].reshape(figure.shape).astype(figure.dtype)
+                        for name, figure in self.figures[index].items()
+                    }
+                    results[index] = self.arrays[buffers[PARAMETER]], state, stats
+        values, states, stats_of_all = zip(*(results[index] for index in range(len(self.jobs))), strict=True)
+        return Results(list(values), list(states), fine, stats_of_all)
+
+    def call(self, stage: int, count: Any, allowed: Any = None) -> Any:
+        """Take all tensors through a stage, and note sums. The answer: whether each is finite, if it was looked at."""
+        arrays, gathered, given = [*self.arrays, *self.gradients], list[Stack](), list[Any]()
+        written: list[int] = []
+        small: dict[int, int] = {}
+        stacks = [stack for stack, _ in self.stacks]
+        for stack in stacks:
+            number = stack.pass_of(stage)
+            if number is None:
+                continue
+            if stage != REHEARSE:
+                written += stack.written(number)
+            if stack.code.gathers == number:
+                gathered.append(stack)
+            elif stack.reads_small(number):
+                given.append(stack.small_values(number))
+                small |= stack.place_rows(place_of(len(arrays) + len(given) - 1))
+        registers = jnp.concatenate([stack.registers(stage, self.layout.width) for stack in stacks])
+        allowed = jnp.ones((), "int32") if allowed is None else allowed.astype("int32")
+        arguments = [*arrays, *given, registers, count, allowed]
+        results = [like(arrays[buffer]) for buffer in written]
+        aliases = {buffer: place for place, buffer in enumerate(written)}
+        aliases[len(arguments) - 3] = len(results)
+        results.append(like(registers))
+        for stack in gathered:
+            small |= stack.place_rows(place_of(len(arguments) + len(results)))
+            results.append(jax.ShapeDtypeStruct(stack.small_shape, stack.precision))
+        results.append(jax.ShapeDtypeStruct((len(registers),), "int32"))
+        results.append(jax.ShapeDtypeStruct((self.layout.workspace_bytes,), "uint8"))
+        key = self.layout.register(stage, written, small)
+        news = jax.ffi.ffi_call(TARGET, results, input_output_aliases=aliases)(*arguments, key=key)
+        for buffer, new in zip(written, news, strict=False):
+            self.arrays[buffer] = new
+        registers, *means, finite, _ = news[len(written) :]
+        for stack, mean in zip(gathered, means, strict=True):
+            stack.take_means(mean)
+        for stack in stacks:
+            stack.take_sums(stage, registers)
+        return finite
+
+
+def like(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def operands_of(jobs: Sequence[Job], groups: Mapping[int, int]) -> list[Operand]:
@@ -135,7 +213,7 @@ def operands_of(jobs: Sequence[Job], groups: Mapping[int, int]) -> list[Operand]
         def place(x: Any, small: set[int] = small) -> tuple[int, str]:
             return 0 if id(x) in small else place_of(next(buffers)), x.dtype.name
 
-        shown = job.names[0], job.p.shape, job.p, job.g.dtype.name, job.state
+        shown = job.name, job.p.shape, job.p, job.g.dtype.name, job.state
         operands.append(operand_of(job.setting.rule, *shown, place, groups[id(job.setting)]))
     return [operand._replace(g=place_of(next(buffers))) for operand in operands]
 
@@ -145,116 +223,32 @@ def small_keys(job: Job) -> list[str]:
     return [key for key, entry in entries_of(job.setting.rule, job.p.shape).items() if entry.over]
 
 
-def keys_of(job: Job) -> list[str]:
+def large_keys(job: Job) -> list[str]:
     """The keys of what native code reads and writes of a job's state, in its order."""
     entries, small = list(job.setting.rule.entries(job.p.shape)), small_keys(job)
     keys = (*entries, *map(scale_key, entries), RECORD)
     return [key for key in keys if key in job.state and key not in small]
 
 
-class Run:
-    """One step, call by call."""
-
-    def __init__(self, native: Native, jobs: Sequence[Job], numbers: Sequence[Any]) -> None:
-        self.native, self.layout, self.jobs = native, native.layout, [jobs[index] for index in native.order]
-        self.count, *given = numbers
-        self.groups = [
-            GroupNumbers(code, [jobs[index] for index in members], rows, given[group])
-            for group, code, rows, members in native.stacks
-        ]
-        stacks = iter(
-            stack_all(move, [[job.state[key] for job in group.jobs] for group in self.groups for key in group.small])
-        )
-        for group in self.groups:
-            group.before = {key: next(stacks) for key in group.small}
-        #: Of each job: the buffers of p and of its state, by key, among all; gradients are behind them.
-        self.buffers: list[dict[str, int]] = []
-        self.arrays: list[Any] = []
-        for job in self.jobs:
-            keys = keys_of(job)
-            self.buffers.append({key: len(self.arrays) + place for place, key in enumerate((PARAMETER, *keys))})
-            self.arrays += [job.p, *(job.state[key] for key in keys)]
-        self.gradients = [job.g for job in self.jobs]
-
-    def step(self) -> Results:
-        guarded, fine = self.native.step.guarded, None
-        for stage in range(max(len(group.code.numbers) for group in self.groups) - 1):
-            self.call(stage)
-        if guarded:
-            looked = self.call(REHEARSE)
-            fine = jnp.all(jnp.stack([jnp.all(looked != 0), *(jnp.all(group.finite()) for group in self.groups)]))
-        self.call(WRITE, fine)
-        results: dict[int, tuple[Any, Any, Any]] = {}
-        places = iter(range(len(self.jobs)))
-        members = iter(take_apart(move, [group.new_state(key, fine) for group in self.groups for key in group.small]))
-        for group in self.groups:
-            small = {key: next(members) for key in group.small}
-            for number, (job, shown) in enumerate(zip(group.jobs, group.figures(), strict=True)):
-                place = next(places)
-                buffers, index = self.buffers[place], self.native.order[place]
-                state = {key: small[key][number] if key in small else self.arrays[buffers[key]] for key in job.state}
-                wanted = self.native.figures[index]
-                stats = {name: shown[name].reshape(own.shape).astype(own.dtype) for name, own in wanted.items()}
-                results[index] = self.arrays[buffers[PARAMETER]], state, stats
-        ordered = [results[index] for index in range(len(self.jobs))]
-        return Results([p for p, *_ in ordered], [state for _, state, _ in ordered], fine, [own for *_, own in ordered])
-
-    def call(self, stage: int, allowed: Any = None) -> Any:
-        """Take all tensors through a stage, and note sums. The answer: whether each is finite, if it was looked at."""
-        arrays, gathered, given = [*self.arrays, *self.gradients], list[GroupNumbers](), list[Any]()
-        written: list[int] = []
-        small: dict[int, int] = {}
-        places = iter(self.buffers)
-        for group in self.groups:
-            number = group.pass_of(stage)
-            for job in group.jobs:
-                buffers = next(places)
-                if number is not None and stage != REHEARSE:
-                    written += [buffers[key] for key in group.written(number, job)]
-            if number is not None and group.code.gathers == number:
-                gathered.append(group)
-            elif number is not None and group.reads_small(number):
-                given.append(group.small_values(number))
-                small |= group.place_rows(place_of(len(arrays) + len(given) - 1))
-        registers = jnp.concatenate([group.registers(stage, self.layout.width) for group in self.groups])
-        allowed = jnp.ones((), "int32") if allowed is None else allowed.astype("int32")
-        arguments = [*arrays, *given, registers, self.count, allowed]
-        results = [like(arrays[buffer]) for buffer in written]
-        aliases = {buffer: place for place, buffer in enumerate(written)}
-        aliases[len(arguments) - 3] = len(results)
-        results.append(like(registers))
-        for group in gathered:
-            small |= group.place_rows(place_of(len(arguments) + len(results)))
-            results.append(jax.ShapeDtypeStruct(group.small_shape, group.precision))
-        results.append(jax.ShapeDtypeStruct((len(registers),), "int32"))
-        results.append(jax.ShapeDtypeStruct((self.layout.workspace_bytes,), "uint8"))
-        key = self.layout.register(stage, written, small)
-        news = jax.ffi.ffi_call(TARGET, results, input_output_aliases=aliases)(*arguments, key=key)
-        for buffer, new in zip(written, news, strict=False):
-            self.arrays[buffer] = new
-        registers, *means, finite, _ = news[len(written) :]
-        for group, mean in zip(gathered, means, strict=True):
-            group.take_means(mean)
-        for group in self.groups:
-            group.take_sums(stage, registers)
-        return finite
-
-
-def like(x: Any) -> Any:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-
-class GroupNumbers:
+class Stack:
     """What holds for the tensors, rows and columns of jobs of one shape, by value, in double precision.
 
     Arrays have the axes of a parameter behind that of the jobs, and size 1 along axes along which they do not vary.
     """
 
-    def __init__(self, code: Numbered, jobs: Sequence[Job], rows: range, given: Any) -> None:
-        """rows: of their tensors in the tables. given: the scale of gradients, and options."""
-        self.code, self.jobs, self.rows = code, jobs, rows
+    def __init__(
+        self, code: Numbered, jobs: Sequence[Job], members: Sequence[int], rows: range, arrays: list[Any]
+    ) -> None:
+        """members: places of the jobs among all. rows: of their tensors in the tables. arrays: theirs are added."""
+        self.code, self.jobs, self.members, self.rows = code, jobs, members, rows
         self.emitted, self.program = code.code.emitted, code.code.emitted.schedule.program
         self.precision = arithmetic(jobs[0].p.dtype.name)
+        #: Of each job: the buffers of p and of its state, by key, among all.
+        self.buffers: list[dict[str, int]] = []
+        for job in jobs:
+            keys = large_keys(job)
+            self.buffers.append({key: len(arrays) + place for place, key in enumerate((PARAMETER, *keys))})
+            arrays += [job.p, *(job.state[key] for key in keys)]
         shape, stacked = jobs[0].p.shape, self.program.stacked_axes
         #: The shape of arrays that have one number for each tensor; and the elements of each.
         self.shape = len(jobs), *shape[:stacked], *[1] * (len(shape) - stacked)
@@ -264,11 +258,14 @@ class GroupNumbers:
         lines = [[1 if axis == other else n for axis, n in enumerate(shape)] for other in (column, row)]
         self.lines = [(len(jobs), *line) for line in lines]
         self.lengths = [math.prod(line[stacked:]) for line in lines]
-        #: The keys of entries that are smaller than the parameter, and by key the stacks of them before the step.
+        #: The keys of entries that are smaller than the parameter.
         self.small = self.emitted.schedule.small
-        self.before: dict[str, Any] = {}
+
+    def begin(self, given: Any, before: Mapping[str, Any]) -> None:
+        """given: the scale of gradients, and options. before: stacks of entries that are smaller than the parameter."""
+        self.before = before
         self.scale, *numbers = jnp.unstack(given)
-        self.known = {self.program.inputs[name]: x for name, x in zip(code.inputs, numbers, strict=True)}
+        self.known = {self.program.inputs[name]: x for name, x in zip(self.code.inputs, numbers, strict=True)}
 
     # ---- values
 
@@ -322,13 +319,13 @@ class GroupNumbers:
         last = len(self.code.numbers) - 1
         return last if stage >= REHEARSE else stage if stage < last else None
 
-    def written(self, number: int, job: Job) -> list[str]:
-        """The keys of what a pass writes of a job: p and its record, and state with its scales."""
-        pass_, entries = self.emitted.passes[number], job.setting.rule.entries(job.p.shape)
+    def written(self, number: int) -> list[int]:
+        """The buffers that a pass writes: p and its record, and state with its scales."""
+        pass_, entries = self.emitted.passes[number], self.jobs[0].setting.rule.entries(self.jobs[0].p.shape)
         operands = (PARAMETER, GRADIENT, *entries)
         keys = [operands[place] for place, written in zip(pass_.operands, pass_.written, strict=True) if written]
-        beside = [scale_key(key) if key != PARAMETER else RECORD for key in keys]
-        return [*keys, *(key for key in beside if key in job.state)]
+        keys += [scale_key(key) if key != PARAMETER else RECORD for key in keys]
+        return [buffers[key] for buffers in self.buffers for key in keys if key in buffers]
 
     def registers(self, stage: int, width: int) -> Any:
         """What native code is given of each tensor: the size, numbers of the pass, and whether it is surely finite."""
@@ -401,7 +398,6 @@ class GroupNumbers:
         entries = self.spread(self.program.state[key], before.shape).astype(self.precision).astype(before.dtype)
         return entries if fine is None else jnp.where(fine, entries, before)
 
-    def figures(self) -> list[dict[str, Any]]:
-        """Of each job the figures, a number for each tensor."""
-        shown = {name: self.spread(value, self.shape) for name, value in self.program.stats.items()}
-        return [{name: values[place] for name, values in shown.items()} for place in range(len(self.jobs))]
+    def figures(self) -> dict[str, Any]:
+        """Of each job a number for each tensor, by name."""
+        return {name: self.spread(value, self.shape) for name, value in self.program.stats.items()}

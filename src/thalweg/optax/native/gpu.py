@@ -112,33 +112,33 @@ class Native:
             *(kind.numbers(self.step) for kind in self.kinds),
         ]
 
-    def run(self, jobs: Sequence[Job], numbers: Sequence[Any]) -> Results:
-        first = len(numbers) - len(self.kinds)
-        runs = [
-            Run(kind, [jobs[i] for i in members], [listed, *numbers[:first]])
-            for kind, members, listed in zip(self.kinds, self.groups, numbers[first:], strict=True)
-        ]
+    def run(self, numbers: Sequence[Any]) -> Results:
+        """The step, once, with what ``numbers`` answered."""
+        singles = numbers[: len(numbers) - len(self.kinds)]
+        for kind, listed in zip(self.kinds, numbers[len(singles) :], strict=True):
+            kind.begin([listed, *singles])
         fine = None
         if self.step.guarded:
-            fine = jnp.all(jnp.concatenate([run.measure() for run in runs]))
+            fine = jnp.all(jnp.concatenate([kind.measure() for kind in self.kinds]))
         by_index: dict[int, Any] = {}
-        for run, members in zip(runs, self.groups, strict=True):
-            by_index.update(zip(members, run.write(fine, [self.figures[i] for i in members]), strict=True))
-        values, states, stats = zip(*(by_index[i] for i in range(len(jobs))), strict=True)
+        for kind, members in zip(self.kinds, self.groups, strict=True):
+            by_index.update(zip(members, kind.write(fine, [self.figures[i] for i in members]), strict=True))
+        values, states, stats = zip(*(by_index[i] for i in range(len(by_index))), strict=True)
         return Results(list(values), list(states), fine, list(stats))
 
 
 class Kind:
-    """What a list of parameters of one kind launches."""
+    """A list of parameters of one kind, with what it launches."""
 
     def __init__(self, jobs: Sequence[Job], step: Step, rules: Mapping[int, Rule], *, observed: bool) -> None:
         from thalweg.kernels.triton.xla import Parameters, compile_for, record
 
-        first, self.setting = jobs[0], jobs[0].setting
+        self.jobs, self.setting = jobs, jobs[0].setting
+        first = jobs[0]
         parameters = Parameters(
             rule=rules[id(self.setting)],
             numerics=self.setting.numerics,
-            names=[job.names[0] for job in jobs],
+            names=[job.name for job in jobs],
             shapes=[job.p.shape for job in jobs],
             dtypes=(first.p.dtype.name, first.g.dtype.name),
             states=[{key: (x.shape, x.dtype.name) for key, x in job.state.items()} for job in jobs],
@@ -157,15 +157,10 @@ class Kind:
         numbers = sign, *numbers_in(space, self.recorded.numbers, options_of(rule))
         return jnp.stack([jnp.asarray(number, "float32") for number in numbers])
 
-
-class Run:
-    """One list, in the middle of a step."""
-
-    def __init__(self, kind: Kind, jobs: Sequence[Job], numbers: Sequence[Any]) -> None:
-        self.recorded, self.jobs = kind.recorded, jobs
-        self.read = [*(job.g for job in jobs), *numbers]
+    def begin(self, numbers: Sequence[Any]) -> None:
+        self.read = [*(job.g for job in self.jobs), *numbers]
         #: What calls write: parameters and their state, and scratch once it is there.
-        self.written: Sequence[Any] = [x for job in jobs for x in (job.p, *job.state.values())]
+        self.written: Sequence[Any] = [x for job in self.jobs for x in (job.p, *job.state.values())]
 
     def call(self, number: int, *allowed: Any) -> None:
         from thalweg.kernels.triton.xla import TARGET, register
