@@ -133,10 +133,15 @@ def is_summed(leaf: Leaf) -> bool:
     return needs_sums(leaf.setting.rule_at(1), leaf.space.shape(leaf.p))
 
 
+def list_refusals(engine: Engine, leaves: Sequence[Leaf]) -> list[str]:
+    """Why native code does not step each parameter; "" where it does."""
+    refused = refusal(check_native, engine)
+    return [refused or refusal(admit, leaf, engine) for leaf in leaves]
+
+
 def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, reached: bool) -> list[str]:
     """By which code ``make_step`` steps parameters, and why. reached: whether it takes their own steps."""
-    refused = refusal(check_native, engine)
-    reasons = [refused or refusal(admit, leaf, engine) for leaf in leaves]
+    reasons = list_refusals(engine, leaves)
     if not reached and engine != "xla":
         reasons = ["what is around its transformation calls update()"] * len(leaves)
     elif guarded and any(reasons):
@@ -146,11 +151,10 @@ def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, re
 
 def choose(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -> list[int]:
     """The jobs for native code. observed: figures are wanted."""
-    in_program = any(isinstance(x, jax.core.Tracer) for job in jobs for x in (job.p, job.g, *job.state.values()))
-    reason = refusal(check_native, engine) or ("" if in_program else "native code runs within jit")
-    if not jobs or (reason and engine != "native"):
+    if engine == "xla":
         return []
-    reasons = [reason or refusal(admit, job, engine) for job in jobs]
+    in_program = any(isinstance(x, jax.core.Tracer) for job in jobs for x in (job.p, job.g, *job.state.values()))
+    reasons = list_refusals(engine, jobs) if in_program else ["native code runs within jit"] * len(jobs)
     if observed:
         figures = "it may be sharded, and its figures are sums over devices"
         reasons = [why or (figures if any(job.mesh_axes) else "") for job, why in zip(jobs, reasons, strict=True)]

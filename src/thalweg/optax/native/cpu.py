@@ -22,15 +22,14 @@ from thalweg.kernels.cpu.operands import operand_of
 from thalweg.kernels.cpu.tables import REHEARSE, WRITE, Operand, Options, entries_of
 from thalweg.kernels.cpu.xla import MOVE, TARGET, Layout, Numbered, compile_handler, place_of, register_moves
 from thalweg.kernels.threads import num_threads, of_machine
-from thalweg.optax.batches import Job, Leaf, Step
+from thalweg.optax.batches import Job, Leaf
 from thalweg.optax.native.moves import stack_all, take_apart
-from thalweg.optax.steps import Results
+from thalweg.optax.native.step import NativeStep
 from thalweg.programs.evaluate import apply
 from thalweg.programs.extents import ELEMENT
 from thalweg.programs.graph import Value
 from thalweg.programs.host import options_of
 from thalweg.programs.trace import GRADIENT, PARAMETER
-from thalweg.rules import Rule
 from thalweg.rules.rule import stand_in
 from thalweg.spaces import jax as space
 from thalweg.storage import RECORD, arithmetic, describe_state
@@ -65,20 +64,12 @@ def move(arrays: Sequence[Any], results: Sequence[Any], moves: Sequence[int]) ->
     return list(jax.ffi.ffi_call(MOVE, results)(*arrays, key=register_moves(handler(), moves)))
 
 
-class Native:
-    """Jobs as native code is shown them: buffers that it writes, and a table of where each lies among them."""
+class Native(NativeStep):
+    """Jobs as buffers that native code writes, and a table of where each lies among them."""
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        step: Step,
-        figures: Sequence[Mapping[str, Any]],
-        rules: Mapping[int, Rule] | None = None,
-    ) -> None:
-        """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
-        self.jobs, self.step, self.figures = jobs, step, figures
+    def lay_out(self) -> None:
+        jobs, step = self.jobs, self.step
         settings = {id(job.setting): job.setting for job in jobs}
-        self.rules = rules or {key: stand_in(setting.rule_at(step.t)) for key, setting in settings.items()}
         lr = None if step.lr is None else 1.0
         options = [
             Options(self.rules[key], setting.numerics, 1, lr, 1.0, declared=setting.rule)
@@ -91,7 +82,6 @@ class Native:
             kind = operand.group, id(options[operand.group].code_for(operand))
             by_kind[kind].append(index)
             by_shape[kind, job.p.dtype, job.p.shape].append(index)
-        #: Which jobs have the same code and options.
         self.groups = list(by_kind.values())
         ordered = [jobs[index] for members in by_shape.values() for index in members]
         self.layout = Layout(handler(), operands_of(ordered, places), options, threads=num_threads(of_machine))
@@ -110,7 +100,7 @@ class Native:
         self.gradients = [job.g for job in ordered]
 
     def numbers(self) -> list[Any]:
-        """What a step is given beside its arrays: the count, and of each group the scale of gradients and options."""
+        """The count, and of each group the scale of gradients and options."""
         step, groups = self.step, {group: stack for stack, group in self.stacks}
         numbers = [jnp.asarray(step.t, "int32")]
         with jax.enable_x64(True):
@@ -122,14 +112,12 @@ class Native:
                 numbers.append(jnp.stack([-scale if setting.numerics.maximize else scale, *inputs]))
         return numbers
 
-    def run(self, numbers: Sequence[Any]) -> Results:
-        """The step, once, with what ``numbers`` answered."""
+    def take(self, numbers: Sequence[Any]) -> tuple[Any, dict[int, tuple[Any, Any, Any]]]:
         count, *by_group = numbers
         stacks, fine = [stack for stack, _ in self.stacks], None
         with jax.enable_x64(True):  # numbers of tensors are computed in double precision
-            before = iter(
-                stack_all(move, [[job.state[key] for job in own.jobs] for own in stacks for key in own.small])
-            )
+            small = [[job.state[key] for job in stack.jobs] for stack in stacks for key in stack.small]
+            before = iter(stack_all(move, small))
             for stack, group in self.stacks:
                 stack.begin(by_group[group], {key: next(before) for key in stack.small})
             for stage in range(max(len(stack.code.numbers) for stack in stacks) - 1):
@@ -139,21 +127,17 @@ class Native:
                 fine = jnp.all(jnp.stack([jnp.all(looked != 0), *(jnp.all(stack.finite()) for stack in stacks)]))
             self.call(WRITE, count, fine)
             after = iter(take_apart(move, [stack.new_state(key, fine) for stack in stacks for key in stack.small]))
-            results: dict[int, tuple[Any, Any, Any]] = {}
+            by_place: dict[int, tuple[Any, Any, Any]] = {}
             for stack in stacks:
-                news, shown = {key: next(after) for key in stack.small}, stack.figures()
-                for place, (index, buffers) in enumerate(zip(stack.members, stack.buffers, strict=True)):
+                news, figures = {key: next(after) for key in stack.small}, stack.figures()
+                for index, (place, buffers) in enumerate(zip(stack.members, stack.buffers, strict=True)):
                     state = {
-                        key: news[key][place] if key in news else self.arrays[buffers[key]]
-                        for key in self.jobs[index].state
+                        key: news[key][index] if key in news else self.arrays[buffers[key]]
+                        for key in self.jobs[place].state
                     }
-                    stats = {
-                        name: shown[name][place].reshape(figure.shape).astype(figure.dtype)
-                        for name, figure in self.figures[index].items()
-                    }
-                    results[index] = self.arrays[buffers[PARAMETER]], state, stats
-        values, states, stats_of_all = zip(*(results[index] for index in range(len(self.jobs))), strict=True)
-        return Results(list(values), list(states), fine, stats_of_all)
+                    shown = {name: values[index] for name, values in figures.items()}
+                    by_place[place] = self.arrays[buffers[PARAMETER]], state, shown
+        return fine, by_place
 
     def call(self, stage: int, count: Any, allowed: Any = None) -> Any:
         """Take all tensors through a stage, and note sums. The answer: whether each is finite, if it was looked at."""

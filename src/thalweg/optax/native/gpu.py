@@ -19,14 +19,13 @@ from jax.interpreters import mlir
 from thalweg.errors import Refused
 from thalweg.kernels.triton import admission
 from thalweg.optax.batches import Job, Leaf, Step
-from thalweg.optax.steps import Results
+from thalweg.optax.native.step import NativeStep
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
 from thalweg.programs.schedule import needs_sums
 from thalweg.programs.trace import list_kind
 from thalweg.rules import Rule
 from thalweg.rules.entries import Count, PerSlice
-from thalweg.rules.rule import stand_in
 from thalweg.spaces import jax as space
 from thalweg.storage import describe_state
 
@@ -83,26 +82,18 @@ def move(arrays: Sequence[Any], results: Sequence[Any], moves: Sequence[int]) ->
     return list(jax.ffi.ffi_call(TARGET, outputs)(*arrays, key=key)[:-1])
 
 
-class Native:
+class Native(NativeStep):
     """Jobs in lists of one kind, each with what it launches."""
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        step: Step,
-        figures: Sequence[Mapping[str, Any]],
-        rules: Mapping[int, Rule] | None = None,
-    ) -> None:
-        """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
-        self.step, self.figures = step, figures
-        self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
+    def lay_out(self) -> None:
         groups: dict[Any, list[int]] = defaultdict(list)
-        for index, job in enumerate(jobs):
+        for index, job in enumerate(self.jobs):
             rule, stored = self.rules[id(job.setting)], tuple((key, x.dtype) for key, x in job.state.items())
             alike = list_kind(rule, job.setting.numerics, job.space.shape(job.p))
             groups[id(job.setting), alike, job.p.dtype, job.g.dtype, stored, axes_over(job)].append(index)
-        self.groups = list(groups.values())
-        self.kinds = [Kind([jobs[i] for i in group], step, self.rules, observed=any(figures)) for group in self.groups]
+        self.groups, observed = list(groups.values()), any(self.figures)
+        lists = [[self.jobs[index] for index in group] for group in self.groups]
+        self.kinds = [Kind(jobs, self.step, self.rules, observed=observed) for jobs in lists]
 
     def numbers(self) -> list[Any]:
         """What a step is given beside its arrays: the count, the rate, the scale of gradients; the numbers of lists."""
@@ -112,19 +103,16 @@ class Native:
             *(kind.numbers(self.step) for kind in self.kinds),
         ]
 
-    def run(self, numbers: Sequence[Any]) -> Results:
-        """The step, once, with what ``numbers`` answered."""
-        singles = numbers[: len(numbers) - len(self.kinds)]
+    def take(self, numbers: Sequence[Any]) -> tuple[Any, dict[int, tuple[Any, Any, Any]]]:
+        singles, fine = numbers[: len(numbers) - len(self.kinds)], None
         for kind, listed in zip(self.kinds, numbers[len(singles) :], strict=True):
             kind.begin([listed, *singles])
-        fine = None
         if self.step.guarded:
             fine = jnp.all(jnp.concatenate([kind.measure() for kind in self.kinds]))
-        by_index: dict[int, Any] = {}
+        by_place: dict[int, tuple[Any, Any, Any]] = {}
         for kind, members in zip(self.kinds, self.groups, strict=True):
-            by_index.update(zip(members, kind.write(fine, [self.figures[i] for i in members]), strict=True))
-        values, states, stats = zip(*(by_index[i] for i in range(len(by_index))), strict=True)
-        return Results(list(values), list(states), fine, list(stats))
+            by_place.update(zip(members, kind.write(fine), strict=True))
+        return fine, by_place
 
 
 class Kind:
@@ -186,7 +174,7 @@ class Kind:
         self.call(0, jnp.ones(1, "int32"))
         return self.written[self.recorded.finite]
 
-    def write(self, fine: Any, figures: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def write(self, fine: Any) -> list[tuple[Any, Any, Any]]:
         """New values, states and figures. fine: whether anything is written; None: it is."""
         if fine is None:
             for number in range(len(self.recorded.calls)):
@@ -196,14 +184,14 @@ class Kind:
             self.call(1, fine.astype("int32").reshape(1))
         news, told, row = iter(self.written), self.written[self.recorded.figures], 0
         updated = []
-        for job, slices, wanted in zip(self.jobs, self.recorded.slices, figures, strict=True):
-            p, state, stats = next(news), {key: next(news) for key in job.state}, {}
-            for name, like in wanted.items():
-                place = self.recorded.stats[name]
-                value = told[place, row : row + slices] if isinstance(place, int) else jnp.full(slices, place)
-                stats[name] = value.reshape(like.shape).astype(like.dtype)
+        for job, slices in zip(self.jobs, self.recorded.slices, strict=True):
+            p, state = next(news), {key: next(news) for key in job.state}
+            shown = {
+                name: told[place, row : row + slices] if isinstance(place, int) else jnp.full(slices, place)
+                for name, place in self.recorded.stats.items()
+            }
             row += slices
-            updated.append((p, state, stats))
+            updated.append((p, state, shown))
         return updated
 
 

@@ -1,0 +1,86 @@
+"""A step by native code, whichever device it is for: how it is laid out, and what comes of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from thalweg.errors import RuleError
+from thalweg.optax.batches import Job, Step
+from thalweg.optax.native.parts import by_parts
+from thalweg.optax.steps import Results
+from thalweg.rules import Rule
+from thalweg.rules.rule import stand_in
+
+
+class NativeStep(ABC):
+    """Jobs as native code is shown them. It is laid out for one step, and run once."""
+
+    #: Which jobs have the same code and options.
+    groups: list[list[int]]
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        step: Step,
+        figures: Sequence[Mapping[str, Any]],
+        rules: Mapping[int, Rule] | None = None,
+    ) -> None:
+        """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
+        self.jobs, self.step, self.figures = jobs, step, figures
+        self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
+        self.lay_out()
+
+    @abstractmethod
+    def lay_out(self) -> None:
+        """Find the groups, and what native code is given of them."""
+
+    @abstractmethod
+    def numbers(self) -> list[Any]:
+        """What the step is given beside its arrays."""
+
+    @abstractmethod
+    def take(self, numbers: Sequence[Any]) -> tuple[Any, dict[int, tuple[Any, Any, Any]]]:
+        """Whether all is finite, None if that was not asked; by place of each job its new p, its state, its figures."""
+
+    def run(self, numbers: Sequence[Any]) -> Results:
+        """The step. numbers: what ``numbers`` answered, for these jobs or for those that they are parts of."""
+        fine, by_place = self.take(numbers)
+        values, states, shown = zip(*(by_place[place] for place in range(len(self.jobs))), strict=True)
+        stats = [
+            {name: told[name].reshape(figure.shape).astype(figure.dtype) for name, figure in wanted.items()}
+            for told, wanted in zip(shown, self.figures, strict=True)
+        ]
+        return Results(list(values), list(states), fine, stats)
+
+    def run_by_parts(self) -> Results:
+        """The step, of which each device takes its parts, without asking another."""
+
+        def call(*arrays: Any) -> list[Any]:
+            reader, parts = iter(arrays), []
+            for job in self.jobs:
+                p, g = next(reader), next(reader)
+                parts.append(replace(job, p=p, g=g, state={key: next(reader) for key in job.state}))
+            of_parts = type(self)(parts, self.step, self.figures, self.rules)
+            if of_parts.groups != self.groups:  # whose numbers are those of the whole
+                raise RuleError("parts of parameters are of other kinds than the parameters")
+            results = of_parts.run(list(reader))
+            return [x for p, state in zip(results.values, results.states, strict=True) for x in (p, *state.values())]
+
+        arrays: list[Any] = []
+        owners: list[int] = []
+        given: list[int] = []
+        for job in self.jobs:
+            first = len(arrays)
+            arrays += [job.p, job.g, *job.state.values()]
+            owners += [first] * (1 + len(job.state))
+            given += [first] * (2 + len(job.state))
+        numbers = self.numbers()
+        news = iter(by_parts(call, owners, [*given, *[-1] * len(numbers)], *arrays, *numbers))
+        values, states = [], []
+        for job in self.jobs:
+            values.append(next(news))
+            states.append({key: next(news) for key in job.state})
+        return Results(values, states, None, [{} for _ in self.jobs])
