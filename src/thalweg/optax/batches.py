@@ -24,7 +24,7 @@ from thalweg.codecs import scale_key
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.errors import ParameterError
 from thalweg.optax.matrices import MatrixAxes, rule_of_axes
-from thalweg.optax.shards import MeshAxes, Shards, gather_whole, own_part, typed_layout
+from thalweg.optax.shards import MeshAxes, Shards, gather_whole, own_part, space_of, typed_layout
 from thalweg.optax.states import Entries
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.rules.entries import Entry, PerSlice, Spread
@@ -57,7 +57,7 @@ class Leaf:
 
     @property
     def space(self) -> Any:
-        return Shards(self.mesh_axes) if any(self.mesh_axes) else whole
+        return space_of(self.mesh_axes)
 
     def keys(self, role: type[Entry]) -> list[str]:
         """The entries of its state that have a role."""

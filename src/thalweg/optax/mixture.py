@@ -13,16 +13,15 @@ import optax
 from thalweg.arrays import Squares
 from thalweg.errors import OptionError
 from thalweg.given import Pattern, check_entries, places_of, warn_of_unused
-from thalweg.optax.shards import Shards, mesh_axes_of
+from thalweg.optax.shards import divisions_of, space_of
 from thalweg.optax.states import MixtureState, SpikedMixtureState, first_count, first_norms
 from thalweg.optax.steps import Solver, make_step, owner_of, step_by_update
 from thalweg.optax.transformation import CONTENTS, Transformation, join
-from thalweg.optax.trees import Named, Tree, by_spec, parameters
+from thalweg.optax.trees import Named, Tree, parameters
 from thalweg.optax.trees import gradients as check_gradients
 from thalweg.rules.checks import check_choice
 from thalweg.rules.spikes import Spikes
 from thalweg.settings import JOINT, Numerics
-from thalweg.spaces import jax as whole
 from thalweg.storage import SPIKES, arithmetic
 
 MixtureEntries: TypeAlias = Sequence[tuple[Pattern, optax.GradientTransformation]]
@@ -110,7 +109,8 @@ class Mixture(Solver):
         if applied and self.numerics.may_skip:  # what one transformation has written, another may forbid
             return step_by_update(self.transformation)(params, state, gradients, **extra_args)
         flat = parameters(params)
-        grads, spaces, places = check_gradients(gradients, flat), self.spaces(params, flat), self.places(flat)
+        grads, places = check_gradients(gradients, flat), self.places(flat)
+        spaces = [space_of(division) for division in divisions_of(self.specs, params, flat)]
         given = list(zip(spaces, grads, flat.leaves, strict=True))
         scale, judgement = join(self.numerics, given, getattr(state, SPIKES, None))
         scaled = grads if scale is None else [scale_gradient(g, scale) for g in grads]
@@ -147,15 +147,6 @@ class Mixture(Solver):
     def places(self, flat: Named) -> list[int]:
         """For each parameter the place of the first entry that matches it."""
         return places_of(self.entries, list(zip(flat.names, flat.leaves, strict=True)))
-
-    def spaces(self, params: Tree, flat: Named) -> list[Any]:
-        """Of each parameter the space that sums over its shards."""
-        if self.specs is None:
-            return [whole] * len(flat.leaves)
-        specs = by_spec(self.specs, params)
-        triples = zip(specs, flat.leaves, flat.names, strict=True)
-        divisions = [mesh_axes_of(spec, p.ndim, name) for spec, p, name in triples]
-        return [Shards(division) if any(division) else whole for division in divisions]
 
 
 def keep_chosen(flat: Named, leaves: Sequence[Any], places: Sequence[int], place: int) -> Tree:

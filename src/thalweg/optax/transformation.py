@@ -21,10 +21,10 @@ from thalweg.optax.batches import Job, Leaf, Step, first_entries
 from thalweg.optax.engines import Engine, apply_jobs, check_engine, step_jobs
 from thalweg.optax.matrices import axes_in_tree, rule_of_axes
 from thalweg.optax.products import space_for
-from thalweg.optax.shards import check_whole, mesh_axes_of
+from thalweg.optax.shards import check_whole, divisions_of
 from thalweg.optax.states import Entries, StatsState, first_count, first_norms, pack, state_class_for, unpack
 from thalweg.optax.steps import Solver
-from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
+from thalweg.optax.trees import Named, Tree, by_leaf, gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
 from thalweg.rules.spikes import SpikeCheck, judge
@@ -318,17 +318,15 @@ class Transformation(Solver):
         """The parameters, with what holds for each."""
         if not flat.leaves:  # optax asks so, with a tree that stands for any
             return []
-        specs = None if self.specs is None else by_spec(self.specs, params)
-        settings = self.settings_of(params, flat)
+        divisions, settings = divisions_of(self.specs, params, flat), self.settings_of(params, flat)
         rules = [setting.rule for setting, _ in settings]
         axes = axes_in_tree(self.layout, params, flat, rules)
         result, matched = [], {entry for _, entries in settings for entry in entries}
         for index, (name, p) in enumerate(zip(flat.names, flat.leaves, strict=True)):
-            if specs is None:
+            if self.specs is None:
                 check_whole(name, p)
-            mesh_axes = ((),) * p.ndim if specs is None else mesh_axes_of(specs[index], p.ndim, name)
             rule_of_axes(rules[index], axes[index]).check_shape(name, p.shape)
-            result.append(Leaf(name, p, settings[index][0], mesh_axes, axes[index]))
+            result.append(Leaf(name, p, settings[index][0], divisions[index], axes[index]))
         if report:
             unused = [pattern for i, (pattern, _) in enumerate(self.settings.overrides) if i not in matched]
             warn_of_unused("overrides", [pattern for pattern in unused if not isinstance(pattern, Standard)])

@@ -86,25 +86,25 @@ class Native(NativeStep):
         ordered = [jobs[index] for members in by_shape.values() for index in members]
         self.layout = Layout(handler(), operands_of(ordered, places), options, threads=num_threads(of_machine))
         tables, kinds, first = self.layout.tables, list(by_kind), 0
-        #: Jobs of one shape and their group, one after the other in the tables.
-        self.stacks: list[tuple[Stack, int]] = []
+        #: Jobs of one shape, one stack after the other in the tables.
+        self.stacks: list[Stack] = []
         #: What native code reads and writes, but for gradients.
         self.arrays: list[Any] = []
         for (kind, *_), members in by_shape.items():
             end = first + len(members)
             rows = range(tables.spans[first].start, tables.spans[end - 1].stop)
             code = self.layout.codes[tables.codes[first]]
-            stack = Stack(code, [jobs[index] for index in members], members, rows, self.arrays)
-            self.stacks.append((stack, kinds.index(kind)))
+            stacked = [jobs[index] for index in members]
+            self.stacks.append(Stack(code, stacked, members, kinds.index(kind), rows, self.arrays))
             first = end
         self.gradients = [job.g for job in ordered]
 
     def numbers(self) -> list[Any]:
         """The count, and of each group the scale of gradients and options."""
-        step, groups = self.step, {group: stack for stack, group in self.stacks}
-        numbers = [jnp.asarray(step.t, "int32")]
+        step, numbers = self.step, [jnp.asarray(self.step.t, "int32")]
+        by_group = {stack.group: stack for stack in self.stacks}
         with jax.enable_x64(True):
-            for _, stack in sorted(groups.items()):
+            for stack in map(by_group.__getitem__, range(len(by_group))):
                 setting = stack.jobs[0].setting
                 given = options_of(setting.rule_at(step.t)) | {"t": step.t, "lr": step.lr, "lr_scale": setting.lr_scale}
                 scale = jnp.asarray(1.0 if step.grad_scale is None else step.grad_scale, "float64")
@@ -114,12 +114,12 @@ class Native(NativeStep):
 
     def take(self, numbers: Sequence[Any]) -> tuple[Any, dict[int, tuple[Any, Any, Any]]]:
         count, *by_group = numbers
-        stacks, fine = [stack for stack, _ in self.stacks], None
+        stacks, fine = self.stacks, None
         with jax.enable_x64(True):  # numbers of tensors are computed in double precision
             small = [[job.state[key] for job in stack.jobs] for stack in stacks for key in stack.small]
             before = iter(stack_all(move, small))
-            for stack, group in self.stacks:
-                stack.begin(by_group[group], {key: next(before) for key in stack.small})
+            for stack in stacks:
+                stack.begin(by_group[stack.group], {key: next(before) for key in stack.small})
             for stage in range(max(len(stack.code.numbers) for stack in stacks) - 1):
                 self.call(stage, count)
             if self.step.guarded:
@@ -144,8 +144,7 @@ class Native(NativeStep):
         arrays, gathered, given = [*self.arrays, *self.gradients], list[Stack](), list[Any]()
         written: list[int] = []
         small: dict[int, int] = {}
-        stacks = [stack for stack, _ in self.stacks]
-        for stack in stacks:
+        for stack in self.stacks:
             number = stack.pass_of(stage)
             if number is None:
                 continue
@@ -156,7 +155,7 @@ class Native(NativeStep):
             elif stack.reads_small(number):
                 given.append(stack.small_values(number))
                 small |= stack.place_rows(place_of(len(arrays) + len(given) - 1))
-        registers = jnp.concatenate([stack.registers(stage, self.layout.width) for stack in stacks])
+        registers = jnp.concatenate([stack.registers(stage, self.layout.width) for stack in self.stacks])
         allowed = jnp.ones((), "int32") if allowed is None else allowed.astype("int32")
         arguments = [*arrays, *given, registers, count, allowed]
         results = [like(arrays[buffer]) for buffer in written]
@@ -175,7 +174,7 @@ class Native(NativeStep):
         registers, *means, finite, _ = news[len(written) :]
         for stack, mean in zip(gathered, means, strict=True):
             stack.take_means(mean)
-        for stack in stacks:
+        for stack in self.stacks:
             stack.take_sums(stage, registers)
         return finite
 
@@ -221,10 +220,10 @@ class Stack:
     """
 
     def __init__(
-        self, code: Numbered, jobs: Sequence[Job], members: Sequence[int], rows: range, arrays: list[Any]
+        self, code: Numbered, jobs: Sequence[Job], members: Sequence[int], group: int, rows: range, arrays: list[Any]
     ) -> None:
         """members: places of the jobs among all. rows: of their tensors in the tables. arrays: theirs are added."""
-        self.code, self.jobs, self.members, self.rows = code, jobs, members, rows
+        self.code, self.jobs, self.members, self.group, self.rows = code, jobs, members, group, rows
         self.emitted, self.program = code.code.emitted, code.code.emitted.schedule.program
         self.precision = arithmetic(jobs[0].p.dtype.name)
         #: Of each job: the buffers of p and of its state, by key, among all.
