@@ -149,7 +149,7 @@ class Layout:
         given = repr((flags, list(written), sorted(small.items()), self.threads, stage)).encode()
         described = [part for code in self.codes for part in code.describe()]
         key = key_of([bytes(tables.tensors), given, *described])
-        if key not in _plans:  # else it is the same
+        if key not in PLANS:  # else it is the same
             places = (c_uint64 * tables.count)(*(small.get(row, 0) for row in range(tables.count)))
             arguments = (c_int64 * max(1, len(written)))(*written)
             plan = Plan(
@@ -172,19 +172,19 @@ class Layout:
 def register_moves(library: ctypes.CDLL, moves: Sequence[int]) -> str:
     """The key under which programs make copies. moves: of each the place of what is copied, where to, and its bytes."""
     key = key_of([repr(moves).encode()])
-    if key not in _plans:
+    if key not in PLANS:
         table = (c_int64 * len(moves))(*moves)
         keep_plan(library, key, Plan(moves=ctypes.addressof(table), move_count=len(moves) // 3), table)
     return key
 
 
-#: What programs point to, as long as the process lives.
-_plans: dict[str, Any] = {}
+#: What programs point to, by the keys under which they call it, as long as the process lives.
+PLANS: dict[str, Any] = {}
 
 
-def keep_plan(library: ctypes.CDLL, key: str, plan: Plan, *held: Any) -> None:
+def keep_plan(library: ctypes.CDLL, key: str, plan: ctypes.Structure, *held: Any) -> None:
     """Have a plan found by its key. held: what it points to."""
-    _plans[key] = plan, held
+    PLANS[key] = plan, held
     library.thalweg_plan(key.encode(), ctypes.addressof(plan))
 
 

@@ -1,7 +1,7 @@
 """Native code inside compiled programs, for ``make_step``.
 
 ``cpu`` and ``gpu`` admit parameters, and step them by what they make of ``step``; ``choice`` takes native code or XLA's
-when a program is compiled; ``parts`` gives each device its part; ``moves`` makes stacks.
+when a program is compiled; ``moves`` makes stacks.
 """
 
 from __future__ import annotations
