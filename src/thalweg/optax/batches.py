@@ -89,15 +89,6 @@ class Step:
     space: Any = whole
 
 
-@dataclass(frozen=True)
-class LeafUpdate:
-    delta: Any
-    state: Entries
-    finite: Any
-    #: Figures that the rule computed anyway.
-    stats: Mapping[str, Any]
-
-
 def first_entries(leaf: Leaf) -> Entries:
     """The state of a parameter before its first step."""
     rule, numerics = leaf.setting.stored_rule, leaf.setting.numerics
@@ -145,9 +136,9 @@ def within(rule: Rule, mesh_axes: MeshAxes) -> MeshAxes:
     return ((),) * rule.stacked_axes + mesh_axes[rule.stacked_axes :] if rule.needs_whole else ()
 
 
-def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
+def step_all(jobs: Sequence[Job], step: Step) -> list[Update]:
     """One step of every parameter, in their order."""
-    by_index: dict[int, LeafUpdate] = {}
+    by_index: dict[int, Update] = {}
     for lists in find_stacks(jobs):
         if len(lists) == len(lists[0]) == 1:
             by_index[lists[0][0]] = step_job(jobs[lists[0][0]], step)
@@ -282,8 +273,8 @@ def rule_of(job: Job, step: Step, stacked: int = 0) -> Any:
     return rule_of_axes(replace(rule, stacked_axes=rule.stacked_axes + stacked), job.axes)
 
 
-def step_job(job: Job, step: Step, rule: Any = None) -> LeafUpdate:
-    """One step of one parameter. rule: of which parts are known."""
+def step_job(job: Job, step: Step, rule: Any = None) -> Update:
+    """One step of one parameter, rounded if it is to be. rule: of which parts are known."""
     numerics, dtype, tensor = job.setting.numerics, job.p.dtype.name, tensor_id(job.name)
     rule = rule_of(job, step) if rule is None else rule
     update = propose_by(rule, job, step, tensor)
@@ -294,7 +285,7 @@ def step_job(job: Job, step: Step, rule: Any = None) -> LeafUpdate:
         update.state.update(record)
         finite = finite_throughout(job.space, update, new) if step.guarded else None
         delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
-    return LeafUpdate(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite, update.stats)
+    return update._replace(delta=delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), finite=finite)
 
 
 class Rounding:

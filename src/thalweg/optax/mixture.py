@@ -17,8 +17,7 @@ from thalweg.optax.shards import divisions_of, space_of
 from thalweg.optax.states import MixtureState, SpikedMixtureState, first_count, first_norms
 from thalweg.optax.steps import Solver, make_step, owner_of, step_by_update
 from thalweg.optax.transformation import CONTENTS, Transformation, join
-from thalweg.optax.trees import Named, Tree, parameters
-from thalweg.optax.trees import gradients as check_gradients
+from thalweg.optax.trees import Named, Tree, check_gradients, parameters
 from thalweg.rules.checks import check_choice
 from thalweg.rules.spikes import Spikes
 from thalweg.settings import JOINT, Numerics

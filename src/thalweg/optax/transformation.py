@@ -24,7 +24,7 @@ from thalweg.optax.products import space_for
 from thalweg.optax.shards import check_whole, divisions_of
 from thalweg.optax.states import Entries, StatsState, first_count, first_norms, pack, state_class_for, unpack
 from thalweg.optax.steps import Solver
-from thalweg.optax.trees import Named, Tree, by_leaf, gradients, parameters
+from thalweg.optax.trees import Named, Tree, by_leaf, check_gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
 from thalweg.rules.spikes import SpikeCheck, judge
@@ -232,10 +232,10 @@ class Transformation(Solver):
         state = pack(self.state_class(leaves), flat.treedef, states, count=count, skipped=skipped, **norms)
         if not self.observed:
             return state
-        _, _, stats = jax.eval_shape(partial(self.take_step, applied=False), params, state, params)
+        _, after = jax.eval_shape(partial(self.step, applied=False), params, StatsState(state, {}), params)
         # beside the parameters from the start, like the count of steps
-        place = replicated_with(flat.leaves[0]) if stats else None
-        return StatsState(state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=place), stats))
+        place = replicated_with(flat.leaves[0]) if flat.leaves else None
+        return StatsState(state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=place), after.stats))
 
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
         if self.engine == "native":
@@ -246,20 +246,12 @@ class Transformation(Solver):
         return super().update(updates, state, params, **extra_args)
 
     def step(self, params: Tree, state: Any, gradients: Tree, *, applied: bool, **extra_args: Any) -> tuple[Tree, Any]:
-        if not self.observed:
-            values, new, _ = self.take_step(params, state, gradients, applied=applied)
-            return values, new
-        if not isinstance(state, StatsState):
-            raise StateError(f"with_stats() needs a state of its own init(), got one of {type(state).__name__}")
-        values, new, stats = self.take_step(params, state.inner_state, gradients, applied=applied)
-        return values, StatsState(new, stats)
-
-    def take_step(
-        self, params: Tree, state: Any, updates: Tree, *, applied: bool
-    ) -> tuple[Tree, Any, dict[str, Mapping[str, Any]]]:
-        """Changes or new parameters, the new state, and the figures that were computed, by parameter."""
+        if self.observed:
+            if not isinstance(state, StatsState):
+                raise StateError(f"with_stats() needs a state of its own init(), got one of {type(state).__name__}")
+            state = state.inner_state
         flat = parameters(params)
-        grads, leaves = gradients(updates, flat), self.leaves(params, flat)
+        grads, leaves = check_gradients(gradients, flat), self.leaves(params, flat)
         state_class = self.state_class(leaves)
         states = unpack(state_class, state, flat.treedef)
         self.check_state(leaves, states, state)
@@ -290,12 +282,13 @@ class Transformation(Solver):
             count = jnp.where(is_taken, count, state.count)
             skipped = jnp.where(is_taken, skipped, optax.safe_increment(skipped))
         result = pack(state_class, flat.treedef, outcome.states, count=count, skipped=skipped, **norms)
-        stats: dict[str, Any] = {}
-        if self.observed:
-            rates = [{} if lr is None else {"lr": lr * job.setting.lr_scale} for job in jobs]
-            told = zip(jobs, rates, outcome.stats, strict=True)
-            stats = {job.name: {**rate, **shown, **figures} for job, rate, shown in told}
-        return flat.treedef.unflatten(outcome.values), result, jax.tree.map(as_figure, stats)
+        new = flat.treedef.unflatten(outcome.values)
+        if not self.observed:
+            return new, result
+        rates = [{} if lr is None else {"lr": lr * job.setting.lr_scale} for job in jobs]
+        told = zip(jobs, rates, outcome.stats, strict=True)
+        stats = {job.name: {**rate, **shown, **figures} for job, rate, shown in told}
+        return new, StatsState(result, jax.tree.map(as_figure, stats))
 
     def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], state: Any) -> None:
         """Refuse state that these options do not make."""

@@ -15,6 +15,7 @@ import jax
 from thalweg.optax.batches import Job, Step
 from thalweg.optax.native import cpu, gpu
 from thalweg.optax.native.choice import either
+from thalweg.optax.native.step import NativeStep
 from thalweg.optax.steps import Results
 
 #: The native code of each jax backend, and the platform that compiled programs name.
@@ -47,7 +48,7 @@ def step_natively(
 
     def native(*args: Any) -> Results:
         traced, now = given(*args)
-        code = NATIVE[backend].Native(traced, now, figures)
+        code: NativeStep = NATIVE[backend].Native(traced, now, figures)
         return code.run_by_parts() if is_local else code.run(code.numbers())
 
     backend = jax.default_backend()

@@ -129,7 +129,8 @@ class Native(NativeStep):
             after = iter(take_apart(move, [stack.new_state(key, fine) for stack in stacks for key in stack.small]))
             by_place: dict[int, tuple[Any, Any, Any]] = {}
             for stack in stacks:
-                news, figures = {key: next(after) for key in stack.small}, stack.figures()
+                news = {key: next(after) for key in stack.small}
+                figures = stack.figures() if any(self.figures) else {}
                 for index, (place, buffers) in enumerate(zip(stack.members, stack.buffers, strict=True)):
                     state = {
                         key: news[key][index] if key in news else self.arrays[buffers[key]]

@@ -42,4 +42,5 @@ def take_apart(move: Move, stacks: Sequence[Any]) -> list[list[Any]]:
 
 
 def bytes_of_member(stack: Any) -> int:
-    return math.prod(stack.shape[1:]) * int(stack.dtype.itemsize)
+    size: int = math.prod(stack.shape[1:]) * stack.dtype.itemsize
+    return size
