@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
@@ -14,7 +13,7 @@ from thalweg.errors import OptionError, Refused, refusal
 from thalweg.optax.batches import Job, Leaf, Step, step_all
 from thalweg.optax.native import NATIVE, step_natively
 from thalweg.optax.shards import typed_layout
-from thalweg.optax.steps import Results
+from thalweg.optax.steps import Outcome
 from thalweg.programs.schedule import needs_sums
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice
@@ -31,31 +30,33 @@ def check_engine(rule: type[Rule], engine: Any) -> None:
         )
 
 
-def step_jobs(jobs: Sequence[Job], step: Step, *, applied: bool) -> Results:
-    """One step by XLA. applied: answer with new parameters, rounded once, instead of changes."""
+def step_jobs(jobs: Sequence[Job], step: Step, *, applied: bool) -> tuple[list[Outcome], Any]:
+    """One step by XLA, and whether all of it is finite; None: that was not asked.
+
+    applied: answer with new parameters, rounded once, instead of changes.
+    """
     if applied:  # changes are then told in the precision of the arithmetic
         jobs = [replace(job, g=job.g.astype(arithmetic(job.p.dtype.name))) for job in jobs]
-    outcomes = step_all(jobs, step)
-    deltas, states, fine = [o.delta for o in outcomes], [o.state for o in outcomes], None
+    updates, outcomes, fine = step_all(jobs, step), [], None
     if step.guarded:
-        fine = jnp.all(jnp.stack([jnp.asarray(o.finite) for o in outcomes])) if outcomes else jnp.asarray(True)
-        deltas = [jnp.where(fine, delta, 0) for delta in deltas]
-        states = [
-            {k: jnp.where(fine, new[k], job.state[k]) for k in new} for new, job in zip(states, jobs, strict=True)
-        ]
-    if applied:
-        pairs = zip(jobs, deltas, strict=True)
-        deltas = [(job.p.astype(delta.dtype) + delta).astype(job.p.dtype) for job, delta in pairs]
-    return Results(deltas, states, fine, [o.stats for o in outcomes])
+        fine = jnp.all(jnp.stack([jnp.asarray(update.finite) for update in updates])) if jobs else jnp.asarray(True)
+    for job, update in zip(jobs, updates, strict=True):
+        value, state = update.delta, update.state
+        if fine is not None:
+            value = jnp.where(fine, value, 0)
+            state = {key: jnp.where(fine, entry, job.state[key]) for key, entry in state.items()}
+        if applied:
+            value = (job.p.astype(value.dtype) + value).astype(job.p.dtype)
+        outcomes.append(Outcome(value, state, update.stats))
+    return outcomes, fine
 
 
-def apply_jobs(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -> Results:
+def apply_jobs(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -> tuple[list[Outcome], Any]:
     """One step that answers with new parameters, by native code where that can be. observed: figures are wanted."""
     served = choose(jobs, step, engine, observed=observed)
     if not served:
         return step_jobs(jobs, step, applied=True)
-    others = [index for index in range(len(jobs)) if index not in served]
-    ours = step_natively(
+    outcomes, fine = step_natively(
         [jobs[i] for i in served],
         step,
         step_jobs,
@@ -63,17 +64,12 @@ def apply_jobs(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: boo
         is_required=engine == "native",
         is_local=not step.guarded and not observed and all(is_elementwise(jobs[i]) for i in served),
     )
-    rest = step_jobs([jobs[i] for i in others], step, applied=True)
-    order = [*served, *others]
-    fine = None if ours.fine is None else ours.fine & rest.fine
-
-    def merge(first: Sequence[Any], other: Sequence[Any]) -> list[Any]:
-        both = dict(zip(order, itertools.chain(first, other), strict=True))
-        return [both[index] for index in range(len(jobs))]
-
-    return Results(
-        merge(ours.values, rest.values), merge(ours.states, rest.states), fine, merge(ours.stats, rest.stats)
-    )
+    others = [index for index in range(len(jobs)) if index not in served]
+    if others:  # of a step that is not guarded
+        rest, _ = step_jobs([jobs[i] for i in others], step, applied=True)
+        by_index = dict(zip([*served, *others], [*outcomes, *rest], strict=True))
+        outcomes = [by_index[index] for index in range(len(jobs))]
+    return outcomes, fine
 
 
 # ---- which of them

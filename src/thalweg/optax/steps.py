@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import optax
@@ -13,15 +13,13 @@ from thalweg.optax.states import Entries
 from thalweg.optax.trees import Tree
 
 
-class Results(NamedTuple):
-    """New values of some parameters, their states and figures."""
+class Outcome(NamedTuple):
+    """What comes of a step of one parameter."""
 
-    #: Changes, or new parameters.
-    values: list[Any]
-    states: list[Entries]
-    #: Whether all of it is finite; None: it was not asked.
-    fine: Any
-    stats: Sequence[Mapping[str, Any]]
+    #: Its change, or the new parameter.
+    value: Any
+    state: Entries
+    stats: Mapping[str, Any]
 
 
 class Solver(ABC):

@@ -264,30 +264,30 @@ class Transformation(Solver):
         scale, judgement = join(self.settings.base.numerics, given, getattr(state, SPIKES, None))
         step = Step(optax.safe_increment(state.count), lr, scale, self.guarded, space_for(self.engine))
         if applied:
-            outcome = apply_jobs(jobs, step, self.engine, observed=self.observed)
+            outcomes, fine = apply_jobs(jobs, step, self.engine, observed=self.observed)
         else:
-            outcome = step_jobs(jobs, step, applied=False)
+            outcomes, fine = step_jobs(jobs, step, applied=False)
         count, skipped, norms, figures = step.t, state.skipped, {}, {}
-        is_taken = outcome.fine if self.guarded else True
+        values, states = [outcome.value for outcome in outcomes], [outcome.state for outcome in outcomes]
+        is_taken = True if fine is None else fine
         if judgement is not None:
             norms, figures = {SPIKES: judgement.kept}, judgement.figures
             if judgement.skips:
                 is_spike, still = judgement.is_spike[0], [job.p if applied else 0 for job in jobs]
                 is_taken &= ~is_spike
-                values = [jnp.where(is_spike, old, new) for old, new in zip(still, outcome.values, strict=True)]
+                values = [jnp.where(is_spike, old, new) for old, new in zip(still, values, strict=True)]
                 before = [job.state for job in jobs]
-                restored = jax.tree.map(lambda old, new: jnp.where(is_spike, old, new), before, list(outcome.states))
-                outcome = outcome._replace(values=values, states=restored)
+                states = jax.tree.map(lambda old, new: jnp.where(is_spike, old, new), before, states)
         if skipped is not None:
             count = jnp.where(is_taken, count, state.count)
             skipped = jnp.where(is_taken, skipped, optax.safe_increment(skipped))
-        result = pack(state_class, flat.treedef, outcome.states, count=count, skipped=skipped, **norms)
-        new = flat.treedef.unflatten(outcome.values)
+        result = pack(state_class, flat.treedef, states, count=count, skipped=skipped, **norms)
+        new = flat.treedef.unflatten(values)
         if not self.observed:
             return new, result
         rates = [{} if lr is None else {"lr": lr * job.setting.lr_scale} for job in jobs]
-        told = zip(jobs, rates, outcome.stats, strict=True)
-        stats = {job.name: {**rate, **shown, **figures} for job, rate, shown in told}
+        told = zip(jobs, rates, outcomes, strict=True)
+        stats = {job.name: {**rate, **outcome.stats, **figures} for job, rate, outcome in told}
         return new, StatsState(result, jax.tree.map(as_figure, stats))
 
     def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], state: Any) -> None:

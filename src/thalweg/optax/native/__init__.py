@@ -16,7 +16,7 @@ from thalweg.optax.batches import Job, Step
 from thalweg.optax.native import cpu, gpu
 from thalweg.optax.native.choice import either
 from thalweg.optax.native.step import NativeStep
-from thalweg.optax.steps import Results
+from thalweg.optax.steps import Outcome
 
 #: The native code of each jax backend, and the platform that compiled programs name.
 NATIVE: dict[str, Any] = {"cpu": cpu, "gpu": gpu}
@@ -26,12 +26,12 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}
 def step_natively(
     jobs: Sequence[Job],
     step: Step,
-    step_jobs: Callable[..., Results],
+    step_jobs: Callable[..., tuple[list[Outcome], Any]],
     *,
     observed: bool,
     is_required: bool,
     is_local: bool,
-) -> Results:
+) -> tuple[list[Outcome], Any]:
     """One step that answers with new parameters, by native code in programs that can have it.
 
     step_jobs: the step by XLA. observed: figures are wanted. is_required: a program without native code is an error.
@@ -42,11 +42,11 @@ def step_natively(
         traced = [replace(job, p=p, g=g, state=s) for job, p, g, s in zip(jobs, ps, gs, states, strict=True)]
         return traced, replace(step, **shared)
 
-    def xla(*args: Any) -> Results:
-        results = step_jobs(*given(*args), applied=True)
-        return results if observed else results._replace(stats=[{} for _ in jobs])
+    def xla(*args: Any) -> tuple[list[Outcome], Any]:
+        outcomes, fine = step_jobs(*given(*args), applied=True)
+        return [outcome if observed else outcome._replace(stats={}) for outcome in outcomes], fine
 
-    def native(*args: Any) -> Results:
+    def native(*args: Any) -> tuple[list[Outcome], Any]:
         traced, now = given(*args)
         code: NativeStep = NATIVE[backend].Native(traced, now, figures)
         return code.run_by_parts() if is_local else code.run(code.numbers())
@@ -55,7 +55,7 @@ def step_natively(
     shared = {"t": step.t, "lr": step.lr, "grad_scale": step.grad_scale}
     shared = {name: value for name, value in shared.items() if isinstance(value, jax.Array)}
     args = [job.p for job in jobs], [job.g for job in jobs], [job.state for job in jobs], shared
-    figures = jax.eval_shape(xla, *args).stats if observed else [{} for _ in jobs]
+    figures = [outcome.stats for outcome in jax.eval_shape(xla, *args)[0]] if observed else [{} for _ in jobs]
     how: dict[str, Any] = dict(platform=PLATFORMS[backend], is_required=is_required, is_local=is_local)
-    results: Results = either(native, xla, *args, **how)
-    return results
+    outcomes, fine = either(native, xla, *args, **how)
+    return outcomes, fine

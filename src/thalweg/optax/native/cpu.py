@@ -25,6 +25,7 @@ from thalweg.kernels.threads import num_threads, of_machine
 from thalweg.optax.batches import Job, Leaf
 from thalweg.optax.native.moves import stack_all, take_apart
 from thalweg.optax.native.step import NativeStep
+from thalweg.optax.steps import Outcome
 from thalweg.programs.evaluate import apply
 from thalweg.programs.extents import ELEMENT
 from thalweg.programs.graph import Value
@@ -112,7 +113,7 @@ class Native(NativeStep):
                 numbers.append(jnp.stack([-scale if setting.numerics.maximize else scale, *inputs]))
         return numbers
 
-    def take(self, numbers: Sequence[Any]) -> tuple[Any, dict[int, tuple[Any, Any, Any]]]:
+    def take(self, numbers: Sequence[Any]) -> tuple[dict[int, Outcome], Any]:
         count, *by_group = numbers
         stacks, fine = self.stacks, None
         with jax.enable_x64(True):  # numbers of tensors are computed in double precision
@@ -127,7 +128,7 @@ class Native(NativeStep):
                 fine = jnp.all(jnp.stack([jnp.all(looked != 0), *(jnp.all(stack.finite()) for stack in stacks)]))
             self.call(WRITE, count, fine)
             after = iter(take_apart(move, [stack.new_state(key, fine) for stack in stacks for key in stack.small]))
-            by_place: dict[int, tuple[Any, Any, Any]] = {}
+            by_place: dict[int, Outcome] = {}
             for stack in stacks:
                 news = {key: next(after) for key in stack.small}
                 figures = stack.figures() if any(self.figures) else {}
@@ -137,8 +138,8 @@ class Native(NativeStep):
                         for key in self.jobs[place].state
                     }
                     shown = {name: values[index] for name, values in figures.items()}
-                    by_place[place] = self.arrays[buffers[PARAMETER]], state, shown
-        return fine, by_place
+                    by_place[place] = Outcome(self.arrays[buffers[PARAMETER]], state, shown)
+        return by_place, fine
 
     def call(self, stage: int, count: Any, allowed: Any = None) -> Any:
         """Take all tensors through a stage, and note sums. The answer: whether each is finite, if it was looked at."""

@@ -20,6 +20,7 @@ from thalweg.errors import Refused
 from thalweg.kernels.triton import admission
 from thalweg.optax.batches import Job, Leaf, Step
 from thalweg.optax.native.step import NativeStep
+from thalweg.optax.steps import Outcome
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
 from thalweg.programs.schedule import needs_sums
@@ -103,16 +104,16 @@ class Native(NativeStep):
             *(kind.numbers(self.step) for kind in self.kinds),
         ]
 
-    def take(self, numbers: Sequence[Any]) -> tuple[Any, dict[int, tuple[Any, Any, Any]]]:
+    def take(self, numbers: Sequence[Any]) -> tuple[dict[int, Outcome], Any]:
         singles, fine = numbers[: len(numbers) - len(self.kinds)], None
         for kind, listed in zip(self.kinds, numbers[len(singles) :], strict=True):
             kind.begin([listed, *singles])
         if self.step.guarded:
             fine = jnp.all(jnp.concatenate([kind.measure() for kind in self.kinds]))
-        by_place: dict[int, tuple[Any, Any, Any]] = {}
+        by_place: dict[int, Outcome] = {}
         for kind, members in zip(self.kinds, self.groups, strict=True):
             by_place.update(zip(members, kind.write(fine), strict=True))
-        return fine, by_place
+        return by_place, fine
 
 
 class Kind:
@@ -174,8 +175,8 @@ class Kind:
         self.call(0, jnp.ones(1, "int32"))
         return self.written[self.recorded.finite]
 
-    def write(self, fine: Any) -> list[tuple[Any, Any, Any]]:
-        """New values, states and figures. fine: whether anything is written; None: it is."""
+    def write(self, fine: Any) -> list[Outcome]:
+        """What comes of each parameter. fine: whether anything is written; None: it is."""
         if fine is None:
             for number in range(len(self.recorded.calls)):
                 self.call(number)
@@ -183,7 +184,7 @@ class Kind:
         else:
             self.call(1, fine.astype("int32").reshape(1))
         news, told, row = iter(self.written), self.written[self.recorded.figures], 0
-        updated = []
+        outcomes = []
         for job, slices in zip(self.jobs, self.recorded.slices, strict=True):
             p, state = next(news), {key: next(news) for key in job.state}
             shown = {
@@ -191,8 +192,8 @@ class Kind:
                 for name, place in self.recorded.stats.items()
             }
             row += slices
-            updated.append((p, state, shown))
-        return updated
+            outcomes.append(Outcome(p, state, shown))
+        return outcomes
 
 
 def axes_over(job: Job) -> Any:

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from thalweg.errors import RuleError
 from thalweg.optax.batches import Job, Step
-from thalweg.optax.steps import Results
+from thalweg.optax.steps import Outcome
 from thalweg.rules import Rule
 from thalweg.rules.rule import stand_in
 
@@ -44,20 +44,19 @@ class NativeStep(ABC):
         """What the step is given beside its arrays."""
 
     @abstractmethod
-    def take(self, numbers: Sequence[Any]) -> tuple[Any, dict[int, tuple[Any, Any, Any]]]:
-        """Whether all is finite, None if that was not asked; by place of each job its new p, its state, its figures."""
+    def take(self, numbers: Sequence[Any]) -> tuple[dict[int, Outcome], Any]:
+        """What comes of each job, by its place, with all figures; and whether all is finite, None if nobody asks."""
 
-    def run(self, numbers: Sequence[Any]) -> Results:
+    def run(self, numbers: Sequence[Any]) -> tuple[list[Outcome], Any]:
         """The step. numbers: what ``numbers`` answered, for these jobs or for those that they are parts of."""
-        fine, by_place = self.take(numbers)
-        values, states, shown = zip(*(by_place[place] for place in range(len(self.jobs))), strict=True)
-        stats = [
-            {name: told[name].reshape(figure.shape).astype(figure.dtype) for name, figure in wanted.items()}
-            for told, wanted in zip(shown, self.figures, strict=True)
-        ]
-        return Results(list(values), list(states), fine, stats)
+        (by_place, fine), outcomes = self.take(numbers), []
+        for place, wanted in enumerate(self.figures):
+            told = by_place[place].stats
+            stats = {name: told[name].reshape(figure.shape).astype(figure.dtype) for name, figure in wanted.items()}
+            outcomes.append(by_place[place]._replace(stats=stats))
+        return outcomes, fine
 
-    def run_by_parts(self) -> Results:
+    def run_by_parts(self) -> tuple[list[Outcome], Any]:
         """The step, of which each device takes its parts, without asking another."""
 
         def call(*arrays: Any) -> list[Any]:
@@ -68,8 +67,8 @@ class NativeStep(ABC):
             of_parts = type(self)(parts, self.step, self.figures, self.rules)
             if of_parts.groups != self.groups:  # whose numbers are those of the whole
                 raise RuleError("parts of parameters are of other kinds than the parameters")
-            results = of_parts.run(list(reader))
-            return [x for p, state in zip(results.values, results.states, strict=True) for x in (p, *state.values())]
+            outcomes, _ = of_parts.run(list(reader))
+            return [x for outcome in outcomes for x in (outcome.value, *outcome.state.values())]
 
         arrays: list[Any] = []
         owners: list[int] = []
@@ -81,11 +80,7 @@ class NativeStep(ABC):
             given += [first] * (2 + len(job.state))
         numbers = self.numbers()
         news = iter(by_parts(call, owners, [*given, *[-1] * len(numbers)], *arrays, *numbers))
-        values, states = [], []
-        for job in self.jobs:
-            values.append(next(news))
-            states.append({key: next(news) for key in job.state})
-        return Results(values, states, None, [{} for _ in self.jobs])
+        return [Outcome(next(news), {key: next(news) for key in job.state}, {}) for job in self.jobs], None
 
 
 def by_parts(call: Callable[..., Sequence[Any]], owners: Sequence[int], given: Sequence[int], *args: Any) -> Any:
