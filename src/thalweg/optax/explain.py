@@ -48,10 +48,10 @@ def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
     rows, groups, unused = {}, [], []
     for owner, leaves in parts:
         rate = concrete(at_count(owner.learning_rate, 0))
-        engines = explain_engines(owner.engine, leaves, guarded=owner.guarded, reached=id(owner) in reached)
+        is_guarded = owner.numerics.on_nonfinite == "skip"
+        engines = explain_engines(owner.engine, leaves, guarded=is_guarded, reached=id(owner) in reached)
         for leaf, engine in zip(leaves, engines, strict=True):
-            name = leaf.name
-            shape, dtype = leaf.p.shape, leaf.p.dtype.name
+            name, shape, dtype = leaf.name, leaf.p.shape, leaf.p.dtype.name
             # one count serves all
             known = {"lr": rate, "rms": sizes[name], "hints": contents.hints.get(name, ())}
             row = explain_parameter(name, shape, dtype, leaf.setting, counter_bytes=0, **known)

@@ -210,15 +210,12 @@ class Transformation(Solver):
             declared |= dict.fromkeys(setting.rule.entries(shape))
             keys |= dict.fromkeys(describe_state(setting.stored_rule, setting.numerics, shape, leaf.p.dtype.name))
         beside = tuple(key for key in keys if key not in declared)
-        return state_class_for(self.settings.rule, tuple(declared), beside, is_spiked=bool(self.spikes))
+        return state_class_for(self.settings.rule, tuple(declared), beside, is_spiked=bool(self.numerics.guard))
 
     @property
-    def guarded(self) -> bool:
-        return self.settings.base.numerics.on_nonfinite == "skip"
-
-    @property
-    def spikes(self) -> Any:
-        return self.settings.base.numerics.guard
+    def numerics(self) -> Numerics:
+        """What holds for the whole step."""
+        return self.settings.base.numerics
 
     def init(self, params: Tree) -> Any:
         flat = parameters(params)
@@ -227,8 +224,8 @@ class Transformation(Solver):
         if contents is not None:
             contents.parts.append((self, leaves))
         states, count = [first_entries(leaf) for leaf in leaves], first_count(flat.leaves)
-        skipped = first_count(flat.leaves) if self.settings.base.numerics.may_skip else None
-        norms = {SPIKES: first_norms(self.spikes, flat.leaves)} if self.spikes else {}
+        skipped = first_count(flat.leaves) if self.numerics.may_skip else None
+        norms = {SPIKES: first_norms(self.numerics.guard, flat.leaves)} if self.numerics.guard else {}
         state = pack(self.state_class(leaves), flat.treedef, states, count=count, skipped=skipped, **norms)
         if not self.observed:
             return state
@@ -255,14 +252,13 @@ class Transformation(Solver):
         state_class = self.state_class(leaves)
         states = unpack(state_class, state, flat.treedef)
         self.check_state(leaves, states, state)
-        jobs = [
-            Job(leaf.name, leaf.p, leaf.setting, leaf.mesh_axes, leaf.axes, g, entries)
-            for leaf, g, entries in zip(leaves, grads, states, strict=True)
-        ]
+        given = zip(leaves, grads, states, strict=True)
+        jobs = [Job(**vars(leaf), g=g, state=entries) for leaf, g, entries in given]
         lr = at_count(self.learning_rate, state.count)
-        given = [(job.space, job.g, job.p) for job in jobs]
-        scale, judgement = join(self.settings.base.numerics, given, getattr(state, SPIKES, None))
-        step = Step(optax.safe_increment(state.count), lr, scale, self.guarded, space_for(self.engine))
+        summed = [(job.space, job.g, job.p) for job in jobs]
+        scale, judgement = join(self.numerics, summed, getattr(state, SPIKES, None))
+        is_guarded = self.numerics.on_nonfinite == "skip"
+        step = Step(optax.safe_increment(state.count), lr, scale, is_guarded, space_for(self.engine))
         if applied:
             outcomes, fine = apply_jobs(jobs, step, self.engine, observed=self.observed)
         else:
@@ -292,9 +288,9 @@ class Transformation(Solver):
 
     def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], state: Any) -> None:
         """Refuse state that these options do not make."""
-        if self.spikes:
-            check_norms(self.spikes, state.spikes.shape)
-        if self.settings.base.numerics.may_skip != (state.skipped is not None):
+        if self.numerics.guard:
+            check_norms(self.numerics.guard, state.spikes.shape)
+        if self.numerics.may_skip != (state.skipped is not None):
             raise StateError(
                 "on_nonfinite='skip' and spikes that are skipped keep a counter in the state, and other values do not: "
                 "make the state with init() of this optimizer"
