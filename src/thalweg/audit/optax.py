@@ -69,7 +69,7 @@ def list_ours(solver: Any, states: tuple[Tree, Tree], params: Tree, grads: Mappi
         return
     before, after = ({name: (part, kept) for _, part, own in each for name, kept in own.items()} for each in parts)
     for owner, leaves in transformations(solver, params).parts:
-        named_leaves = [(leaf.names[0], leaf) for leaf in leaves]
+        named_leaves = [(leaf.name, leaf) for leaf in leaves]
         norms = next((getattr(before[name][0], SPIKES, None) for name, _ in named_leaves), None)
         gradients = [(xp, grads[name], leaf.p) for name, leaf in named_leaves]
         scale, judgement = join(owner.settings.base.numerics, gradients, norms)

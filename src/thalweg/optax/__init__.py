@@ -15,8 +15,8 @@ from thalweg.optax.matrices import MatrixAxes
 from thalweg.optax.mixture import mixture
 from thalweg.optax.peers import import_peer
 from thalweg.optax.recipes import muon_adamw
-from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState, MixtureState, MuonState
-from thalweg.optax.stats import StatsState, stats, with_stats
+from thalweg.optax.states import AdafactorState, KronState, LambState, LarsState, MixtureState, MuonState, StatsState
+from thalweg.optax.stats import stats, with_stats
 from thalweg.optax.steps import make_step
 from thalweg.rules import Annealed
 

@@ -30,7 +30,7 @@ def averaged(solver: optax.GradientTransformation, state: Any, params: Tree) -> 
     known = {}
     for _, part, by_name in own_parts(state, params):
         known.update({name: (entries, part.count) for name, entries in by_name.items()})
-    settings = {leaf.names[0]: leaf.setting for _, leaves in transformations(solver, params).parts for leaf in leaves}
+    settings = {leaf.name: leaf.setting for _, leaves in transformations(solver, params).parts for leaf in leaves}
     flat = parameters(params)
     named = dict(zip(flat.names, flat.leaves, strict=True))
     averaging = {name: setting for name, setting in settings.items() if keeps_average(setting.rule)}

@@ -24,7 +24,7 @@ from thalweg.codecs import scale_key
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.errors import ParameterError
 from thalweg.optax.matrices import MatrixAxes, rule_of_axes
-from thalweg.optax.shards import MeshAxes, Shards, gather_whole, own_part, typed_layout
+from thalweg.optax.shards import MeshAxes, Shards, gather_whole, own_part, space_of, typed_layout
 from thalweg.optax.states import Entries
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.rules.entries import Entry, PerSlice, Spread
@@ -47,7 +47,7 @@ JOINT = 2**25
 class Leaf:
     """A parameter as the tree has it."""
 
-    names: tuple[str, ...]
+    name: str
     p: Any
     setting: ParameterOptions
     #: How it is sharded inside shard_map; only empty tuples elsewhere.
@@ -57,7 +57,7 @@ class Leaf:
 
     @property
     def space(self) -> Any:
-        return Shards(self.mesh_axes) if any(self.mesh_axes) else whole
+        return space_of(self.mesh_axes)
 
     def keys(self, role: type[Entry]) -> list[str]:
         """The entries of its state that have a role."""
@@ -89,21 +89,12 @@ class Step:
     space: Any = whole
 
 
-@dataclass(frozen=True)
-class LeafUpdate:
-    delta: Any
-    state: Entries
-    finite: Any
-    #: Figures that the rule computed anyway.
-    stats: Mapping[str, Any]
-
-
 def first_entries(leaf: Leaf) -> Entries:
     """The state of a parameter before its first step."""
     rule, numerics = leaf.setting.stored_rule, leaf.setting.numerics
     check_update(rule, leaf.space.shape(leaf.p))
     check_groups(leaf)
-    rule = rule if leaf.axes is None else rule_of_axes(rule, leaf.axes)
+    rule = rule_of_axes(rule, leaf.axes)
     inner = within(rule, leaf.mesh_axes)
     if not rule.needs_whole:
         return first_state(leaf.space, rule, numerics, leaf.p)
@@ -123,9 +114,9 @@ def check_groups(leaf: Leaf) -> None:
     axis, row = groups.axis, math.prod(leaf.p.shape[groups.axis :])
     if leaf.p.shape[axis + 1 :] != shape[axis + 1 :] or row % groups.size:
         raise ParameterError(
-            f"parameter {leaf.names[0]!r} of shape {shape} is sharded so that groups of {groups.size} neighbours that "
+            f"parameter {leaf.name!r} of shape {shape} is sharded so that groups of {groups.size} neighbours that "
             "share a scale in eight bits are cut: shard it along its first axis, or keep its state in more bits with "
-            f"overrides=[({leaf.names[0]!r}, dict(state_dtype='bfloat16', momentum_dtype=None))]"
+            f"overrides=[({leaf.name!r}, dict(state_dtype='bfloat16', momentum_dtype=None))]"
         )
 
 
@@ -145,9 +136,9 @@ def within(rule: Rule, mesh_axes: MeshAxes) -> MeshAxes:
     return ((),) * rule.stacked_axes + mesh_axes[rule.stacked_axes :] if rule.needs_whole else ()
 
 
-def step_all(jobs: Sequence[Job], step: Step) -> list[LeafUpdate]:
+def step_all(jobs: Sequence[Job], step: Step) -> list[Update]:
     """One step of every parameter, in their order."""
-    by_index: dict[int, LeafUpdate] = {}
+    by_index: dict[int, Update] = {}
     for lists in find_stacks(jobs):
         if len(lists) == len(lists[0]) == 1:
             by_index[lists[0][0]] = step_job(jobs[lists[0][0]], step)
@@ -266,26 +257,25 @@ def figures_of(figures: Mapping[str, Any], members: int) -> list[dict[str, Any]]
 
 def draw_noise(jobs: Sequence[Job], step: Step) -> Any:
     """The noise of parameters of one shape, as a stack: of each its own, by positions in the whole of it."""
-    first, names = jobs[0], [name for job in jobs for name in job.names]
+    first = jobs[0]
     stacked = first.setting.rule.stacked_axes
     stack = first.mesh_axes[:stacked] + ((),) * (first.p.ndim - stacked)
     space: Any = Shards(stack) if any(stack) else step.space
     like: Any = jax.ShapeDtypeStruct(first.p.shape, arithmetic(first.p.dtype.name))
     # the host computes with these numbers: the program does not
-    numbers: Any = np.array([tensor_id(name) for name in names], "uint32").reshape(-1, *[1] * first.p.ndim)
+    numbers: Any = np.array([tensor_id(job.name) for job in jobs], "uint32").reshape(-1, *[1] * first.p.ndim)
     return normal(space, like, seed=first.setting.numerics.seed, tensor=numbers, t=step.t)
 
 
 def rule_of(job: Job, step: Step, stacked: int = 0) -> Any:
     """The rule of a step. stacked: how many axes of a stack there are beside the parameter's own."""
     rule = rule_in_precision(job.setting.rule_at(step.t), arithmetic(job.p.dtype.name))
-    rule = replace(rule, stacked_axes=rule.stacked_axes + stacked)
-    return rule if job.axes is None else rule_of_axes(rule, job.axes)
+    return rule_of_axes(replace(rule, stacked_axes=rule.stacked_axes + stacked), job.axes)
 
 
-def step_job(job: Job, step: Step, rule: Any = None) -> LeafUpdate:
-    """One step of one parameter. rule: of which parts are known."""
-    numerics, dtype, tensor = job.setting.numerics, job.p.dtype.name, tensor_id(job.names[0])
+def step_job(job: Job, step: Step, rule: Any = None) -> Update:
+    """One step of one parameter, rounded if it is to be. rule: of which parts are known."""
+    numerics, dtype, tensor = job.setting.numerics, job.p.dtype.name, tensor_id(job.name)
     rule = rule_of(job, step) if rule is None else rule
     update = propose_by(rule, job, step, tensor)
     delta, finite = update.delta, None
@@ -295,7 +285,7 @@ def step_job(job: Job, step: Step, rule: Any = None) -> LeafUpdate:
         update.state.update(record)
         finite = finite_throughout(job.space, update, new) if step.guarded else None
         delta = new.astype(delta.dtype) - job.p.astype(delta.dtype) if rounded else delta
-    return LeafUpdate(delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), update.state, finite, update.stats)
+    return update._replace(delta=delta.astype(jnp.promote_types(job.p.dtype, job.g.dtype)), finite=finite)
 
 
 class Rounding:

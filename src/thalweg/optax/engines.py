@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
@@ -14,7 +13,7 @@ from thalweg.errors import OptionError, Refused, refusal
 from thalweg.optax.batches import Job, Leaf, Step, step_all
 from thalweg.optax.native import NATIVE, step_natively
 from thalweg.optax.shards import typed_layout
-from thalweg.optax.steps import Results
+from thalweg.optax.steps import Outcome
 from thalweg.programs.schedule import needs_sums
 from thalweg.rules import Rule
 from thalweg.rules.checks import check_choice
@@ -31,31 +30,33 @@ def check_engine(rule: type[Rule], engine: Any) -> None:
         )
 
 
-def step_jobs(jobs: Sequence[Job], step: Step, *, applied: bool) -> Results:
-    """One step by XLA. applied: answer with new parameters, rounded once, instead of changes."""
+def step_jobs(jobs: Sequence[Job], step: Step, *, applied: bool) -> tuple[list[Outcome], Any]:
+    """One step by XLA, and whether all of it is finite; None: that was not asked.
+
+    applied: answer with new parameters, rounded once, instead of changes.
+    """
     if applied:  # changes are then told in the precision of the arithmetic
         jobs = [replace(job, g=job.g.astype(arithmetic(job.p.dtype.name))) for job in jobs]
-    outcomes = step_all(jobs, step)
-    deltas, states, fine = [o.delta for o in outcomes], [o.state for o in outcomes], None
+    updates, outcomes, fine = step_all(jobs, step), [], None
     if step.guarded:
-        fine = jnp.all(jnp.stack([jnp.asarray(o.finite) for o in outcomes])) if outcomes else jnp.asarray(True)
-        deltas = [jnp.where(fine, delta, 0) for delta in deltas]
-        states = [
-            {k: jnp.where(fine, new[k], job.state[k]) for k in new} for new, job in zip(states, jobs, strict=True)
-        ]
-    if applied:
-        pairs = zip(jobs, deltas, strict=True)
-        deltas = [(job.p.astype(delta.dtype) + delta).astype(job.p.dtype) for job, delta in pairs]
-    return Results(deltas, states, fine, [o.stats for o in outcomes])
+        fine = jnp.all(jnp.stack([jnp.asarray(update.finite) for update in updates])) if jobs else jnp.asarray(True)
+    for job, update in zip(jobs, updates, strict=True):
+        value, state = update.delta, update.state
+        if fine is not None:
+            value = jnp.where(fine, value, 0)
+            state = {key: jnp.where(fine, entry, job.state[key]) for key, entry in state.items()}
+        if applied:
+            value = (job.p.astype(value.dtype) + value).astype(job.p.dtype)
+        outcomes.append(Outcome(value, state, update.stats))
+    return outcomes, fine
 
 
-def apply_jobs(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -> Results:
+def apply_jobs(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -> tuple[list[Outcome], Any]:
     """One step that answers with new parameters, by native code where that can be. observed: figures are wanted."""
     served = choose(jobs, step, engine, observed=observed)
     if not served:
         return step_jobs(jobs, step, applied=True)
-    others = [index for index in range(len(jobs)) if index not in served]
-    ours = step_natively(
+    outcomes, fine = step_natively(
         [jobs[i] for i in served],
         step,
         step_jobs,
@@ -63,17 +64,12 @@ def apply_jobs(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: boo
         is_required=engine == "native",
         is_local=not step.guarded and not observed and all(is_elementwise(jobs[i]) for i in served),
     )
-    rest = step_jobs([jobs[i] for i in others], step, applied=True)
-    order = [*served, *others]
-    fine = None if ours.fine is None else ours.fine & rest.fine
-
-    def merge(first: Sequence[Any], other: Sequence[Any]) -> list[Any]:
-        both = dict(zip(order, itertools.chain(first, other), strict=True))
-        return [both[index] for index in range(len(jobs))]
-
-    return Results(
-        merge(ours.values, rest.values), merge(ours.states, rest.states), fine, merge(ours.stats, rest.stats)
-    )
+    others = [index for index in range(len(jobs)) if index not in served]
+    if others:  # of a step that is not guarded
+        rest, _ = step_jobs([jobs[i] for i in others], step, applied=True)
+        by_index = dict(zip([*served, *others], [*outcomes, *rest], strict=True))
+        outcomes = [by_index[index] for index in range(len(jobs))]
+    return outcomes, fine
 
 
 # ---- which of them
@@ -133,10 +129,15 @@ def is_summed(leaf: Leaf) -> bool:
     return needs_sums(leaf.setting.rule_at(1), leaf.space.shape(leaf.p))
 
 
+def list_refusals(engine: Engine, leaves: Sequence[Leaf]) -> list[str]:
+    """Why native code does not step each parameter; "" where it does."""
+    refused = refusal(check_native, engine)
+    return [refused or refusal(admit, leaf, engine) for leaf in leaves]
+
+
 def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, reached: bool) -> list[str]:
     """By which code ``make_step`` steps parameters, and why. reached: whether it takes their own steps."""
-    refused = refusal(check_native, engine)
-    reasons = [refused or refusal(admit, leaf, engine) for leaf in leaves]
+    reasons = list_refusals(engine, leaves)
     if not reached and engine != "xla":
         reasons = ["what is around its transformation calls update()"] * len(leaves)
     elif guarded and any(reasons):
@@ -146,18 +147,17 @@ def explain_engines(engine: Engine, leaves: Sequence[Leaf], *, guarded: bool, re
 
 def choose(jobs: Sequence[Job], step: Step, engine: Engine, *, observed: bool) -> list[int]:
     """The jobs for native code. observed: figures are wanted."""
-    in_program = any(isinstance(x, jax.core.Tracer) for job in jobs for x in (job.p, job.g, *job.state.values()))
-    reason = refusal(check_native, engine) or ("" if in_program else "native code runs within jit")
-    if not jobs or (reason and engine != "native"):
+    if engine == "xla":
         return []
-    reasons = [reason or refusal(admit, job, engine) for job in jobs]
+    in_program = any(isinstance(x, jax.core.Tracer) for job in jobs for x in (job.p, job.g, *job.state.values()))
+    reasons = list_refusals(engine, jobs) if in_program else ["native code runs within jit"] * len(jobs)
     if observed:
         figures = "it may be sharded, and its figures are sums over devices"
         reasons = [why or (figures if any(job.mesh_axes) else "") for job, why in zip(jobs, reasons, strict=True)]
     for job, why in zip(jobs, reasons, strict=True):
         if why and engine == "native":
             raise OptionError(
-                f"engine='native' cannot step parameter {job.names[0]!r}: {why}; use engine='auto', which takes the "
+                f"engine='native' cannot step parameter {job.name!r}: {why}; use engine='auto', which takes the "
                 "fastest code that can run"
             )
     served = [index for index, why in enumerate(reasons) if not why]

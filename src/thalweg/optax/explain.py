@@ -48,20 +48,18 @@ def explain(solver: optax.GradientTransformation, params: Tree) -> Explanation:
     rows, groups, unused = {}, [], []
     for owner, leaves in parts:
         rate = concrete(at_count(owner.learning_rate, 0))
-        engines = explain_engines(owner.engine, leaves, guarded=owner.guarded, reached=id(owner) in reached)
+        is_guarded = owner.numerics.on_nonfinite == "skip"
+        engines = explain_engines(owner.engine, leaves, guarded=is_guarded, reached=id(owner) in reached)
         for leaf, engine in zip(leaves, engines, strict=True):
-            name = leaf.names[0]
-            shape, dtype = leaf.p.shape, leaf.p.dtype.name
+            name, shape, dtype = leaf.name, leaf.p.shape, leaf.p.dtype.name
             # one count serves all
             known = {"lr": rate, "rms": sizes[name], "hints": contents.hints.get(name, ())}
             row = explain_parameter(name, shape, dtype, leaf.setting, counter_bytes=0, **known)
-            treatment = row.treatment
-            if leaf.axes is not None:
-                treatment = rule_of_axes(leaf.setting.rule_at(1), leaf.axes).treatment(shape)
+            treatment = rule_of_axes(leaf.setting.rule_at(1), leaf.axes).treatment(shape)
             rows[name] = replace(row, weight_decay=show(row.weight_decay), treatment=treatment, engine=engine)
         rule = owner.settings.rule.__name__ if is_mixed else ""
         groups.append(group_of(owner, leaves, rate, rule, contents.group_notes.get(id(owner))))
-        unused += owner.settings.unused_overrides((leaf.names[0], leaf.p) for leaf in leaves)
+        unused += owner.settings.unused_overrides((leaf.name, leaf.p) for leaf in leaves)
     ordered = [rows[name] for name in flat.names if name in rows]
     return Explanation(ordered, unused, groups, unused_entries=contents.unused_entries)
 

@@ -304,10 +304,9 @@ class MuonOfAxes(Muon):
         return direction._replace(tensor=jnp.transpose(jnp.reshape(direction.tensor, turned.shape), back))
 
 
-def rule_of_axes(rule: Rule, axes: MatrixAxes) -> MuonOfAxes:
-    wrapped: Any = rewrap(rule, MuonOfAxes, axes=axes)
-    muon: MuonOfAxes = wrapped
-    return muon
+def rule_of_axes(rule: Rule, axes: MatrixAxes | None) -> Any:
+    """A rule for a parameter whose matrix has these axes; None: those that the rule sees by itself."""
+    return rule if axes is None else rewrap(rule, MuonOfAxes, axes=axes)
 
 
 def axes_of(reading: Reading, name: str, shape: Shape) -> MatrixAxes:

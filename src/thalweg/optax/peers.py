@@ -80,7 +80,7 @@ def import_peer(
         entries = {name: {"step": steps, **fit_entries(old, expected.get(name, {}))} for name, old in theirs.items()}
         for _, leaves in transformations(solver, params).parts:
             for leaf in leaves:
-                check_meaning(peer, leaf.names[0], leaf.setting.rule)
+                check_meaning(peer, leaf.name, leaf.setting.rule)
         return import_state(start, params, pack_state(rule, entries))
 
 

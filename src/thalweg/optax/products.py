@@ -8,17 +8,16 @@ one's best kernel, which is most of the time that programs of Kron take to compi
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from thalweg.arrays import is_number
-from thalweg.kernels.cpu.xla import place_of
 from thalweg.kernels.products.choices import Tiling, choose_tiling
 from thalweg.optax.native import gpu
 from thalweg.optax.native.choice import either
+from thalweg.optax.native.moves import stack_all, take_apart
 from thalweg.spaces import jax as space
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -55,27 +54,6 @@ def is_for_library(x: Any, y: Any) -> bool:
     return is_stack and is_known and bool(gpu.handler().thalweg_multiplies())
 
 
-def move(arrays: Sequence[Any], results: Sequence[Any], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """What one kernel copies from arrays to results.
-
-    rows: an array and a result, with the element at which each begins, and how many are copied.
-    """
-    from thalweg.kernels.triton.moves import launch_moves
-    from thalweg.kernels.triton.xla import TARGET, compile_for, register
-
-    width = min(x.dtype.itemsize for x in arrays)
-    addresses: list[int] = []
-    for (array, begin), (result, place), count in rows:
-        words = arrays[array].dtype.itemsize // width
-        addresses += place_of(array) + begin * words * width, place_of(len(arrays) + result) + place * words * width
-        addresses.append(count * words)
-    compiled, table = functools.partial(compile_for, gpu.capability()), len(arrays) + len(results)
-    launch = launch_moves(compiled, len(addresses) // 3, width, table)
-    key = register(gpu.handler(), [launch], len(arrays), addresses)
-    outputs = [*results, jax.ShapeDtypeStruct((8 * len(addresses),), "uint8")]
-    return list(jax.ffi.ffi_call(TARGET, outputs)(*arrays, key=key)[:-1])
-
-
 def choose(native: Any, xla: Any, *args: Any) -> Any:
     return either(native, xla, *args, platform="cuda", is_required=False, is_local=False)
 
@@ -105,27 +83,10 @@ class Products:
         return transpose
 
     def stack_all(self, lists: Sequence[Sequence[Any]]) -> list[Any]:
-        def by_kernel(lists: Any) -> list[Any]:
-            rows, results = list[Any](), list[Any]()
-            for arrays in lists:
-                size = arrays[0].size
-                rows += [((len(rows) + i, 0), (len(results), i * size), size) for i in range(len(arrays))]
-                results.append(jax.ShapeDtypeStruct((len(arrays), *arrays[0].shape), arrays[0].dtype))
-            return move([x for arrays in lists for x in arrays], results, rows)
-
-        return list(choose(by_kernel, space.stack_all, lists)) if lists else []
+        return list(choose(functools.partial(stack_all, gpu.move), space.stack_all, lists)) if lists else []
 
     def take_apart(self, stacks: Sequence[Any]) -> list[Sequence[Any]]:
-        def by_kernel(stacks: Any) -> list[list[Any]]:
-            rows, results = list[Any](), list[Any]()
-            for number, x in enumerate(stacks):
-                size = math.prod(x.shape[1:])
-                rows += [((number, i * size), (len(results) + i, 0), size) for i in range(len(x))]
-                results += [jax.ShapeDtypeStruct(x.shape[1:], x.dtype)] * len(x)
-            parts = iter(move(stacks, results, rows))
-            return [[next(parts) for _ in range(len(x))] for x in stacks]
-
-        return list(choose(by_kernel, space.take_apart, stacks)) if stacks else []
+        return list(choose(functools.partial(take_apart, gpu.move), space.take_apart, stacks)) if stacks else []
 
     def matmul(self, x: Any, y: Any) -> Any:
         return self.multiply(x, y, dtype=x.dtype.name)

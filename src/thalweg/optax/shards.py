@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from thalweg.arrays import Axes, Scalar, Shape, Term, reduced_shape
 from thalweg.errors import OptionError, ParameterError
+from thalweg.optax.trees import Named, Tree, by_spec
 from thalweg.spaces import jax as whole
 
 Arr: TypeAlias = jax.Array
@@ -30,6 +31,19 @@ def mesh_axes_of(spec: Any, ndim: int, name: str) -> MeshAxes:
         )
     parts = [() if part is None else part if isinstance(part, tuple) else (part,) for part in spec]
     return tuple(parts) + ((),) * (ndim - len(parts))
+
+
+def divisions_of(specs: Any, params: Tree, flat: Named) -> list[MeshAxes]:
+    """How each parameter is sharded; without specs none is."""
+    if specs is None:
+        return [((),) * p.ndim for p in flat.leaves]
+    triples = zip(by_spec(specs, params), flat.leaves, flat.names, strict=True)
+    return [mesh_axes_of(spec, p.ndim, name) for spec, p, name in triples]
+
+
+def space_of(mesh_axes: MeshAxes) -> Any:
+    """The space that sums over all shards of a parameter."""
+    return Shards(mesh_axes) if any(mesh_axes) else whole
 
 
 def check_whole(name: str, p: Arr) -> None:

@@ -41,6 +41,13 @@ class SpikedMixtureState(NamedTuple):
     spikes: Any
 
 
+class StatsState(NamedTuple):
+    #: The state of the transformation itself.
+    inner_state: Any
+    #: Figures of the last step, by parameter and name; zeros before the first.
+    stats: dict[str, dict[str, Any]]
+
+
 #: The fields that states of a rule have whatever its options are, beside those of every state.
 USUAL: Mapping[type[Rule], tuple[str, ...]] = {
     LARS: ("momentum_buffer",),

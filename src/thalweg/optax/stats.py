@@ -2,55 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from thalweg.errors import OptionError, StateError
+from thalweg.optax.states import StatsState
 from thalweg.optax.steps import owner_of
 from thalweg.optax.transformation import Transformation
-from thalweg.optax.trees import Tree, parameters
-from thalweg.spaces.jax import replicated_with
-
-
-class StatsState(NamedTuple):
-    #: The state of the transformation itself.
-    inner_state: Any
-    #: Figures of the last step, by parameter and name; zeros before the first.
-    stats: dict[str, dict[str, Any]]
-
-
-class Observed(Transformation):
-    """A transformation whose state has the figures too."""
-
-    def init(self, params: Tree) -> StatsState:
-        inner = super().init(params)
-        _, _, stats = jax.eval_shape(self.step_with_figures, params, inner, params)
-        # beside the parameters from the start, like the count of steps
-        zeros = partial(jnp.zeros, device=replicated_with(parameters(params).leaves[0])) if stats else jnp.zeros
-        return StatsState(inner, jax.tree.map(lambda x: zeros(x.shape, x.dtype), stats))
-
-    def step(
-        self, updates: Tree, state: Any, params: Tree, *, applied: bool = False, observed: bool = True
-    ) -> tuple[Tree, Any, dict[str, Any]]:
-        if not isinstance(state, StatsState):
-            raise StateError(f"with_stats() needs a state of its own init(), got one of {type(state).__name__}")
-        values, inner, stats = self.step_with_figures(updates, state.inner_state, params, applied=applied)
-        return values, StatsState(inner, stats), stats
-
-    def step_with_figures(
-        self, updates: Tree, state: Any, params: Tree, *, applied: bool = False
-    ) -> tuple[Tree, Any, dict[str, Any]]:
-        values, inner, stats = super().step(updates, state, params, applied=applied, observed=True)
-        return values, inner, jax.tree.map(as_figure, stats)
-
-
-def as_figure(x: Any) -> Any:
-    """One number, or one for each tensor of a stack, with a dtype that no compiled step changes."""
-    return jnp.squeeze(jnp.asarray(x, jnp.result_type(x)))
+from thalweg.optax.trees import Tree
 
 
 def with_stats(solver: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -59,13 +21,12 @@ def with_stats(solver: optax.GradientTransformation) -> optax.GradientTransforma
     Wrappers of optax go around it: ``optax.chain(optax.clip(1.0), with_stats(lamb(1e-3)))``. ``stats(state)`` reads.
     """
     owner = owner_of(solver)
-    if type(owner) is not Transformation:
+    if not isinstance(owner, Transformation) or owner.observed:
         raise OptionError(
             "with_stats() takes a transformation of thalweg.optax itself: put wrappers of optax around with_stats(), "
             "and give mixture() entries that have it"
         )
-    observed = Observed(owner.settings, owner.learning_rate, owner.choices, owner.specs, owner.engine, owner.layout)
-    return optax.GradientTransformationExtraArgs(observed.init, observed.update)
+    return replace(owner, observed=True).transformation
 
 
 def stats(state: Tree) -> dict[str, dict[str, Any]]:

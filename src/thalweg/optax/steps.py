@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import optax
 
+from thalweg.errors import ParameterError
 from thalweg.optax.states import Entries
 from thalweg.optax.trees import Tree
 
 
-class Results(NamedTuple):
-    """New values of some parameters, their states and figures."""
+class Outcome(NamedTuple):
+    """What comes of a step of one parameter."""
 
-    #: Changes, or new parameters.
-    values: list[Any]
-    states: list[Entries]
-    #: Whether all of it is finite; None: it was not asked.
-    fine: Any
-    stats: Sequence[Mapping[str, Any]]
+    #: Its change, or the new parameter.
+    value: Any
+    state: Entries
+    stats: Mapping[str, Any]
 
 
-class Stepping(ABC):
-    """The owner of a transformation that has steps of its own."""
+class Solver(ABC):
+    """The owner of the functions of a gradient transformation, which has steps of its own."""
+
+    @property
+    def transformation(self) -> optax.GradientTransformationExtraArgs:
+        return optax.GradientTransformationExtraArgs(self.init, self.update)
 
     @abstractmethod
-    def apply(self, params: Tree, state: Any, updates: Tree, **extra_args: Any) -> tuple[Tree, Any]:
-        """The parameters and the state after a step."""
+    def init(self, params: Tree) -> Any:
+        """The state before the first step."""
+
+    @abstractmethod
+    def step(self, params: Tree, state: Any, gradients: Tree, *, applied: bool, **extra_args: Any) -> tuple[Tree, Any]:
+        """Changes of the parameters, or the new parameters if they are applied; and the new state."""
+
+    def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
+        if params is None:
+            raise ParameterError("update() needs the parameters: update(gradients, state, params)")
+        return self.step(params, state, updates, applied=False, **extra_args)
+
+    def apply(self, params: Tree, state: Any, gradients: Tree, **extra_args: Any) -> tuple[Tree, Any]:
+        return self.step(params, state, gradients, applied=True, **extra_args)
 
     def reached(self) -> set[int]:
         """The ids of the owners of the steps that it takes."""
@@ -56,9 +71,9 @@ def make_step(solver: optax.GradientTransformation) -> Callable[..., tuple[Tree,
     return step_by_update(solver) if owner is None else owner.apply
 
 
-def owner_of(solver: optax.GradientTransformation) -> Stepping | None:
+def owner_of(solver: optax.GradientTransformation) -> Solver | None:
     owner = getattr(solver.update, "__self__", None)
-    return owner if isinstance(owner, Stepping) else None
+    return owner if isinstance(owner, Solver) else None
 
 
 def step_by_update(solver: optax.GradientTransformation) -> Callable[..., tuple[Tree, Any]]:

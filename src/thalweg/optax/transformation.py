@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,21 +15,22 @@ import jax.numpy as jnp
 import optax
 
 from thalweg.arrays import Squares
-from thalweg.errors import OptionError, ParameterError, StateError
+from thalweg.errors import OptionError, StateError
 from thalweg.given import OverrideList, Overrides, Standard, check_overrides, plain, warn_of_unused
 from thalweg.optax.batches import Job, Leaf, Step, first_entries
 from thalweg.optax.engines import Engine, apply_jobs, check_engine, step_jobs
 from thalweg.optax.matrices import axes_in_tree, rule_of_axes
 from thalweg.optax.products import space_for
-from thalweg.optax.shards import check_whole, mesh_axes_of
-from thalweg.optax.states import Entries, first_count, first_norms, pack, state_class_for, unpack
-from thalweg.optax.steps import Stepping
-from thalweg.optax.trees import Named, Tree, by_leaf, by_spec, gradients, parameters
+from thalweg.optax.shards import check_whole, divisions_of
+from thalweg.optax.states import Entries, StatsState, first_count, first_norms, pack, state_class_for, unpack
+from thalweg.optax.steps import Solver
+from thalweg.optax.trees import Named, Tree, by_leaf, check_gradients, parameters
 from thalweg.optax.values import at_count, by_step, check_static, concrete, dtype_name, has_array
 from thalweg.rules import Rule
 from thalweg.rules.spikes import SpikeCheck, judge
 from thalweg.settings import Numerics, ParameterOptions, RuleOptions
 from thalweg.spaces import jax as whole
+from thalweg.spaces.jax import replicated_with
 from thalweg.storage import SPIKES, arithmetic, check_norms, check_shapes, describe_state
 
 
@@ -112,8 +114,7 @@ def as_transformation(
         settings = check_settings(rule, rate, options, variant, overrides)
     except OptionError as error:
         raise OptionError(in_words(str(error), {"lr": "learning_rate", **called})) from None
-    parts = Transformation(settings, rate, choices, specs, engine, layout)
-    return optax.GradientTransformationExtraArgs(parts.init, parts.update)
+    return Transformation(settings, rate, choices, specs, engine, layout).transformation
 
 
 def check_settings(
@@ -188,8 +189,8 @@ def join(numerics: Numerics, gradients: Sequence[tuple[Any, Any, Any]], norms: A
 
 
 @dataclass(frozen=True, eq=False)
-class Transformation(Stepping):
-    """The functions ``init`` and ``update`` of a gradient transformation by one rule."""
+class Transformation(Solver):
+    """A gradient transformation by one rule."""
 
     settings: RuleOptions
     learning_rate: Any
@@ -197,6 +198,8 @@ class Transformation(Stepping):
     specs: Any
     engine: Engine = "auto"
     layout: Any = None
+    #: Whether its state has the figures of its steps too.
+    observed: bool = False
 
     def state_class(self, leaves: Sequence[Leaf]) -> type[Any]:
         """The class of states for these parameters."""
@@ -207,15 +210,12 @@ class Transformation(Stepping):
             declared |= dict.fromkeys(setting.rule.entries(shape))
             keys |= dict.fromkeys(describe_state(setting.stored_rule, setting.numerics, shape, leaf.p.dtype.name))
         beside = tuple(key for key in keys if key not in declared)
-        return state_class_for(self.settings.rule, tuple(declared), beside, is_spiked=bool(self.spikes))
+        return state_class_for(self.settings.rule, tuple(declared), beside, is_spiked=bool(self.numerics.guard))
 
     @property
-    def guarded(self) -> bool:
-        return self.settings.base.numerics.on_nonfinite == "skip"
-
-    @property
-    def spikes(self) -> Any:
-        return self.settings.base.numerics.guard
+    def numerics(self) -> Numerics:
+        """What holds for the whole step."""
+        return self.settings.base.numerics
 
     def init(self, params: Tree) -> Any:
         flat = parameters(params)
@@ -224,9 +224,15 @@ class Transformation(Stepping):
         if contents is not None:
             contents.parts.append((self, leaves))
         states, count = [first_entries(leaf) for leaf in leaves], first_count(flat.leaves)
-        skipped = first_count(flat.leaves) if self.settings.base.numerics.may_skip else None
-        norms = {SPIKES: first_norms(self.spikes, flat.leaves)} if self.spikes else {}
-        return pack(self.state_class(leaves), flat.treedef, states, count=count, skipped=skipped, **norms)
+        skipped = first_count(flat.leaves) if self.numerics.may_skip else None
+        norms = {SPIKES: first_norms(self.numerics.guard, flat.leaves)} if self.numerics.guard else {}
+        state = pack(self.state_class(leaves), flat.treedef, states, count=count, skipped=skipped, **norms)
+        if not self.observed:
+            return state
+        _, after = jax.eval_shape(partial(self.step, applied=False), params, StatsState(state, {}), params)
+        # beside the parameters from the start, like the count of steps
+        place = replicated_with(flat.leaves[0]) if flat.leaves else None
+        return StatsState(state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=place), after.stats))
 
     def update(self, updates: Tree, state: Any, params: Tree = None, **extra_args: Any) -> tuple[Tree, Any]:
         if self.engine == "native":
@@ -234,62 +240,57 @@ class Transformation(Stepping):
                 "engine='native' writes parameters in place, and update() leaves them as they are: take steps with "
                 "make_step(solver), or use engine='auto'"
             )
-        deltas, result, _ = self.step(updates, state, params)
-        return deltas, result
+        return super().update(updates, state, params, **extra_args)
 
-    def apply(self, params: Tree, state: Any, updates: Tree, **extra_args: Any) -> tuple[Tree, Any]:
-        new, result, _ = self.step(updates, state, params, applied=True)
-        return new, result
-
-    def step(
-        self, updates: Tree, state: Any, params: Tree, *, applied: bool = False, observed: bool = False
-    ) -> tuple[Tree, Any, dict[str, Mapping[str, Any]]]:
-        """What ``update`` answers, or ``apply``, and the figures that it computed, by parameter."""
-        if params is None:
-            raise ParameterError("update() needs the parameters: update(gradients, state, params)")
+    def step(self, params: Tree, state: Any, gradients: Tree, *, applied: bool, **extra_args: Any) -> tuple[Tree, Any]:
+        if self.observed:
+            if not isinstance(state, StatsState):
+                raise StateError(f"with_stats() needs a state of its own init(), got one of {type(state).__name__}")
+            state = state.inner_state
         flat = parameters(params)
-        grads, leaves = gradients(updates, flat), self.leaves(params, flat)
+        grads, leaves = check_gradients(gradients, flat), self.leaves(params, flat)
         state_class = self.state_class(leaves)
         states = unpack(state_class, state, flat.treedef)
         self.check_state(leaves, states, state)
-        jobs = [
-            Job(leaf.names, leaf.p, leaf.setting, leaf.mesh_axes, leaf.axes, g, entries)
-            for leaf, g, entries in zip(leaves, grads, states, strict=True)
-        ]
+        given = zip(leaves, grads, states, strict=True)
+        jobs = [Job(**vars(leaf), g=g, state=entries) for leaf, g, entries in given]
         lr = at_count(self.learning_rate, state.count)
-        given = [(job.space, job.g, job.p) for job in jobs]
-        scale, judgement = join(self.settings.base.numerics, given, getattr(state, SPIKES, None))
-        step = Step(optax.safe_increment(state.count), lr, scale, self.guarded, space_for(self.engine))
+        summed = [(job.space, job.g, job.p) for job in jobs]
+        scale, judgement = join(self.numerics, summed, getattr(state, SPIKES, None))
+        is_guarded = self.numerics.on_nonfinite == "skip"
+        step = Step(optax.safe_increment(state.count), lr, scale, is_guarded, space_for(self.engine))
         if applied:
-            outcome = apply_jobs(jobs, step, self.engine, observed=observed)
+            outcomes, fine = apply_jobs(jobs, step, self.engine, observed=self.observed)
         else:
-            outcome = step_jobs(jobs, step, applied=False)
+            outcomes, fine = step_jobs(jobs, step, applied=False)
         count, skipped, norms, figures = step.t, state.skipped, {}, {}
-        is_taken = outcome.fine if self.guarded else True
+        values, states = [outcome.value for outcome in outcomes], [outcome.state for outcome in outcomes]
+        is_taken = True if fine is None else fine
         if judgement is not None:
             norms, figures = {SPIKES: judgement.kept}, judgement.figures
             if judgement.skips:
                 is_spike, still = judgement.is_spike[0], [job.p if applied else 0 for job in jobs]
                 is_taken &= ~is_spike
-                values = [jnp.where(is_spike, old, new) for old, new in zip(still, outcome.values, strict=True)]
+                values = [jnp.where(is_spike, old, new) for old, new in zip(still, values, strict=True)]
                 before = [job.state for job in jobs]
-                restored = jax.tree.map(lambda old, new: jnp.where(is_spike, old, new), before, list(outcome.states))
-                outcome = outcome._replace(values=values, states=restored)
+                states = jax.tree.map(lambda old, new: jnp.where(is_spike, old, new), before, states)
         if skipped is not None:
             count = jnp.where(is_taken, count, state.count)
             skipped = jnp.where(is_taken, skipped, optax.safe_increment(skipped))
-        result = pack(state_class, flat.treedef, outcome.states, count=count, skipped=skipped, **norms)
-        stats: dict[str, Mapping[str, Any]] = {
-            job.names[0]: {**({} if lr is None else {"lr": lr * job.setting.lr_scale}), **told, **figures}
-            for job, told in zip(jobs, outcome.stats, strict=True)
-        }
-        return flat.treedef.unflatten(outcome.values), result, stats
+        result = pack(state_class, flat.treedef, states, count=count, skipped=skipped, **norms)
+        new = flat.treedef.unflatten(values)
+        if not self.observed:
+            return new, result
+        rates = [{} if lr is None else {"lr": lr * job.setting.lr_scale} for job in jobs]
+        told = zip(jobs, rates, outcomes, strict=True)
+        stats = {job.name: {**rate, **outcome.stats, **figures} for job, rate, outcome in told}
+        return new, StatsState(result, jax.tree.map(as_figure, stats))
 
     def check_state(self, leaves: Sequence[Leaf], states: Sequence[Entries], state: Any) -> None:
         """Refuse state that these options do not make."""
-        if self.spikes:
-            check_norms(self.spikes, state.spikes.shape)
-        if self.settings.base.numerics.may_skip != (state.skipped is not None):
+        if self.numerics.guard:
+            check_norms(self.numerics.guard, state.spikes.shape)
+        if self.numerics.may_skip != (state.skipped is not None):
             raise StateError(
                 "on_nonfinite='skip' and spikes that are skipped keep a counter in the state, and other values do not: "
                 "make the state with init() of this optimizer"
@@ -300,24 +301,21 @@ class Transformation(Stepping):
             if alike not in shapes:
                 first = jax.eval_shape(lambda p, leaf=leaf: first_entries(replace(leaf, p=p)), leaf.p)
                 shapes[alike] = {key: entry.shape for key, entry in first.items()}
-            check_shapes(leaf.names[0], {key: jnp.shape(entry) for key, entry in entries.items()}, shapes[alike])
+            check_shapes(leaf.name, {key: jnp.shape(entry) for key, entry in entries.items()}, shapes[alike])
 
     def leaves(self, params: Tree, flat: Named, *, report: bool = False) -> list[Leaf]:
         """The parameters, with what holds for each."""
         if not flat.leaves:  # optax asks so, with a tree that stands for any
             return []
-        specs = None if self.specs is None else by_spec(self.specs, params)
-        settings = self.settings_of(params, flat)
+        divisions, settings = divisions_of(self.specs, params, flat), self.settings_of(params, flat)
         rules = [setting.rule for setting, _ in settings]
         axes = axes_in_tree(self.layout, params, flat, rules)
         result, matched = [], {entry for _, entries in settings for entry in entries}
         for index, (name, p) in enumerate(zip(flat.names, flat.leaves, strict=True)):
-            if specs is None:
+            if self.specs is None:
                 check_whole(name, p)
-            mesh_axes = ((),) * p.ndim if specs is None else mesh_axes_of(specs[index], p.ndim, name)
-            declared = axes[index]
-            (rules[index] if declared is None else rule_of_axes(rules[index], declared)).check_shape(name, p.shape)
-            result.append(Leaf((name,), p, settings[index][0], mesh_axes, declared))
+            rule_of_axes(rules[index], axes[index]).check_shape(name, p.shape)
+            result.append(Leaf(name, p, settings[index][0], divisions[index], axes[index]))
         if report:
             unused = [pattern for i, (pattern, _) in enumerate(self.settings.overrides) if i not in matched]
             warn_of_unused("overrides", [pattern for pattern in unused if not isinstance(pattern, Standard)])
@@ -339,3 +337,8 @@ class Transformation(Stepping):
                 raise OptionError(f"{choice.name} must be {wanted} for parameter {name!r}, got {value!r}")
             first |= choice.options[known]
         return self.settings.choose(name, p, first=tuple(first.items()))
+
+
+def as_figure(x: Any) -> Any:
+    """One number, or one for each tensor of a stack, with a dtype that no compiled step changes."""
+    return jnp.squeeze(jnp.asarray(x, jnp.result_type(x)))

@@ -57,7 +57,7 @@ def parameters(tree: Tree) -> Named:
     return flat._replace(leaves=leaves)
 
 
-def gradients(tree: Tree, params: Named) -> list[Any]:
+def check_gradients(tree: Tree, params: Named) -> list[Any]:
     """The gradients, in the order of their parameters, checked."""
     try:
         leaves = params.treedef.flatten_up_to(tree)

@@ -23,8 +23,8 @@ from thalweg.kernels.cpu.library import load
 from thalweg.kernels.cpu.structs import FIRST_NUMBER
 from thalweg.kernels.cpu.tables import Operand, Options, Tables
 
-#: What the handler is called in programs.
-TARGET = "thalweg_step"
+#: What the handlers are called in programs: that of passes, and that of copies.
+TARGET, MOVE = "thalweg_step", "thalweg_move"
 #: In place of addresses: the number of a buffer, from 1, and below so many bits how far into it.
 PLACE_BITS = 44
 SOURCES = [HEADERS / name for name in ("abi.h", "tiles.h", "body.h", "calls.h")]
@@ -34,8 +34,8 @@ class Plan(ctypes.Structure):
     """As native/xla.h has it."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("run", "options", "tensors", "small", "written")),
-        *((name, c_int64) for name in ("option_count", "count", "width", "written_count")),
+        *((name, c_void_p) for name in ("run", "options", "tensors", "small", "written", "moves")),
+        *((name, c_int64) for name in ("option_count", "count", "width", "written_count", "move_count")),
         *((name, c_int32) for name in ("threads", "stage")),
     )
 
@@ -149,22 +149,43 @@ class Layout:
         given = repr((flags, list(written), sorted(small.items()), self.threads, stage)).encode()
         described = [part for code in self.codes for part in code.describe()]
         key = key_of([bytes(tables.tensors), given, *described])
-        if key not in _plans:  # else it is the same
+        if key not in PLANS:  # else it is the same
             places = (c_uint64 * tables.count)(*(small.get(row, 0) for row in range(tables.count)))
             arguments = (c_int64 * max(1, len(written)))(*written)
             plan = Plan(
-                *(ctypes.cast(load().thalweg_run, c_void_p).value, ctypes.addressof(tables.options)),
-                *(ctypes.addressof(tables.tensors), ctypes.addressof(places), ctypes.addressof(arguments)),
-                *(len(tables.used), tables.count, self.width, len(written)),
-                *(self.threads, stage),
+                run=ctypes.cast(load().thalweg_run, c_void_p).value,
+                options=ctypes.addressof(tables.options),
+                tensors=ctypes.addressof(tables.tensors),
+                small=ctypes.addressof(places),
+                written=ctypes.addressof(arguments),
+                option_count=len(tables.used),
+                count=tables.count,
+                width=self.width,
+                written_count=len(written),
+                threads=self.threads,
+                stage=stage,
             )
-            _plans[key] = plan, places, arguments, self
-            self.library.thalweg_plan(key.encode(), ctypes.addressof(plan))
+            keep_plan(self.library, key, plan, places, arguments, self)
         return key
 
 
-#: What programs point to, as long as the process lives.
-_plans: dict[str, Any] = {}
+def register_moves(library: ctypes.CDLL, moves: Sequence[int]) -> str:
+    """The key under which programs make copies. moves: of each the place of what is copied, where to, and its bytes."""
+    key = key_of([repr(moves).encode()])
+    if key not in PLANS:
+        table = (c_int64 * len(moves))(*moves)
+        keep_plan(library, key, Plan(moves=ctypes.addressof(table), move_count=len(moves) // 3), table)
+    return key
+
+
+#: What programs point to, by the keys under which they call it, as long as the process lives.
+PLANS: dict[str, Any] = {}
+
+
+def keep_plan(library: ctypes.CDLL, key: str, plan: ctypes.Structure, *held: Any) -> None:
+    """Have a plan found by its key. held: what it points to."""
+    PLANS[key] = plan, held
+    library.thalweg_plan(key.encode(), ctypes.addressof(plan))
 
 
 def key_of(parts: Sequence[bytes]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import math
 import struct
 from array import array
@@ -25,7 +24,7 @@ from thalweg.arrays import Axes, Shape
 from thalweg.codecs import scale_key
 from thalweg.errors import RuleError
 from thalweg.kernels.cpu.compiler import HEADERS, Uncompiled, compile_source
-from thalweg.kernels.cpu.xla import PLACE_BITS, place_of
+from thalweg.kernels.cpu.xla import PLACE_BITS, PLANS, keep_plan, key_of, place_of
 from thalweg.kernels.triton.numbers import INTERPRETED
 from thalweg.kernels.triton.passes import Passes, Step, Sum
 from thalweg.kernels.triton.rows import Operand
@@ -405,10 +404,6 @@ def compile_for(
     return _compiled[key]
 
 
-#: What programs point to, as long as the process lives.
-_plans: dict[str, Any] = {}
-
-
 def register(library: ctypes.CDLL, call: Sequence[Launched], inputs: int, addresses: Sequence[int] = ()) -> str:
     """The key under which programs make a call. inputs: how many buffers are read alone. addresses: their table."""
     kernels: list[Any] = []
@@ -419,8 +414,8 @@ def register(library: ctypes.CDLL, call: Sequence[Launched], inputs: int, addres
     images = [kernel.asm["cubin"] for kernel in kernels]
     named = [kernel.metadata.name.encode() for kernel in kernels]
     launched = repr((places, [launch[1:] for launch in call], addresses, inputs, named)).encode()
-    key = hashlib.sha256(b"".join([launched, *images])).hexdigest()[:32]
-    if key in _plans:
+    key = key_of([launched, *images])
+    if key in PLANS:
         return key
     held = [ctypes.create_string_buffer(image, len(image)) for image in images]
     launches: list[Launch] = []
@@ -444,6 +439,5 @@ def register(library: ctypes.CDLL, call: Sequence[Launched], inputs: int, addres
         (c_int64 * len(addresses))(*addresses),
     )
     plan = Plan(*map(ctypes.addressof, parts), len(launches), len(addresses), inputs)
-    _plans[key] = plan, parts, held, named, maps
-    library.thalweg_plan(key.encode(), ctypes.addressof(plan))
+    keep_plan(library, key, plan, parts, held, named, maps)
     return key

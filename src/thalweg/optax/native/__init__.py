@@ -1,7 +1,7 @@
 """Native code inside compiled programs, for ``make_step``.
 
-``cpu`` and ``gpu`` admit parameters and step them; ``choice`` takes native code or XLA's when a program is compiled;
-``parts`` gives each device its part.
+``cpu`` and ``gpu`` admit parameters, and step them by what they make of ``step``; ``choice`` takes native code or XLA's
+when a program is compiled; ``moves`` makes stacks.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import Any
 
 import jax
 
-from thalweg.errors import RuleError
 from thalweg.optax.batches import Job, Step
 from thalweg.optax.native import cpu, gpu
 from thalweg.optax.native.choice import either
-from thalweg.optax.native.parts import by_parts
-from thalweg.optax.steps import Results
+from thalweg.optax.native.step import NativeStep
+from thalweg.optax.steps import Outcome
 
 #: The native code of each jax backend, and the platform that compiled programs name.
 NATIVE: dict[str, Any] = {"cpu": cpu, "gpu": gpu}
@@ -27,12 +26,12 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}
 def step_natively(
     jobs: Sequence[Job],
     step: Step,
-    step_jobs: Callable[..., Results],
+    step_jobs: Callable[..., tuple[list[Outcome], Any]],
     *,
     observed: bool,
     is_required: bool,
     is_local: bool,
-) -> Results:
+) -> tuple[list[Outcome], Any]:
     """One step that answers with new parameters, by native code in programs that can have it.
 
     step_jobs: the step by XLA. observed: figures are wanted. is_required: a program without native code is an error.
@@ -43,51 +42,20 @@ def step_natively(
         traced = [replace(job, p=p, g=g, state=s) for job, p, g, s in zip(jobs, ps, gs, states, strict=True)]
         return traced, replace(step, **shared)
 
-    def xla(*args: Any) -> Results:
-        results = step_jobs(*given(*args), applied=True)
-        return results if observed else results._replace(stats=[{} for _ in jobs])
+    def xla(*args: Any) -> tuple[list[Outcome], Any]:
+        outcomes, fine = step_jobs(*given(*args), applied=True)
+        return [outcome if observed else outcome._replace(stats={}) for outcome in outcomes], fine
 
-    def native(*args: Any) -> Results:
+    def native(*args: Any) -> tuple[list[Outcome], Any]:
         traced, now = given(*args)
-        code = NATIVE[backend].Native(traced, now, figures)
-        return run_by_parts(code, traced) if is_local else code.run(traced, code.numbers())
+        code: NativeStep = NATIVE[backend].Native(traced, now, figures)
+        return code.run_by_parts() if is_local else code.run(code.numbers())
 
     backend = jax.default_backend()
     shared = {"t": step.t, "lr": step.lr, "grad_scale": step.grad_scale}
     shared = {name: value for name, value in shared.items() if isinstance(value, jax.Array)}
     args = [job.p for job in jobs], [job.g for job in jobs], [job.state for job in jobs], shared
-    figures = jax.eval_shape(xla, *args).stats if observed else [{} for _ in jobs]
+    figures = [outcome.stats for outcome in jax.eval_shape(xla, *args)[0]] if observed else [{} for _ in jobs]
     how: dict[str, Any] = dict(platform=PLATFORMS[backend], is_required=is_required, is_local=is_local)
-    results: Results = either(native, xla, *args, **how)
-    return results
-
-
-def run_by_parts(code: Any, jobs: Sequence[Job]) -> Results:
-    """A step of which each device takes its parts, without asking another."""
-
-    def call(*arrays: Any) -> list[Any]:
-        reader, parts = iter(arrays), []
-        for job in jobs:
-            p, g = next(reader), next(reader)
-            parts.append(replace(job, p=p, g=g, state={key: next(reader) for key in job.state}))
-        of_parts = type(code)(parts, code.step, code.figures, code.rules)
-        if of_parts.groups != code.groups:  # whose numbers are those of the whole
-            raise RuleError("parts of parameters are of other kinds than the parameters")
-        results = of_parts.run(parts, list(reader))
-        return [x for p, state in zip(results.values, results.states, strict=True) for x in (p, *state.values())]
-
-    arrays: list[Any] = []
-    owners: list[int] = []
-    given: list[int] = []
-    for job in jobs:
-        first = len(arrays)
-        arrays += [job.p, job.g, *job.state.values()]
-        owners += [first] * (1 + len(job.state))
-        given += [first] * (2 + len(job.state))
-    numbers = code.numbers()
-    news = iter(by_parts(call, owners, [*given, *[-1] * len(numbers)], *arrays, *numbers))
-    values, states = [], []
-    for job in jobs:
-        values.append(next(news))
-        states.append({key: next(news) for key in job.state})
-    return Results(values, states, None, [{} for _ in jobs])
+    outcomes, fine = either(native, xla, *args, **how)
+    return outcomes, fine

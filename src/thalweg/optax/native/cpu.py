@@ -19,17 +19,18 @@ from thalweg.errors import Refused
 from thalweg.kernels.cpu import admission, structs
 from thalweg.kernels.cpu.bounds import COUNT, LARGEST
 from thalweg.kernels.cpu.operands import operand_of
-from thalweg.kernels.cpu.tables import REHEARSE, WRITE, Operand, Options
-from thalweg.kernels.cpu.xla import TARGET, Layout, Numbered, compile_handler, place_of
+from thalweg.kernels.cpu.tables import REHEARSE, WRITE, Operand, Options, entries_of
+from thalweg.kernels.cpu.xla import MOVE, TARGET, Layout, Numbered, compile_handler, place_of, register_moves
 from thalweg.kernels.threads import num_threads, of_machine
-from thalweg.optax.batches import Job, Leaf, Step
-from thalweg.optax.steps import Results
+from thalweg.optax.batches import Job, Leaf
+from thalweg.optax.native.moves import stack_all, take_apart
+from thalweg.optax.native.step import NativeStep
+from thalweg.optax.steps import Outcome
 from thalweg.programs.evaluate import apply
 from thalweg.programs.extents import ELEMENT
 from thalweg.programs.graph import Value
 from thalweg.programs.host import options_of
 from thalweg.programs.trace import GRADIENT, PARAMETER
-from thalweg.rules import Rule
 from thalweg.rules.rule import stand_in
 from thalweg.spaces import jax as space
 from thalweg.storage import RECORD, arithmetic, describe_state
@@ -41,6 +42,7 @@ def handler() -> Any:
     library = compile_handler(jax.ffi.include_dir())
     if not isinstance(library, str):
         jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.thalweg_step), platform="cpu")
+        jax.ffi.register_ffi_target(MOVE, jax.ffi.pycapsule(library.thalweg_move), platform="cpu")
     return library
 
 
@@ -58,23 +60,21 @@ def admit_sums(leaf: Leaf) -> None:
     raise Refused(f"native code sums over whole arrays, as {type(leaf.setting.rule).__name__} does")
 
 
-class Native:
-    """Jobs as native code is shown them: buffers that it writes, and a table of where each lies among them."""
+def move(arrays: Sequence[Any], results: Sequence[Any], moves: Sequence[int]) -> list[Any]:
+    """What is copied from arrays to results, in one call. moves: of each copy two places, and how many bytes."""
+    return list(jax.ffi.ffi_call(MOVE, results)(*arrays, key=register_moves(handler(), moves)))
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        step: Step,
-        figures: Sequence[Mapping[str, Any]],
-        rules: Mapping[int, Rule] | None = None,
-    ) -> None:
-        """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
-        self.jobs, self.step, self.figures = jobs, step, figures
-        self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
+
+class Native(NativeStep):
+    """Jobs as buffers that native code writes, and a table of where each lies among them."""
+
+    def lay_out(self) -> None:
+        jobs, step = self.jobs, self.step
         settings = {id(job.setting): job.setting for job in jobs}
+        lr = None if step.lr is None else 1.0
         options = [
-            Options(self.rules[key], own.numerics, 1, None if step.lr is None else 1.0, 1.0, declared=own.rule)
-            for key, own in settings.items()
+            Options(self.rules[key], setting.numerics, 1, lr, 1.0, declared=setting.rule)
+            for key, setting in settings.items()
         ]
         places = {key: place for place, key in enumerate(settings)}
         by_kind: dict[Any, list[int]] = defaultdict(list)
@@ -83,36 +83,106 @@ class Native:
             kind = operand.group, id(options[operand.group].code_for(operand))
             by_kind[kind].append(index)
             by_shape[kind, job.p.dtype, job.p.shape].append(index)
-        #: Which jobs have the same code and options.
         self.groups = list(by_kind.values())
-        self.order = [index for members in by_shape.values() for index in members]
-        operands = operands_of([jobs[index] for index in self.order], places)
-        self.layout = Layout(handler(), operands, options, threads=num_threads(of_machine))
-        #: Those of one shape, which follow one another in the tables: their group, their code and their rows.
-        self.stacks: list[tuple[int, Numbered, range, list[int]]] = []
+        ordered = [jobs[index] for members in by_shape.values() for index in members]
+        self.layout = Layout(handler(), operands_of(ordered, places), options, threads=num_threads(of_machine))
         tables, kinds, first = self.layout.tables, list(by_kind), 0
+        #: Jobs of one shape, one stack after the other in the tables.
+        self.stacks: list[Stack] = []
+        #: What native code reads and writes, but for gradients.
+        self.arrays: list[Any] = []
         for (kind, *_), members in by_shape.items():
             end = first + len(members)
             rows = range(tables.spans[first].start, tables.spans[end - 1].stop)
-            self.stacks.append((kinds.index(kind), self.layout.codes[tables.codes[first]], rows, members))
+            code = self.layout.codes[tables.codes[first]]
+            stacked = [jobs[index] for index in members]
+            self.stacks.append(Stack(code, stacked, members, kinds.index(kind), rows, self.arrays))
             first = end
+        self.gradients = [job.g for job in ordered]
 
     def numbers(self) -> list[Any]:
-        """What a step is given beside its arrays: the count, and of each group the scale of gradients and options."""
-        codes = {group: code for group, code, *_ in self.stacks}
+        """The count, and of each group the scale of gradients and options."""
         step, numbers = self.step, [jnp.asarray(self.step.t, "int32")]
+        by_group = {stack.group: stack for stack in self.stacks}
         with jax.enable_x64(True):
-            for group, members in enumerate(self.groups):
-                setting = self.jobs[members[0]].setting
+            for stack in map(by_group.__getitem__, range(len(by_group))):
+                setting = stack.jobs[0].setting
                 given = options_of(setting.rule_at(step.t)) | {"t": step.t, "lr": step.lr, "lr_scale": setting.lr_scale}
                 scale = jnp.asarray(1.0 if step.grad_scale is None else step.grad_scale, "float64")
-                inputs = [jnp.asarray(given[name], "float64") for name in codes[group].inputs]
+                inputs = [jnp.asarray(given[name], "float64") for name in stack.code.inputs]
                 numbers.append(jnp.stack([-scale if setting.numerics.maximize else scale, *inputs]))
         return numbers
 
-    def run(self, jobs: Sequence[Job], numbers: Sequence[Any]) -> Results:
+    def take(self, numbers: Sequence[Any]) -> tuple[dict[int, Outcome], Any]:
+        count, *by_group = numbers
+        stacks, fine = self.stacks, None
         with jax.enable_x64(True):  # numbers of tensors are computed in double precision
-            return Run(self, jobs, numbers).step()
+            small = [[job.state[key] for job in stack.jobs] for stack in stacks for key in stack.small]
+            before = iter(stack_all(move, small))
+            for stack in stacks:
+                stack.begin(by_group[stack.group], {key: next(before) for key in stack.small})
+            for stage in range(max(len(stack.code.numbers) for stack in stacks) - 1):
+                self.call(stage, count)
+            if self.step.guarded:
+                looked = self.call(REHEARSE, count)
+                fine = jnp.all(jnp.stack([jnp.all(looked != 0), *(jnp.all(stack.finite()) for stack in stacks)]))
+            self.call(WRITE, count, fine)
+            after = iter(take_apart(move, [stack.new_state(key, fine) for stack in stacks for key in stack.small]))
+            by_place: dict[int, Outcome] = {}
+            for stack in stacks:
+                news = {key: next(after) for key in stack.small}
+                figures = stack.figures() if any(self.figures) else {}
+                for index, (place, buffers) in enumerate(zip(stack.members, stack.buffers, strict=True)):
+                    state = {
+                        key: news[key][index] if key in news else self.arrays[buffers[key]]
+                        for key in self.jobs[place].state
+                    }
+                    shown = {name: values[index] for name, values in figures.items()}
+                    by_place[place] = Outcome(self.arrays[buffers[PARAMETER]], state, shown)
+        return by_place, fine
+
+    def call(self, stage: int, count: Any, allowed: Any = None) -> Any:
+        """Take all tensors through a stage, and note sums. The answer: whether each is finite, if it was looked at."""
+        arrays, gathered, given = [*self.arrays, *self.gradients], list[Stack](), list[Any]()
+        written: list[int] = []
+        small: dict[int, int] = {}
+        for stack in self.stacks:
+            number = stack.pass_of(stage)
+            if number is None:
+                continue
+            if stage != REHEARSE:
+                written += stack.written(number)
+            if stack.code.gathers == number:
+                gathered.append(stack)
+            elif stack.reads_small(number):
+                given.append(stack.small_values(number))
+                small |= stack.place_rows(place_of(len(arrays) + len(given) - 1))
+        registers = jnp.concatenate([stack.registers(stage, self.layout.width) for stack in self.stacks])
+        allowed = jnp.ones((), "int32") if allowed is None else allowed.astype("int32")
+        arguments = [*arrays, *given, registers, count, allowed]
+        results = [like(arrays[buffer]) for buffer in written]
+        aliases = {buffer: place for place, buffer in enumerate(written)}
+        aliases[len(arguments) - 3] = len(results)
+        results.append(like(registers))
+        for stack in gathered:
+            small |= stack.place_rows(place_of(len(arguments) + len(results)))
+            results.append(jax.ShapeDtypeStruct(stack.small_shape, stack.precision))
+        results.append(jax.ShapeDtypeStruct((len(registers),), "int32"))
+        results.append(jax.ShapeDtypeStruct((self.layout.workspace_bytes,), "uint8"))
+        key = self.layout.register(stage, written, small)
+        news = jax.ffi.ffi_call(TARGET, results, input_output_aliases=aliases)(*arguments, key=key)
+        for buffer, new in zip(written, news, strict=False):
+            self.arrays[buffer] = new
+        registers, *means, finite, _ = news[len(written) :]
+        for stack, mean in zip(gathered, means, strict=True):
+            stack.take_means(mean)
+        for stack in self.stacks:
+            stack.take_sums(stage, registers)
+        return finite
+
+
+def like(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def operands_of(jobs: Sequence[Job], groups: Mapping[int, int]) -> list[Operand]:
@@ -121,121 +191,49 @@ def operands_of(jobs: Sequence[Job], groups: Mapping[int, int]) -> list[Operand]
     groups: which of the options hold, by the id of a setting.
     """
     buffers = itertools.count()
-
-    def place(x: Any) -> tuple[int, str]:
-        return place_of(next(buffers)), x.dtype.name
-
     operands = []
     for job in jobs:
-        shown = job.names[0], job.p.shape, job.p, job.g.dtype.name, job.state
+        small = {id(job.state[key]) for key in small_keys(job)}
+
+        def place(x: Any, small: set[int] = small) -> tuple[int, str]:
+            return 0 if id(x) in small else place_of(next(buffers)), x.dtype.name
+
+        shown = job.name, job.p.shape, job.p, job.g.dtype.name, job.state
         operands.append(operand_of(job.setting.rule, *shown, place, groups[id(job.setting)]))
     return [operand._replace(g=place_of(next(buffers))) for operand in operands]
 
 
-def keys_of(job: Job) -> list[str]:
-    """The keys of a job's state in the order of native code."""
-    entries = list(job.setting.rule.entries(job.p.shape))
-    return [*entries, *(key for key in (*map(scale_key, entries), RECORD) if key in job.state)]
+def small_keys(job: Job) -> list[str]:
+    """The entries that are smaller than the parameter: XLA computes them."""
+    return [key for key, entry in entries_of(job.setting.rule, job.p.shape).items() if entry.over]
 
 
-class Run:
-    """One step, call by call."""
-
-    def __init__(self, native: Native, jobs: Sequence[Job], numbers: Sequence[Any]) -> None:
-        self.native, self.layout, self.jobs = native, native.layout, [jobs[index] for index in native.order]
-        self.count, *given = numbers
-        self.groups = [
-            GroupNumbers(code, [jobs[index] for index in members], rows, given[group])
-            for group, code, rows, members in native.stacks
-        ]
-        #: Of each job: the buffers of p and of its state, by key, among all; gradients are behind them.
-        self.buffers: list[dict[str, int]] = []
-        self.arrays: list[Any] = []
-        for job in self.jobs:
-            keys = keys_of(job)
-            self.buffers.append({key: len(self.arrays) + place for place, key in enumerate((PARAMETER, *keys))})
-            self.arrays += [job.p, *(job.state[key] for key in keys)]
-        self.gradients = [job.g for job in self.jobs]
-
-    def step(self) -> Results:
-        guarded, fine = self.native.step.guarded, None
-        for stage in range(max(len(group.code.numbers) for group in self.groups) - 1):
-            self.call(stage)
-        if guarded:
-            looked = self.call(REHEARSE)
-            fine = jnp.all(jnp.stack([jnp.all(looked != 0), *(jnp.all(group.finite()) for group in self.groups)]))
-        self.call(WRITE, fine)
-        results: dict[int, tuple[Any, Any, Any]] = {}
-        places = iter(range(len(self.jobs)))
-        for group in self.groups:
-            for job, small, shown in zip(group.jobs, group.new_state(), group.figures(), strict=True):
-                place = next(places)
-                buffers, index = self.buffers[place], self.native.order[place]
-                state = {key: self.arrays[buffers[key]] for key in job.state}
-                for key, entry in small.items():
-                    state[key] = entry if fine is None else jnp.where(fine, entry, job.state[key])
-                wanted = self.native.figures[index]
-                stats = {name: shown[name].reshape(own.shape).astype(own.dtype) for name, own in wanted.items()}
-                results[index] = self.arrays[buffers[PARAMETER]], state, stats
-        ordered = [results[index] for index in range(len(self.jobs))]
-        return Results([p for p, *_ in ordered], [state for _, state, _ in ordered], fine, [own for *_, own in ordered])
-
-    def call(self, stage: int, allowed: Any = None) -> Any:
-        """Take all tensors through a stage, and note sums. The answer: whether each is finite, if it was looked at."""
-        arrays, gathered, given = [*self.arrays, *self.gradients], list[GroupNumbers](), list[Any]()
-        written: list[int] = []
-        small: dict[int, int] = {}
-        places = iter(self.buffers)
-        for group in self.groups:
-            number = group.pass_of(stage)
-            for job in group.jobs:
-                buffers = next(places)
-                if number is not None and stage != REHEARSE:
-                    written += [buffers[key] for key in group.written(number, job)]
-            if number is not None and group.code.gathers == number:
-                gathered.append(group)
-            elif number is not None and group.reads_small(number):
-                given.append(group.small_values())
-                small |= group.place_rows(place_of(len(arrays) + len(given) - 1))
-        registers = jnp.concatenate([group.registers(stage, self.layout.width) for group in self.groups])
-        allowed = jnp.ones((), "int32") if allowed is None else allowed.astype("int32")
-        arguments = [*arrays, *given, registers, self.count, allowed]
-        results = [like(arrays[buffer]) for buffer in written]
-        aliases = {buffer: place for place, buffer in enumerate(written)}
-        aliases[len(arguments) - 3] = len(results)
-        results.append(like(registers))
-        for group in gathered:
-            small |= group.place_rows(place_of(len(arguments) + len(results)))
-            results.append(jax.ShapeDtypeStruct(group.small_shape, group.precision))
-        results.append(jax.ShapeDtypeStruct((len(registers),), "int32"))
-        results.append(jax.ShapeDtypeStruct((self.layout.workspace_bytes,), "uint8"))
-        key = self.layout.register(stage, written, small)
-        news = jax.ffi.ffi_call(TARGET, results, input_output_aliases=aliases)(*arguments, key=key)
-        for buffer, new in zip(written, news, strict=False):
-            self.arrays[buffer] = new
-        registers, *means, finite, _ = news[len(written) :]
-        for group, mean in zip(gathered, means, strict=True):
-            group.take_means(mean)
-        for group in self.groups:
-            group.take_sums(stage, registers)
-        return finite
+def large_keys(job: Job) -> list[str]:
+    """The keys of what native code reads and writes of a job's state, in its order."""
+    entries, small = list(job.setting.rule.entries(job.p.shape)), small_keys(job)
+    keys = (*entries, *map(scale_key, entries), RECORD)
+    return [key for key in keys if key in job.state and key not in small]
 
 
-def like(x: Any) -> Any:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-
-class GroupNumbers:
+class Stack:
     """What holds for the tensors, rows and columns of jobs of one shape, by value, in double precision.
 
     Arrays have the axes of a parameter behind that of the jobs, and size 1 along axes along which they do not vary.
     """
 
-    def __init__(self, code: Numbered, jobs: Sequence[Job], rows: range, given: Any) -> None:
-        """rows: of their tensors in the tables. given: the scale of gradients, and options."""
-        self.code, self.jobs, self.rows = code, jobs, rows
+    def __init__(
+        self, code: Numbered, jobs: Sequence[Job], members: Sequence[int], group: int, rows: range, arrays: list[Any]
+    ) -> None:
+        """members: places of the jobs among all. rows: of their tensors in the tables. arrays: theirs are added."""
+        self.code, self.jobs, self.members, self.group, self.rows = code, jobs, members, group, rows
         self.emitted, self.program = code.code.emitted, code.code.emitted.schedule.program
         self.precision = arithmetic(jobs[0].p.dtype.name)
+        #: Of each job: the buffers of p and of its state, by key, among all.
+        self.buffers: list[dict[str, int]] = []
+        for job in jobs:
+            keys = large_keys(job)
+            self.buffers.append({key: len(arrays) + place for place, key in enumerate((PARAMETER, *keys))})
+            arrays += [job.p, *(job.state[key] for key in keys)]
         shape, stacked = jobs[0].p.shape, self.program.stacked_axes
         #: The shape of arrays that have one number for each tensor; and the elements of each.
         self.shape = len(jobs), *shape[:stacked], *[1] * (len(shape) - stacked)
@@ -245,8 +243,14 @@ class GroupNumbers:
         lines = [[1 if axis == other else n for axis, n in enumerate(shape)] for other in (column, row)]
         self.lines = [(len(jobs), *line) for line in lines]
         self.lengths = [math.prod(line[stacked:]) for line in lines]
+        #: The keys of entries that are smaller than the parameter.
+        self.small = self.emitted.schedule.small
+
+    def begin(self, given: Any, before: Mapping[str, Any]) -> None:
+        """given: the scale of gradients, and options. before: stacks of entries that are smaller than the parameter."""
+        self.before = before
         self.scale, *numbers = jnp.unstack(given)
-        self.known = {self.program.inputs[name]: x for name, x in zip(code.inputs, numbers, strict=True)}
+        self.known = {self.program.inputs[name]: x for name, x in zip(self.code.inputs, numbers, strict=True)}
 
     # ---- values
 
@@ -269,7 +273,7 @@ class GroupNumbers:
             return float(self.size)
         if name == LARGEST:
             return DTYPES[self.precision].trusted
-        return jnp.stack([job.state[name].astype("float64") for job in self.jobs])
+        return self.before[name].astype("float64")
 
     def reduce(self, value: Value) -> Any:
         """A sum or mean of what there is for rows, columns or matrices."""
@@ -300,13 +304,13 @@ class GroupNumbers:
         last = len(self.code.numbers) - 1
         return last if stage >= REHEARSE else stage if stage < last else None
 
-    def written(self, number: int, job: Job) -> list[str]:
-        """The keys of what a pass writes of a job: p and its record, and state with its scales."""
-        pass_, entries = self.emitted.passes[number], keys_of(job)
+    def written(self, number: int) -> list[int]:
+        """The buffers that a pass writes: p and its record, and state with its scales."""
+        pass_, entries = self.emitted.passes[number], self.jobs[0].setting.rule.entries(self.jobs[0].p.shape)
         operands = (PARAMETER, GRADIENT, *entries)
         keys = [operands[place] for place, written in zip(pass_.operands, pass_.written, strict=True) if written]
-        beside = [scale_key(key) if key != PARAMETER else RECORD for key in keys]
-        return [*keys, *(key for key in beside if key in job.state)]
+        keys += [scale_key(key) if key != PARAMETER else RECORD for key in keys]
+        return [buffers[key] for buffers in self.buffers for key in keys if key in buffers]
 
     def registers(self, stage: int, width: int) -> Any:
         """What native code is given of each tensor: the size, numbers of the pass, and whether it is surely finite."""
@@ -341,13 +345,15 @@ class GroupNumbers:
         pass_ = self.emitted.passes[number]
         return bool(pass_.rows or pass_.columns)
 
-    def small_values(self) -> Any:
-        """What passes read of rows and columns."""
-        parts, by_kind = [], (self.emitted.rows, self.emitted.columns)
-        for values, slots, line in zip(by_kind, self.code.slots, self.lines, strict=True):
-            filled = [*values, *[0.0] * (slots - len(values))]
-            parts += [self.spread(value, line).reshape(len(self.rows), -1) for value in filled]
-        return jnp.concatenate(parts, axis=1).astype(self.precision)
+    def small_values(self, number: int) -> Any:
+        """What a pass reads of rows and columns, in their slots."""
+        pass_, parts = self.emitted.passes[number], list[Any]()
+        by_kind = (self.emitted.rows, {*pass_.rows}), (self.emitted.columns, {*pass_.columns})
+        for (values, read), slots, line in zip(by_kind, self.code.slots, self.lines, strict=True):
+            for slot in range(slots):
+                value = values[slot] if slot < len(values) and values[slot] in read else 0.0
+                parts.append(self.spread(value, line).reshape(len(self.rows), -1).astype(self.precision))
+        return jnp.concatenate(parts, axis=1)
 
     def place_rows(self, buffer: int) -> dict[int, int]:
         """Where the rows and columns of each tensor are, of a buffer at this place."""
@@ -371,17 +377,12 @@ class GroupNumbers:
     def finite(self) -> Any:
         return self.by_tensor(self.program.finite) != 0
 
-    def new_state(self) -> list[dict[str, Any]]:
-        """Of each job the entries that are smaller than the parameter."""
-        states: list[dict[str, Any]] = [{} for _ in self.jobs]
-        for key in self.emitted.schedule.small:
-            shape = len(self.jobs), *self.jobs[0].state[key].shape
-            entries = self.spread(self.program.state[key], shape).astype(self.precision)
-            for state, job, entry in zip(states, self.jobs, entries, strict=True):
-                state[key] = entry.astype(job.state[key].dtype)
-        return states
+    def new_state(self, key: str, fine: Any) -> Any:
+        """A stack of entries that are smaller than the parameter. fine: whether the step is taken; None: it is."""
+        before = self.before[key]
+        entries = self.spread(self.program.state[key], before.shape).astype(self.precision).astype(before.dtype)
+        return entries if fine is None else jnp.where(fine, entries, before)
 
-    def figures(self) -> list[dict[str, Any]]:
-        """Of each job the figures, a number for each tensor."""
-        shown = {name: self.spread(value, self.shape) for name, value in self.program.stats.items()}
-        return [{name: values[place] for name, values in shown.items()} for place in range(len(self.jobs))]
+    def figures(self) -> dict[str, Any]:
+        """Of each job a number for each tensor, by name."""
+        return {name: self.spread(value, self.shape) for name, value in self.program.stats.items()}

@@ -19,14 +19,14 @@ from jax.interpreters import mlir
 from thalweg.errors import Refused
 from thalweg.kernels.triton import admission
 from thalweg.optax.batches import Job, Leaf, Step
-from thalweg.optax.steps import Results
+from thalweg.optax.native.step import NativeStep
+from thalweg.optax.steps import Outcome
 from thalweg.optax.values import in_precision, rule_in_precision
 from thalweg.programs.host import numbers_in, options_of
 from thalweg.programs.schedule import needs_sums
 from thalweg.programs.trace import list_kind
 from thalweg.rules import Rule
 from thalweg.rules.entries import Count, PerSlice
-from thalweg.rules.rule import stand_in
 from thalweg.spaces import jax as space
 from thalweg.storage import describe_state
 
@@ -69,26 +69,32 @@ def admit_sums(leaf: Leaf) -> None:
         raise Refused("GPU kernels step shards only with stacked_axes=0")
 
 
-class Native:
+def move(arrays: Sequence[Any], results: Sequence[Any], moves: Sequence[int]) -> list[Any]:
+    """What is copied from arrays to results, by one kernel. moves: of each copy two places, and how many bytes."""
+    from thalweg.kernels.triton.moves import launch_moves
+    from thalweg.kernels.triton.xla import TARGET, compile_for, register
+
+    width = min(x.dtype.itemsize for x in arrays)
+    table = [number if index % 3 < 2 else number // width for index, number in enumerate(moves)]
+    compiled = functools.partial(compile_for, capability())
+    launch = launch_moves(compiled, len(moves) // 3, width, len(arrays) + len(results))
+    key = register(handler(), [launch], len(arrays), table)
+    outputs = [*results, jax.ShapeDtypeStruct((8 * len(table),), "uint8")]
+    return list(jax.ffi.ffi_call(TARGET, outputs)(*arrays, key=key)[:-1])
+
+
+class Native(NativeStep):
     """Jobs in lists of one kind, each with what it launches."""
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        step: Step,
-        figures: Sequence[Mapping[str, Any]],
-        rules: Mapping[int, Rule] | None = None,
-    ) -> None:
-        """figures: shapes of those that are wanted. rules: at this step, by the id of their setting, if known."""
-        self.step, self.figures = step, figures
-        self.rules = rules or {id(job.setting): stand_in(job.setting.rule_at(step.t)) for job in jobs}
+    def lay_out(self) -> None:
         groups: dict[Any, list[int]] = defaultdict(list)
-        for index, job in enumerate(jobs):
+        for index, job in enumerate(self.jobs):
             rule, stored = self.rules[id(job.setting)], tuple((key, x.dtype) for key, x in job.state.items())
             alike = list_kind(rule, job.setting.numerics, job.space.shape(job.p))
             groups[id(job.setting), alike, job.p.dtype, job.g.dtype, stored, axes_over(job)].append(index)
-        self.groups = list(groups.values())
-        self.kinds = [Kind([jobs[i] for i in group], step, self.rules, observed=any(figures)) for group in self.groups]
+        self.groups, observed = list(groups.values()), any(self.figures)
+        lists = [[self.jobs[index] for index in group] for group in self.groups]
+        self.kinds = [Kind(jobs, self.step, self.rules, observed=observed) for jobs in lists]
 
     def numbers(self) -> list[Any]:
         """What a step is given beside its arrays: the count, the rate, the scale of gradients; the numbers of lists."""
@@ -98,33 +104,30 @@ class Native:
             *(kind.numbers(self.step) for kind in self.kinds),
         ]
 
-    def run(self, jobs: Sequence[Job], numbers: Sequence[Any]) -> Results:
-        first = len(numbers) - len(self.kinds)
-        runs = [
-            Run(kind, [jobs[i] for i in members], [listed, *numbers[:first]])
-            for kind, members, listed in zip(self.kinds, self.groups, numbers[first:], strict=True)
-        ]
-        fine = None
+    def take(self, numbers: Sequence[Any]) -> tuple[dict[int, Outcome], Any]:
+        singles, fine = numbers[: len(numbers) - len(self.kinds)], None
+        for kind, listed in zip(self.kinds, numbers[len(singles) :], strict=True):
+            kind.begin([listed, *singles])
         if self.step.guarded:
-            fine = jnp.all(jnp.concatenate([run.measure() for run in runs]))
-        by_index: dict[int, Any] = {}
-        for run, members in zip(runs, self.groups, strict=True):
-            by_index.update(zip(members, run.write(fine, [self.figures[i] for i in members]), strict=True))
-        values, states, stats = zip(*(by_index[i] for i in range(len(jobs))), strict=True)
-        return Results(list(values), list(states), fine, list(stats))
+            fine = jnp.all(jnp.concatenate([kind.measure() for kind in self.kinds]))
+        by_place: dict[int, Outcome] = {}
+        for kind, members in zip(self.kinds, self.groups, strict=True):
+            by_place.update(zip(members, kind.write(fine), strict=True))
+        return by_place, fine
 
 
 class Kind:
-    """What a list of parameters of one kind launches."""
+    """A list of parameters of one kind, with what it launches."""
 
     def __init__(self, jobs: Sequence[Job], step: Step, rules: Mapping[int, Rule], *, observed: bool) -> None:
         from thalweg.kernels.triton.xla import Parameters, compile_for, record
 
-        first, self.setting = jobs[0], jobs[0].setting
+        self.jobs, self.setting = jobs, jobs[0].setting
+        first = jobs[0]
         parameters = Parameters(
             rule=rules[id(self.setting)],
             numerics=self.setting.numerics,
-            names=[job.names[0] for job in jobs],
+            names=[job.name for job in jobs],
             shapes=[job.p.shape for job in jobs],
             dtypes=(first.p.dtype.name, first.g.dtype.name),
             states=[{key: (x.shape, x.dtype.name) for key, x in job.state.items()} for job in jobs],
@@ -143,15 +146,10 @@ class Kind:
         numbers = sign, *numbers_in(space, self.recorded.numbers, options_of(rule))
         return jnp.stack([jnp.asarray(number, "float32") for number in numbers])
 
-
-class Run:
-    """One list, in the middle of a step."""
-
-    def __init__(self, kind: Kind, jobs: Sequence[Job], numbers: Sequence[Any]) -> None:
-        self.recorded, self.jobs = kind.recorded, jobs
-        self.read = [*(job.g for job in jobs), *numbers]
+    def begin(self, numbers: Sequence[Any]) -> None:
+        self.read = [*(job.g for job in self.jobs), *numbers]
         #: What calls write: parameters and their state, and scratch once it is there.
-        self.written: Sequence[Any] = [x for job in jobs for x in (job.p, *job.state.values())]
+        self.written: Sequence[Any] = [x for job in self.jobs for x in (job.p, *job.state.values())]
 
     def call(self, number: int, *allowed: Any) -> None:
         from thalweg.kernels.triton.xla import TARGET, register
@@ -177,8 +175,8 @@ class Run:
         self.call(0, jnp.ones(1, "int32"))
         return self.written[self.recorded.finite]
 
-    def write(self, fine: Any, figures: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """New values, states and figures. fine: whether anything is written; None: it is."""
+    def write(self, fine: Any) -> list[Outcome]:
+        """What comes of each parameter. fine: whether anything is written; None: it is."""
         if fine is None:
             for number in range(len(self.recorded.calls)):
                 self.call(number)
@@ -186,16 +184,16 @@ class Run:
         else:
             self.call(1, fine.astype("int32").reshape(1))
         news, told, row = iter(self.written), self.written[self.recorded.figures], 0
-        updated = []
-        for job, slices, wanted in zip(self.jobs, self.recorded.slices, figures, strict=True):
-            p, state, stats = next(news), {key: next(news) for key in job.state}, {}
-            for name, like in wanted.items():
-                place = self.recorded.stats[name]
-                value = told[place, row : row + slices] if isinstance(place, int) else jnp.full(slices, place)
-                stats[name] = value.reshape(like.shape).astype(like.dtype)
+        outcomes = []
+        for job, slices in zip(self.jobs, self.recorded.slices, strict=True):
+            p, state = next(news), {key: next(news) for key in job.state}
+            shown = {
+                name: told[place, row : row + slices] if isinstance(place, int) else jnp.full(slices, place)
+                for name, place in self.recorded.stats.items()
+            }
             row += slices
-            updated.append((p, state, stats))
-        return updated
+            outcomes.append(Outcome(p, state, shown))
+        return outcomes
 
 
 def axes_over(job: Job) -> Any:

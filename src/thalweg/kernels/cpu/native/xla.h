@@ -15,11 +15,19 @@ struct Plan {
     const Tensor* tensors;   // with places
     const uint64_t* small;   // of each tensor: the place of its rows and columns; 0: it has none
     const int64_t* written;  // the arguments that are written, which come first among the results
-    int64_t option_count, count, width, written_count;
+    const int64_t* moves;    // of each copy: the place of what is copied, where to, and how many bytes
+    int64_t option_count, count, width, written_count, move_count;
     int32_t threads, stage;  // the stages are those of tables.py
 };
 
 namespace {
+
+// Results have the places behind the arguments.
+char* address(const XLA_FFI_CallFrame* frame, uint64_t place) {
+    const int64_t buffer = int64_t(place >> PLACE_BITS) - 1, args = frame->args.size;
+    const auto& found = buffer < args ? argument(frame, buffer) : result(frame, buffer - args);
+    return static_cast<char*>(found.data) + (place & ((1ull << PLACE_BITS) - 1));
+}
 
 // Parts of a buffer, each at a multiple of 64 bytes.
 struct Workspace {
@@ -47,20 +55,15 @@ void step(const XLA_FFI_CallFrame* frame, const Plan& plan) {
     char* scratch = work.take<char>(0);
     std::memcpy(tensors, plan.tensors, size_t(plan.count) * sizeof(Tensor));
     std::memcpy(options, plan.options, size_t(plan.option_count) * sizeof(Options));
-    const auto address = [&](uint64_t place) {
-        const int64_t buffer = int64_t(place >> PLACE_BITS) - 1;
-        const auto& found = buffer < args ? argument(frame, buffer) : result(frame, buffer - args);
-        return static_cast<char*>(found.data) + (place & ((1ull << PLACE_BITS) - 1));
-    };
     const auto place = [&](auto*& pointer) {
         const auto bits = reinterpret_cast<uint64_t>(pointer);
-        if (bits) pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(address(bits));
+        if (bits) pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(address(frame, bits));
     };
     for (int64_t i = 0; i < plan.count; i++) {
         for (auto& operand : tensors[i].operand) place(operand);
         for (auto& scales : tensors[i].scales) place(scales);
         place(tensors[i].record);
-        if (plan.small[i]) tensors[i].scratch = address(plan.small[i]) - scratch;
+        if (plan.small[i]) tensors[i].scratch = address(frame, plan.small[i]) - scratch;
         outcomes[i] = {1, 0};
     }
     for (int64_t i = 0; i < plan.option_count; i++)
@@ -101,5 +104,14 @@ EXPORTED XLA_FFI_Error* thalweg_step(XLA_FFI_CallFrame* frame) {
     for (int64_t i = 0; i < plan->written_count; i++)
         if (XLA_FFI_Error* error = check_in_place(frame, plan->written[i], i)) return error;
     step(frame, *plan);
+    return nullptr;
+}
+
+EXPORTED XLA_FFI_Error* thalweg_move(XLA_FFI_CallFrame* frame) {
+    if (is_asked(frame, 0)) return nullptr;
+    const Plan* plan = nullptr;
+    if (XLA_FFI_Error* error = find_plan(frame, &plan)) return error;
+    for (const int64_t* move = plan->moves; move < plan->moves + 3 * plan->move_count; move += 3)
+        std::memcpy(address(frame, uint64_t(move[1])), address(frame, uint64_t(move[0])), size_t(move[2]));
     return nullptr;
 }
