@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 
-from thalweg.audit.page import COARSE, Precision, Step
+from thalweg.audit.page import COARSE, Precision, Step, copy, read
 from thalweg.audit.report import AuditError, Report
-from thalweg.boundary import seen
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.errors import StateError
 from thalweg.optax.explain import transformations
@@ -26,7 +24,7 @@ from thalweg.rules.noise import tensor_id
 from thalweg.settings import Numerics, ParameterOptions
 from thalweg.spaces import jax as xp
 from thalweg.spaces import numpy as on_host
-from thalweg.storage import SPIKES, arithmetic, decoded
+from thalweg.storage import SPIKES, arithmetic
 
 
 def audit(
@@ -42,16 +40,12 @@ def audit(
     p, after, g, moves = (dict(zip(tree.names, tree.leaves, strict=True)) for tree in trees)
     states, steps = (state, new_state), []
     treated = list_ours(solver, states, params, g) if rule is None else list_others(rule, lr, states, p)
-    for name, setting, t, rate, scale, kept in treated:
+    for name, setting, t, rate, scale, (entries, new_entries) in treated:
         setting = replace(setting, rule=setting.for_shape(p[name].shape).rule_at(t))
-        dtypes = {"": xp.dtype(p[name]), **{key: xp.dtype(entry) for key, entry in kept[1].items()}}
-        usual, added = arithmetic(dtypes[""]), xp.dtype(moves[name])
-        precise = added if added in NARROW or rule else usual
-        precision = Precision(precise, usual, powers=COARSE * DTYPES[precise if rule else "float64"].rounding)
-        pairs = zip((p[name], after[name]), kept, strict=True)
-        arrays = [{"": seen(xp, x, entries), **decoded(xp, setting.rule, x, entries)} for x, entries in pairs]
-        before, made = ({key: to_host(x) for key, x in either.items()} for either in arrays)
-        given = name, setting, t, rate, scale, to_host(g[name])
+        before, dtypes = read(xp, setting.rule, p[name], entries)
+        made, _ = read(xp, setting.rule, after[name], new_entries)
+        precision = find_precision(dtypes[""], xp.dtype(moves[name]), is_ours=rule is None)
+        given = name, setting, t, rate, scale, copy(xp, g[name])
         steps.append(Step(*given, before, made, dtypes, precision, tensor_id(name)))
     if not steps:
         raise AuditError(
@@ -94,5 +88,9 @@ def list_others(rule: Rule, lr: Any, states: tuple[Tree, Tree], params: Mapping[
         yield name, ParameterOptions(rule, Numerics()), t, None if lr is None else float(at_count(lr, t - 1)), 1.0, kept
 
 
-def to_host(x: Any) -> Any:
-    return np.asarray(x if x.dtype == jnp.float64 else x.astype(jnp.float32))
+def find_precision(dtype: str, added: str, *, is_ours: bool) -> Precision:
+    """How exactly a parameter is stepped. added: the dtype of its update."""
+    usual = arithmetic(dtype)
+    if is_ours:
+        return Precision(added if added in NARROW else usual, usual)
+    return Precision(added, usual, powers=COARSE * DTYPES[added].rounding)
