@@ -181,7 +181,8 @@ def test_added_group_of_shards(s: TorchSubject) -> None:
 
 def test_lr_zero_for_shards(s: TorchSubject) -> None:
     """A learning rate of 0 moves no shard: loading sharded state takes such a step."""
-    s.require("lr_zero_is_no_step")
+    if not s.facts.lr_zero_is_no_step:
+        pytest.skip("declared otherwise")
     params, optimizer = spread(s)
     for each in optimizer.param_groups:
         each["lr"] = 0.0
@@ -252,11 +253,12 @@ def test_messages_do_not_grow(s: TorchSubject) -> None:
 
 def test_collectives(s: TorchSubject) -> None:
     """Declared: a step of many shards takes at most so many collectives, however many parameters there are."""
-    s.require("collectives")
+    if s.facts.collectives is None:
+        pytest.skip("not declared")
     params, optimizer = spread(s, shapes=[(8, 4)] * 8)
     train_shards(optimizer, params, 2)
     give_shards(params, 2)
     with CommDebugMode() as seen:
         optimizer.step()
-    if seen.get_total_counts() > (s.facts.collectives or 0):
+    if seen.get_total_counts() > s.facts.collectives:
         pytest.fail(f"{seen.get_total_counts()} collectives for 8 parameters, above {s.facts.collectives}")
