@@ -163,7 +163,7 @@ def inexact(precision: Precision, seed: int) -> Callable[[Any], Any]:
     return lambda x: np.asarray(x).view(Inexact)
 
 
-def read(space: Any, rule: Rule, p: Any, entries: Mapping[str, Any]) -> tuple[Arrays, Mapping[str, str]]:
+def read(space: Any, rule: Rule, p: Any, entries: dict[str, Any]) -> tuple[Arrays, Mapping[str, str]]:
     """A parameter, at "", and its state as the page sees them, copied; and the dtypes in which they are kept.
 
     space: that of both, which are on the host.

@@ -304,16 +304,16 @@ def count_steps(optimizer: torch.optim.Optimizer, p: Tensor, group: int) -> int:
 
 def hold(optimizer: torch.optim.Optimizer, p: Tensor, rule: Rule, keys: Keys, t: int) -> tuple[Arrays, Any]:
     """A parameter, at "", and its state as the page before step t sees them; and the dtypes in which they are kept."""
-    shape, x, kept = tuple(p.shape), whole(p.detach()).cpu(), dict[str, Tensor]()
+    shape, x, entries = tuple(p.shape), whole(p.detach()).cpu(), dict[str, Tensor]()
     sizes = {key: entry.shape(shape, rule.stacked_axes) for key, entry in rule.entries(shape).items()}
     for name, entry in optimizer.state.get(p, {}).items():
         key = name if keys is None else keys.get(name, name)
         if isinstance(entry, Tensor) and (keys is None or key in sizes) and key not in ("step", SPIKES):
-            kept[key] = whole(entry.detach()).cpu()
+            entries[key] = whole(entry.detach()).cpu()
             if keys is not None:  # ours keep an axis that was averaged, with size 1
-                kept[key] = kept[key].reshape(sizes[key])
-    arrays, dtypes = read(xp, rule, x, kept)
-    if not (keys and kept and isinstance(rule, ScheduleFree)):
+                entries[key] = entries[key].reshape(sizes[key])
+    arrays, dtypes = read(xp, rule, x, entries)
+    if not (keys and entries and isinstance(rule, ScheduleFree)):
         return arrays, dtypes
     # x of before, of y = (1 - beta) z + beta x
     beta, z = float(rule.schedule_free), whole(optimizer.state[p]["z"].detach()).double().cpu()

@@ -18,10 +18,9 @@ from torch.distributed.tensor import Shard
 from torch.nn import Parameter
 
 from thalweg.check import expect
-from thalweg.check.problem import Shapes, TorchSubject, module_of, tensors_of, train
+from thalweg.check.problem import Place, Shapes, TorchSubject, copy_state, module_of, tensors_of, train
 from thalweg.check.sharded import (
     MATRICES,
-    Place,
     by_rows,
     grid,
     halves,
@@ -31,8 +30,8 @@ from thalweg.check.sharded import (
     split,
     spread,
     tolerance_for,
-    train_shards,
 )
+from thalweg.check.state import restore
 from thalweg.show.modules import describe_error
 
 
@@ -40,21 +39,21 @@ def begin_shards(
     s: TorchSubject, place: Place = by_rows, shapes: Shapes | None = None
 ) -> tuple[list[Parameter], Any, Any]:
     """Sharded parameters, their optimizer in the middle of a run, and the whole parameters."""
-    params, optimizer = spread(s, place, shapes)
-    return params, optimizer, train_shards(optimizer, params, 3)
+    params, optimizer = spread(s, place).make_fresh(shapes=shapes)
+    return params, optimizer, train(optimizer, params, 3)
 
 
 def continues(s: TorchSubject, params: Any, optimizer: Any, shapes: Shapes, where: str) -> None:
     """Fail unless two more steps end where five of one process do."""
-    found = train_shards(optimizer, params, 2, first=3)
-    expect.usual(s, found, 5, f"two steps after {where}", tolerance_for(s), shapes=shapes)
+    reached = train(optimizer, params, 2, first=3)
+    expect.usual(s, reached, 5, f"two steps after {where}", tolerance_for(s), shapes=shapes)
 
 
 def together(action: Callable[[], Any] | None) -> Any:
     """What the action of the first rank returns. All ranks fail where one does; those without an action wait."""
-    found, wrong = None, None
+    result, wrong = None, None
     try:
-        found = action() if action else None
+        result = action() if action else None
     except CheckpointException as error:
         wrong = describe_error(next(iter(error.failures.values()))[0])
     except pytest.fail.Exception as what:
@@ -62,10 +61,10 @@ def together(action: Callable[[], Any] | None) -> Any:
     except Exception as error:
         wrong = describe_error(error)
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, (found if dist.get_rank() == 0 else None, wrong))
-    for _, each in every:
-        if each is not None:
-            pytest.fail(each)
+    dist.all_gather_object(every, (result if dist.get_rank() == 0 else None, wrong))
+    for _, words in every:
+        if words is not None:
+            pytest.fail(words)
     return every[0][0]
 
 
@@ -101,8 +100,8 @@ def through_files(
         continues(s, others, other, shapes, where)
 
     require_rows(s)
-    with tempfile.TemporaryDirectory() as own:
-        files = together(lambda: own)
+    with tempfile.TemporaryDirectory() as folder:
+        files = together(lambda: folder)
         reached = together(partial(save, s, shapes, before, files) if within(before) else None)
         together(resume if within(after) else None)
 
@@ -162,9 +161,8 @@ def test_spread_from_one_process(s: TorchSubject) -> None:
 
 def test_state_dict_of_each_rank(s: TorchSubject) -> None:
     """state_dict() and load_state_dict() of every rank continue a sharded run."""
-    _, optimizer, reached = begin_shards(s)
-    others, other = place_again(s, reached)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    params, optimizer = spread(s).begin()
+    others, other = restore(s, params, copy_state(optimizer))
     continues(s, others, other, s.shapes, "load_state_dict on every rank")
 
 

@@ -105,9 +105,9 @@ def test_schedulers_with_lr_as_a_tensor(s: TorchSubject) -> None:
         train(optimizer, params, 1)
     schedule = lr_scheduler.ExponentialLR(optimizer, 0.5)
     schedule.step()
-    found = optimizer.param_groups[0]["lr"]
-    if not isinstance(found, Tensor) or float(found) != rate / 2:
-        pytest.fail(f"lr was a tensor of {rate} and is {found} after it was halved")
+    halved = optimizer.param_groups[0]["lr"]
+    if not isinstance(halved, Tensor) or float(halved) != rate / 2:
+        pytest.fail(f"lr was a tensor of {rate} and is {halved} after it was halved")
     others = s.weights()
     plain = s.make(others, lr=rate)
     train(plain, others, 1)
@@ -168,8 +168,8 @@ def test_autocast_ignored(s: TorchSubject) -> None:
     """A step within autocast is the same as outside: its arithmetic is not lowered."""
     params, optimizer = s.make_fresh()
     with torch.autocast("cpu", torch.bfloat16):
-        found = train(optimizer, params, 3)
-    expect.usual(s, found, 3, "within autocast")
+        reached = train(optimizer, params, 3)
+    expect.usual(s, reached, 3, "within autocast")
 
 
 def test_deterministic_algorithms(s: TorchSubject) -> None:

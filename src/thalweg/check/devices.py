@@ -44,8 +44,8 @@ def test_state_moves_to_another_device(s: TorchSubject) -> None:
     for path, leaf in leaves(other.state_dict()["state"]):
         if isinstance(leaf, torch.Tensor) and leaf.numel() > 1 and not leaf.is_cuda:
             pytest.fail(f"{path} is on {leaf.device} after loading for parameters on the GPU")
-    found = train_there(other, others, 3, first=3)
-    expect.usual(s, found, 6, "continued on the GPU and on the CPU", TENSOR_CORES)
+    reached = train_there(other, others, 3, first=3)
+    expect.usual(s, reached, 6, "continued on the GPU and on the CPU", TENSOR_CORES)
 
 
 def test_cuda_graphs(s: TorchSubject) -> None:

@@ -31,18 +31,18 @@ def test_gradients_are_released(s: TorchSubject) -> None:
         optimizer.step()
         optimizer.zero_grad()
     gc.collect()
-    expired = [torch.UntypedStorage._expired(each) for each in storages]
-    for each in storages:
-        torch.UntypedStorage._free_weak_ref(each)
-    if any(each() is not None for each in held) or not all(expired):
+    expired = [torch.UntypedStorage._expired(storage) for storage in storages]
+    for storage in storages:
+        torch.UntypedStorage._free_weak_ref(storage)
+    if any(reference() is not None for reference in held) or not all(expired):
         pytest.fail("a gradient is alive after zero_grad()")
 
 
 def test_everything_is_released(s: TorchSubject) -> None:
     """When an optimizer is dropped, so are its parameters: sweeps make hundreds in one process."""
     params, optimizer = s.begin()
-    held = [weakref.ref(each) for each in params]
+    held = [weakref.ref(p) for p in params]
     del params, optimizer
     gc.collect()
-    if any(each() is not None for each in held):
+    if any(reference() is not None for reference in held):
         pytest.fail("a parameter is alive after its optimizer was dropped")

@@ -56,5 +56,5 @@ def test_frozen_nan(s: TorchSubject) -> None:
     with torch.no_grad():
         params[0].fill_(float("nan"))
     with unless_refused("parameters with NaN"):
-        found = train(s.make(params), params, 2)
-    expect.close(found[1:], s.run_steps(SHAPES, 2)[1:], weights(SHAPES)[1:], "beside a parameter that is NaN", 1e-5)
+        reached = train(s.make(params), params, 2)
+    expect.close(reached[1:], s.run_steps(SHAPES, 2)[1:], weights(SHAPES)[1:], "beside a parameter that is NaN", 1e-5)

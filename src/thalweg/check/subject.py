@@ -132,12 +132,12 @@ def untried_subject(given: Any, options: Mapping[str, Any] | None, facts: Mappin
 def parse_json(text: str | None, option: str) -> dict[str, Any]:
     """Read a JSON object, such as the value of --options."""
     try:
-        found = json.loads(text or "{}")
+        value = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{option} {text!r:.200} is no JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise CommandError(f'{option} must be a JSON object such as {{"lr": 0.1}}, got {text!r}')
-    return found
+    return value
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
