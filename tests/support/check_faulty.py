@@ -168,8 +168,12 @@ class DecaysWithoutGradient(Adam):
         return super().step(closure)
 
 
+#: As it is before torch has put hooks around it, which it does where the first one is constructed.
+PLAIN_STEP = Adam.step
+
+
 def step_without_hooks(self: Any, closure: Any = None) -> Any:
-    return Adam.step.__wrapped__(self, closure)
+    return PLAIN_STEP(self, closure)
 
 
 step_without_hooks.hooked = True  # or torch would wrap it

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -15,8 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from thalweg.check import contract, expect, numbers
-from thalweg.check.problem import TorchSubject, give, step_unless_refused, train, values, weights
+from thalweg.check import contract, expect, non_finite, numbers
+from thalweg.check.problem import TorchSubject, give, train, weights
 from thalweg.check.sharded import (
     MATRICES,
     assert_equals_one_process,
@@ -70,11 +69,8 @@ def test_shards_of_rows(s: TorchSubject) -> None:
 
 
 def test_shards_with_different_seeds(s: TorchSubject) -> None:
-    """Shards step as in one process whatever the global seed of each rank is: trainers set it by rank."""
-    params, optimizer = spread(s).make_fresh(shapes=MATRICES)
-    torch.manual_seed(1 + dist.get_rank())
-    reached = train(optimizer, params, 5)
-    expect.usual(s, reached, 5, "with a seed by rank and in one process", tolerance_for(s), shapes=MATRICES)
+    """Shards step the same whatever the global seed of each rank is: trainers set it by rank."""
+    numbers.test_independent_of_the_global_seed(spread(s))
 
 
 def test_shards_of_columns(s: TorchSubject) -> None:
@@ -183,18 +179,7 @@ def test_gradients_of_shards_untouched(s: TorchSubject) -> None:
 
 def test_nan_in_one_shard(s: TorchSubject) -> None:
     """NaN in the shard of one rank does not reach other parameters, and all ranks go on alike."""
-    s.require_not("couples_parameters")
-    params, optimizer = spread(s).make_fresh(shapes=MATRICES)
-    give(params, 0)
-    gradient = params[0].grad
-    if dist.get_rank() == 0 and isinstance(gradient, DTensor):
-        gradient.to_local()[0, 0] = float("nan")
-    is_taken, reached, start = step_unless_refused(optimizer), values(params), weights(MATRICES)
-    if not is_taken:
-        expect.same(reached, start, "after a gradient that was refused")
-    if all(bool((one == other).all()) for one, other in zip(reached, start, strict=True)):
-        return  # refused, or skipped by all ranks
-    expect.close(reached[1:], s.run_steps(MATRICES)[1:], start[1:], "others, beside a shard with NaN", tolerance_for(s))
+    non_finite.test_nan_stays_local(spread(s))
 
 
 def test_shards_stay_in_place(s: TorchSubject) -> None:
