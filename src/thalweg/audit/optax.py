@@ -61,7 +61,10 @@ def list_ours(solver: Any, states: tuple[Tree, Tree], params: Tree, grads: Mappi
         parts = [own_parts(state, params) for state in states]
     except StateError:
         return
-    before, after = ({name: (part, kept) for _, part, own in each for name, kept in own.items()} for each in parts)
+    before, after = (
+        {name: (part, entries) for _, part, by_name in of_state for name, entries in by_name.items()}
+        for of_state in parts
+    )
     for owner, leaves in transformations(solver, params).parts:
         named_leaves = [(leaf.names[0], leaf) for leaf in leaves]
         norms = next((getattr(before[name][0], SPIKES, None) for name, _ in named_leaves), None)
@@ -81,11 +84,12 @@ def list_ours(solver: Any, states: tuple[Tree, Tree], params: Tree, grads: Mappi
 def list_others(rule: Rule, lr: Any, states: tuple[Tree, Tree], params: Mapping[str, Any]) -> Iterator[Any]:
     """The same of parameters that a chain of optax's own steps."""
     chains = [[*walk(state)] for state in states]
-    t, entries = count_steps(chains[1]), [read_entries(chain) for chain in chains]
+    t, states_by_name = count_steps(chains[1]), [read_entries(chain) for chain in chains]
     for name, p in params.items():
         like = rule.for_shape(p.shape).init(on_host, np.zeros(p.shape))
-        kept = [fit_entries(each.get(name, {}), like) for each in entries]
-        yield name, ParameterOptions(rule, Numerics()), t, None if lr is None else float(at_count(lr, t - 1)), 1.0, kept
+        entries = [fit_entries(by_name.get(name, {}), like) for by_name in states_by_name]
+        rate = None if lr is None else float(at_count(lr, t - 1))
+        yield name, ParameterOptions(rule, Numerics()), t, rate, 1.0, entries
 
 
 def find_precision(dtype: str, added: str, *, is_ours: bool) -> Precision:

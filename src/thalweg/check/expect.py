@@ -30,7 +30,7 @@ def same(actual: Any, wanted: Any, where: str, path: str = "") -> None:
         for place, (one, other) in enumerate(zip(actual, wanted, strict=True)):
             same(one, other, where, f"{path}.{place}" if path else str(place))
     elif isinstance(actual, Tensor) and isinstance(wanted, Tensor):
-        actual, wanted = values([actual, wanted])
+        actual, wanted = on_host([actual, wanted])
         if actual.dtype != wanted.dtype or actual.shape != wanted.shape:
             pytest.fail(f"{at} is {describe(actual)}, not {describe(wanted)}")
         if not torch.equal(actual.nan_to_num(), wanted.nan_to_num()) or not torch.equal(actual.isnan(), wanted.isnan()):
@@ -45,7 +45,7 @@ def same(actual: Any, wanted: Any, where: str, path: str = "") -> None:
 
 def close(actual: Sequence[Tensor], wanted: Sequence[Tensor], start: Sequence[Tensor], where: str, rtol: float) -> None:
     """Fail unless two runs from the same start went the same way, up to a share of the way."""
-    for place, (one, other, begin) in enumerate(zip(actual, wanted, start, strict=True)):
+    for place, (one, other, begin) in enumerate(zip(on_host(actual), on_host(wanted), on_host(start), strict=True)):
         way = (other.double() - begin.double()).norm().item()
         apart = (one.double() - other.double()).norm().item()
         rounding = torch.finfo(torch.float32).eps * other.double().norm().item()
@@ -75,6 +75,11 @@ def usual_steps(s: TorchSubject, shapes: Shapes, steps: int) -> list[Tensor]:
     return s.run_steps(shapes, steps)
 
 
+def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of whole tensors on the CPU, wherever they are, as those of a GPU or of several ranks."""
+    return [tensor.cpu() for tensor in values(tensors)]
+
+
 def changed(actual: Sequence[Tensor], usual: Sequence[Tensor], what: str) -> None:
     if all(map(torch.equal, actual, usual)):
         pytest.fail(f"{what} changes nothing")
@@ -93,7 +98,7 @@ def finite(params: Sequence[Tensor], where: str) -> None:
 
 
 def moved(params: Sequence[Tensor], start: Sequence[Tensor], where: str) -> None:
-    for place, (p, begin) in enumerate(zip(values(params), values(start), strict=True)):
+    for place, (p, begin) in enumerate(zip(on_host(params), on_host(start), strict=True)):
         if p.numel() and torch.equal(p, begin):
             pytest.fail(f"{where}: parameter {place} {tuple(p.shape)} did not move")
 
