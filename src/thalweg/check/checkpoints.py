@@ -25,7 +25,6 @@ from thalweg.check.sharded import (
     grid,
     halves,
     line,
-    place_again,
     require_rows,
     split,
     spread,
@@ -95,7 +94,7 @@ def through_files(
     """Fail unless a run that is saved by the ranks of one mesh continues on another. Others wait meanwhile."""
 
     def resume() -> None:
-        others, other = place_again(s, reached, lambda p, _: split(p, after, *(placements or (Shard(0),))))
+        others, other = spread(s, lambda p, _: split(p, after, *(placements or (Shard(0),)))).make_again(reached)
         load(others, other, after, files)
         continues(s, others, other, shapes, where)
 
@@ -139,7 +138,7 @@ def test_gathered_by_one_process(s: TorchSubject) -> None:
     """A whole state, gathered from all ranks, continues the run in one process as if it had never been sharded."""
     params, optimizer, reached = begin_shards(s)
     saved = get_optimizer_state_dict(module_of(params), optimizer, options=StateDictOptions(full_state_dict=True))
-    others, other = place_again(s, reached, lambda p, _: p.clone())
+    others, other = s.make_again(reached)
     set_optimizer_state_dict(module_of(others), other, copy.deepcopy(saved), options=StateDictOptions())
     continues(s, others, other, s.shapes, "loading in one process")
 
@@ -153,7 +152,7 @@ def test_spread_from_one_process(s: TorchSubject) -> None:
     if all(leaf.dim() == 0 for leaf in tensors_of(single).values()):
         pytest.skip("no tensor of the state has a shape")
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(whole), single))
-    others, other = place_again(s, reached)
+    others, other = spread(s).make_again(reached)
     how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_optimizer_state_dict(module_of(others), other, saved if dist.get_rank() == 0 else {}, options=how)
     continues(s, others, other, s.shapes, "loading the state of one process")
@@ -161,8 +160,9 @@ def test_spread_from_one_process(s: TorchSubject) -> None:
 
 def test_state_dict_of_each_rank(s: TorchSubject) -> None:
     """state_dict() and load_state_dict() of every rank continue a sharded run."""
-    params, optimizer = spread(s).begin()
-    others, other = restore(s, params, copy_state(optimizer))
+    sharded = spread(s)
+    params, optimizer = sharded.begin()
+    others, other = restore(sharded, params, copy_state(optimizer))
     continues(s, others, other, s.shapes, "load_state_dict on every rank")
 
 
@@ -171,7 +171,7 @@ def test_flattened_state(s: TorchSubject) -> None:
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
     params, optimizer, reached = begin_shards(s)
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer, options=flat))
-    others, other = place_again(s, reached)
+    others, other = spread(s).make_again(reached)
     set_optimizer_state_dict(module_of(others), other, saved, options=flat)
     continues(s, others, other, s.shapes, "loading a flattened state")
 
@@ -181,7 +181,7 @@ def test_options_of_sharded_groups_come_back(s: TorchSubject) -> None:
     params, optimizer, reached = begin_shards(s)
     optimizer.param_groups[0]["lr"] = 0.123
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer))
-    others, other = place_again(s, reached)
+    others, other = spread(s).make_again(reached)
     set_optimizer_state_dict(module_of(others), other, saved)
     if float(other.param_groups[0]["lr"]) != 0.123:
         pytest.fail(f"lr 0.123 came back as {other.param_groups[0]['lr']}")

@@ -185,25 +185,21 @@ def test_deterministic_algorithms(s: TorchSubject) -> None:
 def test_in_backward(s: TorchSubject) -> None:
     """An optimizer for each parameter, stepped by hooks within backward(), steps as one for all does."""
     s.require_not("couples_parameters")
-    runs = []
-    for hooked in (False, True):
-        params = s.weights()
-        made = {p: s.make([p]) for p in params} if hooked else {}
-        whole = None if hooked else s.make(params)
+    (params, optimizer), others = s.make_fresh(), s.weights()
+    by_parameter = {p: s.make([p]) for p in others}
 
-        def step_one(p: Any, made: dict[Parameter, Any] = made) -> None:
-            made[p].step()
-            made[p].zero_grad()
+    def step_one(p: Any) -> None:
+        by_parameter[p].step()
+        by_parameter[p].zero_grad()
 
-        for p in made:
-            p.register_post_accumulate_grad_hook(step_one)
-        for _ in range(3):
-            torch.stack([(p * p).sum() for p in params]).sum().backward()
-            if whole is not None:
-                whole.step()
-                whole.zero_grad()
-        runs.append(values(params))
-    expect.close(runs[1], runs[0], s.weights(), "stepped within backward()", 1e-5)
+    for p in others:
+        p.register_post_accumulate_grad_hook(step_one)
+    for _ in range(3):
+        for model in (params, others):
+            torch.stack([(p * p).sum() for p in model]).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    expect.close(others, params, s.weights(), "stepped within backward()", 1e-5)
 
 
 def test_compiles(s: TorchSubject) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import Parameter
 
 from thalweg.check import expect
 from thalweg.check.problem import TorchSubject, copy_state, give, leaves, train, unless_refused, values
+from thalweg.check.state import restore
 
 GRADIENTS = 3
 #: How far a way may be from that on the CPU, as a share of it: GPUs may multiply matrices of float32 on tensor cores,
@@ -33,9 +33,7 @@ def test_gpu_steps_as_cpu(s: TorchSubject) -> None:
 def test_state_moves_to_another_device(s: TorchSubject) -> None:
     """A run begun on the CPU continues on a GPU, with its state there: models are moved between stages."""
     params, optimizer = s.begin()
-    others = [Parameter(on_gpu(s).place(p.detach(), 0)) for p in params]
-    other = s.make(others)
-    other.load_state_dict(copy_state(optimizer))
+    others, other = restore(on_gpu(s), params, copy_state(optimizer))
     for path, leaf in leaves(other.state_dict()["state"]):
         if isinstance(leaf, torch.Tensor) and leaf.numel() > 1 and not leaf.is_cuda:
             pytest.fail(f"{path} is on {leaf.device} after loading for parameters on the GPU")

@@ -58,6 +58,11 @@ class TorchSubject(Subject):
         params = self.weights(dtype, shapes)
         return params, self.make(params, **more)
 
+    def make_again(self, params: Sequence[Tensor]) -> tuple[list[Parameter], Any]:
+        """Parameters with the values of others, where this has its own, and an optimizer that has not stepped."""
+        again = [Parameter(self.place(p, index)) for index, p in enumerate(values(params))]
+        return again, self.make(again)
+
     def begin(self, dtype: torch.dtype = torch.float32, steps: int = 3) -> tuple[list[Parameter], Any]:
         """Parameters and their optimizer in the middle of a run."""
         params, optimizer = self.make_fresh(dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Placement, Shard, distribute_tensor
-from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg.check import expect
@@ -91,12 +89,6 @@ def spread(s: TorchSubject, place: Place = by_rows) -> TorchSubject:
     """The same optimizer, of parameters over ranks; not offered where shards of rows raise an error."""
     require_rows(s)
     return replace(s, place=place)
-
-
-def place_again(s: TorchSubject, whole: Sequence[Tensor], place: Place = by_rows) -> tuple[list[Parameter], Any]:
-    """Parameters with these values, placed over ranks, and an optimizer that has not stepped."""
-    params = [Parameter(place(p.detach(), which)) for which, p in enumerate(whole)]
-    return params, s.make(params)
 
 
 def assert_equals_one_process(

@@ -23,8 +23,7 @@ def through_a_file(state: Any, *, weights_only: bool) -> Any:
 
 def restore(s: TorchSubject, params: Any, state: Any) -> tuple[list[torch.nn.Parameter], Any]:
     """Other parameters with the same values, and an optimizer with that state."""
-    others = [torch.nn.Parameter(p.detach().clone()) for p in params]
-    optimizer = s.make(others)
+    others, optimizer = s.make_again(params)
     optimizer.load_state_dict(state)
     return others, optimizer
 
