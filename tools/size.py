@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "numpy": (955, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
     "plan": (610, ("src/thalweg/plan/",)),
-    "check and audit": (4395, ("src/thalweg/check/", "src/thalweg/audit/")),
+    "check and audit": (4275, ("src/thalweg/check/", "src/thalweg/audit/")),
     "show and integrations": (1160, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2832, ("src/thalweg/",)),
     "tests": (27266, ("tests/",)),

@@ -20,7 +20,7 @@ from own_rules import Signed
 from thalweg.check import check
 from thalweg.cli import run
 
-FEW = ["--only", "zero-grad,loading-twice,odd"]
+FEW = ["--only", "zero-grad,loading-twice,lr-zero", "--facts", '{"lr_zero_is_no_step": false}']
 
 
 def test_what_failed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,11 +29,11 @@ def test_what_failed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     printed, progress = capsys.readouterr()
     assert not progress
     (all_groups,) = (line.split() for line in printed.splitlines() if line.startswith("all"))
-    assert " ".join(all_groups) == "all 1 of 2 1 of 2 2 of 2"
+    assert " ".join(all_groups) == "all 1 of 2 2 of 3 3 of 3"
     assert "failed: check_faulty:Adam, loading-twice\n  must hold: " in printed
     assert "failed: check_faulty:Adam(betas=(0.8, 0.9)), loading-twice\n  must hold: " in printed
     assert "  seen: the state dict that was loaded, two steps later: " in printed
-    assert "check_faulty:Adam, not offered: odd (not declared)" in printed
+    assert "check_faulty:Adam, not offered: lr-zero (declared otherwise)" in printed
 
 
 def test_nothing_of_the_users_own_tests_is_met_and_no_file_is_written(
@@ -139,7 +139,7 @@ def test_pytest_runs_checks_by_its_plugin(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     plugin = ["-p", "thalweg.check.plugin", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", "."]
-    few = ["-k", "zero_grad or loading_twice or odd", "--junit-xml", "found.xml"]
+    few = ["-k", "zero_grad or loading_twice or lr_zero", "--junit-xml", "found.xml", *FEW[2:]]
     assert pytest.main([*plugin, "--optimizer", "check_faulty:Adam", "--options", '{"lr": 0.1}', *few]) == 1
     assert "1 failed, 2 passed, 1 skipped" in capsys.readouterr().out
     told = Path("found.xml").read_text()

@@ -8,8 +8,8 @@ from thalweg.check import Report
 
 #: What is offered where there is a GPU.
 ON_GPU = {"gpu-steps-as-cpu", "state-moves-to-another-device", "cuda-graphs"}
-#: What none of ours offers: promises that an author has to declare, and complex parameters, which are refused.
-BY_NONE = {"scale-invariant", "odd", "temporaries", "complex-parameters"}
+#: What none of ours offers: complex parameters are refused.
+BY_NONE = {"complex-parameters"}
 NO_BETAS, NO_MOMENTUM, NO_EPS = "betas-out-of-range", "momentum-out-of-range", "eps-out-of-range"
 
 NOT_OFFERED: dict[str, set[str]] = {

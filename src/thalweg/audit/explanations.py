@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,20 +61,17 @@ def name_fault(step: Step, key: str, *, fits: bool) -> str:
 
 
 def find_cause(step: Step, explanations: Iterable[tuple[str, Step]], key: str) -> str:
-    """The first explanation that fits; else the first along which it went so many times as far; else the nearest."""
-    least, told = np.inf, "is not that of the page"
-    for words, other in [("", step), *explanations]:
-        move, way = other.moves(key)
-        factor = float((way * move).sum()) / (norm(way) ** 2 or 1.0)
-        off = norm(move - factor * way) / norm(move)
+    """The first explanation that fits; else the first along which it went so many times as far."""
+    along = ""
+    for words, other in chain([("", step)], explanations):
         if words and is_along(other, key):
             return words
-        if least > 0 and abs(factor - 1) > ALIKE and is_along(other, key, factor):
+        move, way = other.moves(key)
+        factor = float((way * move).sum()) / (norm(way) ** 2 or 1.0)
+        if not along and abs(factor - 1) > ALIKE and is_along(other, key, factor):
             times = f"moved {abs(factor):.4g} times as far{' as the page' if factor > 0 else ', uphill'}"
-            least, told = 0.0, f"{words}, {times}".removeprefix(", ")
-        elif 2 * off < least and not key:  # its own comes first, and another has to be much nearer
-            least, told = off, f"along none of our pages; the nearest: {words or 'its own'}, off by {off:.1e}"
-    return told
+            along = f"{words}, {times}" if words else times
+    return along or "is not that of the page, nor along another that is known"
 
 
 def is_along(step: Step, key: str, factor: float = 1.0) -> bool:

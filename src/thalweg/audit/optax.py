@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 
-from thalweg.audit.page import COARSE, Precision, Step
+from thalweg.audit.page import COARSE, Precision, Step, copy, read
 from thalweg.audit.report import AuditError, Report
-from thalweg.boundary import seen
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.errors import StateError
 from thalweg.optax.explain import transformations
@@ -26,7 +24,7 @@ from thalweg.rules.noise import tensor_id
 from thalweg.settings import Numerics, ParameterOptions
 from thalweg.spaces import jax as xp
 from thalweg.spaces import numpy as on_host
-from thalweg.storage import SPIKES, arithmetic, decoded
+from thalweg.storage import SPIKES, arithmetic
 
 
 def audit(
@@ -42,16 +40,12 @@ def audit(
     p, after, g, moves = (dict(zip(tree.names, tree.leaves, strict=True)) for tree in trees)
     states, steps = (state, new_state), []
     treated = list_ours(solver, states, params, g) if rule is None else list_others(rule, lr, states, p)
-    for name, setting, t, rate, scale, kept in treated:
+    for name, setting, t, rate, scale, (entries, new_entries) in treated:
         setting = replace(setting, rule=setting.for_shape(p[name].shape).rule_at(t))
-        dtypes = {"": xp.dtype(p[name]), **{key: xp.dtype(entry) for key, entry in kept[1].items()}}
-        usual, added = arithmetic(dtypes[""]), xp.dtype(moves[name])
-        precise = added if added in NARROW or rule else usual
-        precision = Precision(precise, usual, powers=COARSE * DTYPES[precise if rule else "float64"].rounding)
-        pairs = zip((p[name], after[name]), kept, strict=True)
-        arrays = [{"": seen(xp, x, entries), **decoded(xp, setting.rule, x, entries)} for x, entries in pairs]
-        before, made = ({key: to_host(x) for key, x in either.items()} for either in arrays)
-        given = name, setting, t, rate, scale, to_host(g[name])
+        before, dtypes = read(xp, setting.rule, p[name], entries)
+        made, _ = read(xp, setting.rule, after[name], new_entries)
+        precision = find_precision(dtypes[""], xp.dtype(moves[name]), is_ours=rule is None)
+        given = name, setting, t, rate, scale, copy(xp, g[name])
         steps.append(Step(*given, before, made, dtypes, precision, tensor_id(name)))
     if not steps:
         raise AuditError(
@@ -67,7 +61,10 @@ def list_ours(solver: Any, states: tuple[Tree, Tree], params: Tree, grads: Mappi
         parts = [own_parts(state, params) for state in states]
     except StateError:
         return
-    before, after = ({name: (part, kept) for _, part, own in each for name, kept in own.items()} for each in parts)
+    before, after = (
+        {name: (part, entries) for _, part, by_name in of_state for name, entries in by_name.items()}
+        for of_state in parts
+    )
     for owner, leaves in transformations(solver, params).parts:
         named_leaves = [(leaf.name, leaf) for leaf in leaves]
         norms = next((getattr(before[name][0], SPIKES, None) for name, _ in named_leaves), None)
@@ -87,12 +84,17 @@ def list_ours(solver: Any, states: tuple[Tree, Tree], params: Tree, grads: Mappi
 def list_others(rule: Rule, lr: Any, states: tuple[Tree, Tree], params: Mapping[str, Any]) -> Iterator[Any]:
     """The same of parameters that a chain of optax's own steps."""
     chains = [[*walk(state)] for state in states]
-    t, entries = count_steps(chains[1]), [read_entries(chain) for chain in chains]
+    t, states_by_name = count_steps(chains[1]), [read_entries(chain) for chain in chains]
     for name, p in params.items():
         like = rule.for_shape(p.shape).init(on_host, np.zeros(p.shape))
-        kept = [fit_entries(each.get(name, {}), like) for each in entries]
-        yield name, ParameterOptions(rule, Numerics()), t, None if lr is None else float(at_count(lr, t - 1)), 1.0, kept
+        entries = [fit_entries(by_name.get(name, {}), like) for by_name in states_by_name]
+        rate = None if lr is None else float(at_count(lr, t - 1))
+        yield name, ParameterOptions(rule, Numerics()), t, rate, 1.0, entries
 
 
-def to_host(x: Any) -> Any:
-    return np.asarray(x if x.dtype == jnp.float64 else x.astype(jnp.float32))
+def find_precision(dtype: str, added: str, *, is_ours: bool) -> Precision:
+    """How exactly a parameter is stepped. added: the dtype of its update."""
+    usual = arithmetic(dtype)
+    if is_ours:
+        return Precision(added if added in NARROW else usual, usual)
+    return Precision(added, usual, powers=COARSE * DTYPES[added].rounding)

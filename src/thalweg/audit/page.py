@@ -10,12 +10,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from thalweg.boundary import seen
 from thalweg.dtypes import DTYPES, NARROW
 from thalweg.rules import Rule
 from thalweg.rules.entries import Count
 from thalweg.rules.noise import normal
 from thalweg.settings import ParameterOptions
 from thalweg.spaces import numpy as xp
+from thalweg.storage import arithmetic, decoded
 
 Arr: TypeAlias = npt.NDArray[Any]
 #: A parameter and its state on the host, by the names of the page; the parameter itself is at "".
@@ -159,6 +161,21 @@ def inexact(precision: Precision, seed: int) -> Callable[[Any], Any]:
             return np.asarray(off(np.asarray(result), min(MOST, unit + terms * summed))).view(Inexact)
 
     return lambda x: np.asarray(x).view(Inexact)
+
+
+def read(space: Any, rule: Rule, p: Any, entries: dict[str, Any]) -> tuple[Arrays, Mapping[str, str]]:
+    """A parameter, at "", and its state as the page sees them, copied; and the dtypes in which they are kept.
+
+    space: that of both, which are on the host.
+    """
+    numbers = {**decoded(space, rule, p, entries), "": seen(space, p, entries)}
+    dtypes = {key: space.dtype(x) for key, x in {**entries, "": p}.items()}
+    return {key: copy(space, x) for key, x in numbers.items()}, dtypes
+
+
+def copy(space: Any, x: Any) -> Arr:
+    """A copy of an array with all of its digits, also of 16 bits, which numpy lacks."""
+    return np.asarray(space.astype(x, arithmetic(space.dtype(x)))).copy()
 
 
 def wide(x: Any) -> Arr:

@@ -72,15 +72,15 @@ class Report:
         beside = [f"fault: {fault}" for fault in self.faults] + [f"remark: {remark}" for remark in self.remarks]
         return "\n".join([self.title, *table, *beside])
 
-    def tell(self, steps: Sequence[Step], groups: Groups, found: Mapping[str, Sequence[str]]) -> Self:
-        """Fill it. groups: options of all, with "lr". found: faults in words, each with the names of what has them."""
+    def tell(self, steps: Sequence[Step], groups: Groups, beside: Mapping[str, Sequence[str]]) -> Self:
+        """Fill it. groups: options of all, with "lr". beside: faults in words, each with the names of what has them."""
         self.lines = [line_of(step, *judge(step, steps, groups)) for step in steps]
         of_state = defaultdict[str, list[str]](list)
         for step in steps:
             verdicts = {key: judge(step, key=key)[0] for key in list_comparable(step)}
             for key in [key for key, verdict in verdicts.items() if not verdict.startswith(AS_PAGE)]:
                 of_state[f"its state {key!r} {verdicts[key]}"].append(step.name)
-        self.faults = [*list_words(of_state), *list_words(found)]
+        self.faults = [*list_words(of_state), *list_words(beside)]
         self.remarks = [*list_words(remark(steps))]
         return self
 
@@ -88,15 +88,15 @@ class Report:
 def line_of(step: Step, verdict: str, off: float, allowed: float) -> Line:
     shape = step.gradient.shape
     treatment, page = step.rule.treatment(shape), type(step.rule).__name__
-    kept = {key: DTYPES[dtype].bytes if dtype in DTYPES else 1 for key, dtype in step.dtypes.items() if key}
-    size = sum(step.after[key].size * kept[key] for key in kept if key in step.after) / max(1, step.gradient.size)
+    sizes = {key: DTYPES[dtype].bytes if dtype in DTYPES else 1 for key, dtype in step.dtypes.items() if key}
+    size = sum(step.after[key].size * sizes[key] for key in sizes if key in step.after) / max(1, step.gradient.size)
     return Line(
         step.name,
         f"{'x'.join(map(str, shape)) or '()'} {step.dtypes['']}",
         page if treatment == "elementwise" else f"{page}: {treatment}",
         "by the page" if step.lr is None else f"{step.rate:.4g}",
         f"{step.decay:g}",
-        f"{size:.3g} B {', '.join(sorted({step.dtypes[key] for key in kept}))}",
+        f"{size:.3g} B {', '.join(sorted({step.dtypes[key] for key in sizes}))}",
         f"{off:.1e}",
         f"{allowed:.1e}",
         verdict,
@@ -106,8 +106,8 @@ def line_of(step: Step, verdict: str, off: float, allowed: float) -> Line:
 def list_comparable(step: Step) -> list[str]:
     """The entries of state of which the page tells what they are: not codes, nor factors, of which many are as good."""
     entries = step.rule.entries(step.gradient.shape)
-    kept = [key for key, entry in entries.items() if step.dtypes.get(key) in DTYPES and not isinstance(entry, Factor)]
-    return [key for key in kept if np.isfinite(step.page[key]).all()]
+    keys = [key for key, entry in entries.items() if step.dtypes.get(key) in DTYPES and not isinstance(entry, Factor)]
+    return [key for key in keys if np.isfinite(step.page[key]).all()]
 
 
 def remark(steps: Iterable[Step]) -> Mapping[str, list[str]]:
@@ -115,16 +115,16 @@ def remark(steps: Iterable[Step]) -> Mapping[str, list[str]]:
     remarks: dict[str, list[str]] = defaultdict(list)
     ways: dict[Any, dict[str, str]] = defaultdict(dict)
     for step in steps:
-        dtype, kept = step.dtypes[""], {key: dtype for key, dtype in step.dtypes.items() if key}
-        empty = sorted(key for key in step.before.keys() & kept.keys() if not step.before[key].any())
+        dtype, stored = step.dtypes[""], {key: dtype for key, dtype in step.dtypes.items() if key}
+        empty = sorted(key for key in step.before.keys() & stored.keys() if not step.before[key].any())
         if empty and step.t > 1 and step.gradient.any() and step.gradient.size > 1:
             remarks[f"before step {step.t} its state {', '.join(empty)} is all zero"].append(step.name)
-        narrow = [key for key in kept if kept[key] in NARROW and kept[key] != dtype]
+        narrow = [key for key in stored if stored[key] in NARROW and stored[key] != dtype]
         if narrow and step.precision.dtype in NARROW:
             remarks[f"its state {', '.join(narrow)} is in 16 bits, and it is in {dtype}"].append(step.name)
-        bits, stored = re.search(r"(\d+) ?_?bit", step.kind), ", ".join(sorted({*kept.values()}))
-        if bits and kept and "int" not in stored and bits[1] not in stored:
-            remarks[f"{step.kind} has {bits[1]} bits in its name, and keeps its state in {stored}"].append(step.name)
+        bits, dtypes = re.search(r"(\d+) ?_?bit", step.kind), ", ".join(sorted({*stored.values()}))
+        if bits and stored and "int" not in dtypes and bits[1] not in dtypes:
+            remarks[f"{step.kind} has {bits[1]} bits in its name, and keeps its state in {dtypes}"].append(step.name)
         if step.gradient.ndim > 1:
             ways[step.gradient.shape][f"{type(step.rule).__name__}, lr {step.rate:g}, decay {step.decay:g}"] = step.name
     for names in ways.values():
@@ -133,9 +133,9 @@ def remark(steps: Iterable[Step]) -> Mapping[str, list[str]]:
     return remarks
 
 
-def list_words(found: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def list_words(sentences: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Sentences of names, and of words about them."""
-    return (f"{name_some(names, 4)}: {words}" for words, names in found.items() if names)
+    return (f"{name_some(names, 4)}: {words}" for words, names in sentences.items() if names)
 
 
 def name_some(names: Sequence[str], most: int) -> str:

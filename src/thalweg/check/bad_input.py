@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import Parameter
 
 from thalweg.check import expect
 from thalweg.check.problem import TorchSubject, draw, give, require_option, train, weights
@@ -122,30 +120,21 @@ def test_failed_step_changes_nothing(s: TorchSubject) -> None:
     pytest.skip("sparse gradients are taken: no step fails here")
 
 
-# ---- inputs that torch's own optimizers refuse
-
-
-def pair() -> list[Parameter]:
-    return weights([(1, 1), (1, 1)])
-
-
-#: What is wrong, the parameters that are given, and the options beside them.
-REFUSED_BY_TORCH: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
-    ("a tensor in place of a list of them", lambda: pair()[0], {}),
-    ("a name for one parameter of two", lambda: [("weight", pair()[0]), pair()[1]], {}),
-    ("names in one group of two", lambda: [{"params": pair()[:1]}, {"params": [("weight", pair()[1])]}], {}),
-    ("lr as a tensor of two numbers", pair, {"lr": torch.tensor([0.001, 0.001])}),
-]
-
-
 def test_torch_error_inputs(s: TorchSubject) -> None:
     """Inputs that every optimizer of torch refuses are refused; it warns of a parameter that a group has twice."""
-    for what, make_params, options in REFUSED_BY_TORCH:
-        expect.refused(partial(s.make, make_params(), **options), what)
+    first, second = weights([(1, 1), (1, 1)])
+    inputs: list[tuple[str, Any, dict[str, Any]]] = [
+        ("a tensor in place of a list of them", first, {}),
+        ("a name for one parameter of two", [("weight", first), second], {}),
+        ("names in one group of two", [{"params": [first]}, {"params": [("weight", second)]}], {}),
+        ("lr as a tensor of two numbers", [first, second], {"lr": torch.tensor([0.001, 0.001])}),
+    ]
+    for what, params, options in inputs:
+        expect.refused(partial(s.make, params, **options), what)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
-            s.make(pair()[:1] * 2)
+            s.make([first, first])
         except (ValueError, TypeError):
             return
     if not any(issubclass(warning.category, UserWarning) for warning in told):

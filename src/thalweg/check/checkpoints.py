@@ -18,21 +18,19 @@ from torch.distributed.tensor import Shard
 from torch.nn import Parameter
 
 from thalweg.check import expect
-from thalweg.check.problem import Shapes, TorchSubject, module_of, tensors_of, train
+from thalweg.check.problem import Place, Shapes, TorchSubject, copy_state, module_of, tensors_of, train
 from thalweg.check.sharded import (
     MATRICES,
-    Place,
     by_rows,
     grid,
     halves,
     line,
-    place_again,
     require_rows,
     split,
     spread,
     tolerance_for,
-    train_shards,
 )
+from thalweg.check.state import restore
 from thalweg.show.modules import describe_error
 
 
@@ -40,21 +38,21 @@ def begin_shards(
     s: TorchSubject, place: Place = by_rows, shapes: Shapes | None = None
 ) -> tuple[list[Parameter], Any, Any]:
     """Sharded parameters, their optimizer in the middle of a run, and the whole parameters."""
-    params, optimizer = spread(s, place, shapes)
-    return params, optimizer, train_shards(optimizer, params, 3)
+    params, optimizer = spread(s, place).make_fresh(shapes=shapes)
+    return params, optimizer, train(optimizer, params, 3)
 
 
 def continues(s: TorchSubject, params: Any, optimizer: Any, shapes: Shapes, where: str) -> None:
     """Fail unless two more steps end where five of one process do."""
-    found = train_shards(optimizer, params, 2, first=3)
-    expect.usual(s, found, 5, f"two steps after {where}", tolerance_for(s), shapes=shapes)
+    reached = train(optimizer, params, 2, first=3)
+    expect.usual(s, reached, 5, f"two steps after {where}", tolerance_for(s), shapes=shapes)
 
 
 def together(action: Callable[[], Any] | None) -> Any:
     """What the action of the first rank returns. All ranks fail where one does; those without an action wait."""
-    found, wrong = None, None
+    result, wrong = None, None
     try:
-        found = action() if action else None
+        result = action() if action else None
     except CheckpointException as error:
         wrong = describe_error(next(iter(error.failures.values()))[0])
     except pytest.fail.Exception as what:
@@ -62,10 +60,10 @@ def together(action: Callable[[], Any] | None) -> Any:
     except Exception as error:
         wrong = describe_error(error)
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, (found if dist.get_rank() == 0 else None, wrong))
-    for _, each in every:
-        if each is not None:
-            pytest.fail(each)
+    dist.all_gather_object(every, (result if dist.get_rank() == 0 else None, wrong))
+    for _, words in every:
+        if words is not None:
+            pytest.fail(words)
     return every[0][0]
 
 
@@ -96,13 +94,13 @@ def through_files(
     """Fail unless a run that is saved by the ranks of one mesh continues on another. Others wait meanwhile."""
 
     def resume() -> None:
-        others, other = place_again(s, reached, lambda p, _: split(p, after, *(placements or (Shard(0),))))
+        others, other = spread(s, lambda p, _: split(p, after, *(placements or (Shard(0),)))).make_again(reached)
         load(others, other, after, files)
         continues(s, others, other, shapes, where)
 
     require_rows(s)
-    with tempfile.TemporaryDirectory() as own:
-        files = together(lambda: own)
+    with tempfile.TemporaryDirectory() as folder:
+        files = together(lambda: folder)
         reached = together(partial(save, s, shapes, before, files) if within(before) else None)
         together(resume if within(after) else None)
 
@@ -140,7 +138,7 @@ def test_gathered_by_one_process(s: TorchSubject) -> None:
     """A whole state, gathered from all ranks, continues the run in one process as if it had never been sharded."""
     params, optimizer, reached = begin_shards(s)
     saved = get_optimizer_state_dict(module_of(params), optimizer, options=StateDictOptions(full_state_dict=True))
-    others, other = place_again(s, reached, lambda p, _: p.clone())
+    others, other = s.make_again(reached)
     set_optimizer_state_dict(module_of(others), other, copy.deepcopy(saved), options=StateDictOptions())
     continues(s, others, other, s.shapes, "loading in one process")
 
@@ -154,7 +152,7 @@ def test_spread_from_one_process(s: TorchSubject) -> None:
     if all(leaf.dim() == 0 for leaf in tensors_of(single).values()):
         pytest.skip("no tensor of the state has a shape")
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(whole), single))
-    others, other = place_again(s, reached)
+    others, other = spread(s).make_again(reached)
     how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_optimizer_state_dict(module_of(others), other, saved if dist.get_rank() == 0 else {}, options=how)
     continues(s, others, other, s.shapes, "loading the state of one process")
@@ -162,9 +160,9 @@ def test_spread_from_one_process(s: TorchSubject) -> None:
 
 def test_state_dict_of_each_rank(s: TorchSubject) -> None:
     """state_dict() and load_state_dict() of every rank continue a sharded run."""
-    _, optimizer, reached = begin_shards(s)
-    others, other = place_again(s, reached)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    sharded = spread(s)
+    params, optimizer = sharded.begin()
+    others, other = restore(sharded, params, copy_state(optimizer))
     continues(s, others, other, s.shapes, "load_state_dict on every rank")
 
 
@@ -173,7 +171,7 @@ def test_flattened_state(s: TorchSubject) -> None:
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
     params, optimizer, reached = begin_shards(s)
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer, options=flat))
-    others, other = place_again(s, reached)
+    others, other = spread(s).make_again(reached)
     set_optimizer_state_dict(module_of(others), other, saved, options=flat)
     continues(s, others, other, s.shapes, "loading a flattened state")
 
@@ -183,7 +181,7 @@ def test_options_of_sharded_groups_come_back(s: TorchSubject) -> None:
     params, optimizer, reached = begin_shards(s)
     optimizer.param_groups[0]["lr"] = 0.123
     saved = copy.deepcopy(get_optimizer_state_dict(module_of(params), optimizer))
-    others, other = place_again(s, reached)
+    others, other = spread(s).make_again(reached)
     set_optimizer_state_dict(module_of(others), other, saved)
     if float(other.param_groups[0]["lr"]) != 0.123:
         pytest.fail(f"lr 0.123 came back as {other.param_groups[0]['lr']}")

@@ -64,10 +64,11 @@ def command(
             name, group = names_of(check)
             console().print(Text(f"{group}, {name}: {check.__doc__}"), soft_wrap=True)
         return 0
-    with closing(make_world(ranks or 0)) as world, aside().status(Text(", ".join(each.name for each in subjects))):
-        reports = [run_checks(*each, world) for each in zip(subjects, chosen, strict=True)]
+    names = ", ".join(subject.name for subject in subjects)
+    with closing(make_world(ranks or 0)) as world, aside().status(Text(names)):
+        reports = [run_checks(*pair, world) for pair in zip(subjects, chosen, strict=True)]
     show(reports)
-    return 1 if any(each.failed for each in reports) else 0
+    return 1 if any(report.failed for report in reports) else 0
 
 
 def show(reports: Sequence[Report]) -> None:
@@ -87,7 +88,7 @@ def show(reports: Sequence[Report]) -> None:
             out.print(Text(f"  must hold: {verdict.holds}"))
             out.print(Text(f"  seen: {verdict.seen}"))
     for report in reports:
-        missing = [f"{each.check} ({each.seen})" for each in report.verdicts if each.outcome == NOT_OFFERED]
+        missing = [f"{v.check} ({v.seen})" for v in report.verdicts if v.outcome == NOT_OFFERED]
         if missing:
             out.print()
             out.print(Text(f"{report.subject}, not offered: {', '.join(missing)}", "dim"))

@@ -105,9 +105,9 @@ def test_schedulers_with_lr_as_a_tensor(s: TorchSubject) -> None:
         train(optimizer, params, 1)
     schedule = lr_scheduler.ExponentialLR(optimizer, 0.5)
     schedule.step()
-    found = optimizer.param_groups[0]["lr"]
-    if not isinstance(found, Tensor) or float(found) != rate / 2:
-        pytest.fail(f"lr was a tensor of {rate} and is {found} after it was halved")
+    halved = optimizer.param_groups[0]["lr"]
+    if not isinstance(halved, Tensor) or float(halved) != rate / 2:
+        pytest.fail(f"lr was a tensor of {rate} and is {halved} after it was halved")
     others = s.weights()
     plain = s.make(others, lr=rate)
     train(plain, others, 1)
@@ -168,8 +168,8 @@ def test_autocast_ignored(s: TorchSubject) -> None:
     """A step within autocast is the same as outside: its arithmetic is not lowered."""
     params, optimizer = s.make_fresh()
     with torch.autocast("cpu", torch.bfloat16):
-        found = train(optimizer, params, 3)
-    expect.usual(s, found, 3, "within autocast")
+        reached = train(optimizer, params, 3)
+    expect.usual(s, reached, 3, "within autocast")
 
 
 def test_deterministic_algorithms(s: TorchSubject) -> None:
@@ -185,25 +185,21 @@ def test_deterministic_algorithms(s: TorchSubject) -> None:
 def test_in_backward(s: TorchSubject) -> None:
     """An optimizer for each parameter, stepped by hooks within backward(), steps as one for all does."""
     s.require_not("couples_parameters")
-    runs = []
-    for hooked in (False, True):
-        params = s.weights()
-        made = {p: s.make([p]) for p in params} if hooked else {}
-        whole = None if hooked else s.make(params)
+    (params, optimizer), others = s.make_fresh(), s.weights()
+    by_parameter = {p: s.make([p]) for p in others}
 
-        def step_one(p: Any, made: dict[Parameter, Any] = made) -> None:
-            made[p].step()
-            made[p].zero_grad()
+    def step_one(p: Any) -> None:
+        by_parameter[p].step()
+        by_parameter[p].zero_grad()
 
-        for p in made:
-            p.register_post_accumulate_grad_hook(step_one)
-        for _ in range(3):
-            torch.stack([(p * p).sum() for p in params]).sum().backward()
-            if whole is not None:
-                whole.step()
-                whole.zero_grad()
-        runs.append(values(params))
-    expect.close(runs[1], runs[0], s.weights(), "stepped within backward()", 1e-5)
+    for p in others:
+        p.register_post_accumulate_grad_hook(step_one)
+    for _ in range(3):
+        for model in (params, others):
+            torch.stack([(p * p).sum() for p in model]).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    expect.close(others, params, s.weights(), "stepped within backward()", 1e-5)
 
 
 def test_compiles(s: TorchSubject) -> None:

@@ -33,13 +33,13 @@ def test_closure_loss(s: TorchSubject) -> None:
     """step(closure) evaluates the closure and returns its loss; without one the step is the same and returns None."""
     params, optimizer = s.make_fresh()
     give(params, 0)
-    found = optimizer.step(lambda: torch.tensor(7.0))
-    if found is None or float(found) != 7.0:
-        pytest.fail(f"the loss was 7 and step returned {found}")
+    loss = optimizer.step(lambda: torch.tensor(7.0))
+    if loss is None or float(loss) != 7.0:
+        pytest.fail(f"the loss was 7 and step returned {loss}")
     expect.usual(s, params, 1, "after step(closure)")
     give(params, 1)
-    if (found := optimizer.step()) is not None:
-        pytest.fail(f"without a closure step returned {found}")
+    if (loss := optimizer.step()) is not None:
+        pytest.fail(f"without a closure step returned {loss}")
 
 
 def test_closure_with_gradients(s: TorchSubject) -> None:
@@ -142,11 +142,11 @@ def test_names_are_kept(s: TorchSubject) -> None:
     """named_parameters() can be given, and names are saved with the groups: checkpoints go by them."""
     params = s.weights()
     optimizer = s.make([(f"layer.{place}", p) for place, p in enumerate(params)])
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     for group, saved in zip(optimizer.param_groups, optimizer.state_dict()["param_groups"], strict=True):
-        found |= dict(zip(saved.get("param_names") or (), map(id, group["params"]), strict=False))
-    if found != {f"layer.{place}": id(p) for place, p in enumerate(params)}:
-        pytest.fail(f"param_names of the state dict are {', '.join(found) or 'missing'}, or in another order")
+        places |= dict(zip(saved.get("param_names") or (), map(id, group["params"]), strict=False))
+    if places != {f"layer.{place}": id(p) for place, p in enumerate(params)}:
+        pytest.fail(f"param_names of the state dict are {', '.join(places) or 'missing'}, or in another order")
     # Not to the bit: noise of an optimizer's own may follow names.
     expect.usual(s, train(optimizer, params, 2), 2, "with names", 1e-4)
 
@@ -280,7 +280,7 @@ def test_parameters_stay_leaves(s: TorchSubject) -> None:
     params, optimizer = s.begin()
     if any(not p.is_leaf or not p.requires_grad for p in params):
         pytest.fail("a parameter is no leaf any more, or requires no gradient")
-    for leaf in (each for state in optimizer.state.values() for each in state.values()):
+    for leaf in (entry for state in optimizer.state.values() for entry in state.values()):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             pytest.fail("a tensor of the state requires gradients")
 
@@ -300,6 +300,6 @@ def test_replaced_parameters(s: TorchSubject) -> None:
     instead = dict(zip(params, others, strict=True))
     for group in optimizer.param_groups:
         group["params"] = [instead[p] for p in group["params"]]
-    found = train(optimizer, others, 2)
-    expect.usual(s, found, 2, "parameters that were put into the group")
+    reached = train(optimizer, others, 2)
+    expect.usual(s, reached, 2, "parameters that were put into the group")
     expect.same(params, s.weights(), "parameters that were taken out of the group")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import Parameter
 
 from thalweg.check import expect
 from thalweg.check.problem import TorchSubject, copy_state, give, leaves, train, unless_refused, values
+from thalweg.check.state import restore
 
 GRADIENTS = 3
 #: How far a way may be from that on the CPU, as a share of it: GPUs may multiply matrices of float32 on tensor cores,
@@ -17,47 +18,39 @@ GRADIENTS = 3
 TENSOR_CORES = 5e-3
 
 
-def on_gpu(tensors: Any) -> list[Parameter]:
-    """Copies of parameters on the GPU; not offered where there is none."""
+def on_gpu(s: TorchSubject) -> TorchSubject:
+    """The same optimizer, of parameters on the GPU; not offered where there is none."""
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU here")
-    return [Parameter(p.detach().to("cuda")) for p in tensors]
-
-
-def train_there(optimizer: Any, params: list[Parameter], steps: int, first: int = 0) -> list[torch.Tensor]:
-    """Steps as ``problem.train`` makes them; what the parameters are then, on the CPU."""
-    return [p.cpu() for p in train(optimizer, params, steps, first)]
+    return replace(s, place=lambda p, _: p.to("cuda"))
 
 
 def test_gpu_steps_as_cpu(s: TorchSubject) -> None:
     """Steps on a GPU go the way of those on the CPU."""
-    params = on_gpu(s.weights())
-    expect.usual(s, train_there(s.make(params), params, 4), 4, "on the GPU and on the CPU", TENSOR_CORES)
+    expect.usual(s, on_gpu(s).run_steps(steps=4), 4, "on the GPU and on the CPU", TENSOR_CORES)
 
 
 def test_state_moves_to_another_device(s: TorchSubject) -> None:
     """A run begun on the CPU continues on a GPU, with its state there: models are moved between stages."""
     params, optimizer = s.begin()
-    others = on_gpu(params)
-    other = s.make(others)
-    other.load_state_dict(copy_state(optimizer))
+    others, other = restore(on_gpu(s), params, copy_state(optimizer))
     for path, leaf in leaves(other.state_dict()["state"]):
         if isinstance(leaf, torch.Tensor) and leaf.numel() > 1 and not leaf.is_cuda:
             pytest.fail(f"{path} is on {leaf.device} after loading for parameters on the GPU")
-    found = train_there(other, others, 3, first=3)
-    expect.usual(s, found, 6, "continued on the GPU and on the CPU", TENSOR_CORES)
+    reached = train(other, others, 3, first=3)
+    expect.usual(s, reached, 6, "continued on the GPU and on the CPU", TENSOR_CORES)
 
 
 def test_cuda_graphs(s: TorchSubject) -> None:
     """A step that is captured in a CUDA graph, with capturable=True where there is such an option, replays the same."""
-    params, others = on_gpu(s.weights()), on_gpu(s.weights())
-    more = {"capturable": True} if "capturable" in s.make(params).param_groups[0] else {}
-    captured, plain = s.make(params, **more), s.make(others, **more)
-    expected = train_there(plain, others, 6)
+    params, there = s.weights(), on_gpu(s)
+    more: dict[str, Any] = {"capturable": True} if "capturable" in s.make(params).param_groups[0] else {}
+    wanted = there.run_steps(steps=6, **more)
+    params, captured = there.make_fresh(**more)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        train_there(captured, params, GRADIENTS)
+        train(captured, params, GRADIENTS)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     before = values(params)
@@ -70,4 +63,4 @@ def test_cuda_graphs(s: TorchSubject) -> None:
         give(params, t)
         torch._foreach_copy_(given, [p.grad for p in params if p.grad is not None])
         graph.replay()
-    expect.close([p.cpu() for p in params], expected, s.weights(), "replayed and not captured", 1e-4)
+    expect.close(params, wanted, s.weights(), "replayed and not captured", 1e-4)

@@ -10,41 +10,42 @@ import pytest
 import torch
 from torch import Tensor
 
-from thalweg.check.problem import Shapes, TorchSubject
+from thalweg.check.problem import Shapes, TorchSubject, values
 
 
-def same(found: Any, wanted: Any, where: str, path: str = "") -> None:
+def same(actual: Any, wanted: Any, where: str, path: str = "") -> None:
     """Fail unless two values are of one kind and equal to the bit, within dicts, lists and tuples too.
 
     A list counts as a tuple. Objects that cannot be compared have to be of one class.
     """
     at = f"{where}: {path}" if path else where
-    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        if found.keys() != wanted.keys():
-            pytest.fail(f"{at}: {', '.join(sorted(map(str, found.keys() ^ wanted.keys()))[:3])} is on one side only")
-        for key in found:
-            same(found[key], wanted[key], where, f"{path}.{key}" if path else str(key))
-    elif isinstance(found, (list, tuple)) and isinstance(wanted, (list, tuple)):
-        if len(found) != len(wanted):
-            pytest.fail(f"{at} has {len(found)} parts, not {len(wanted)}")
-        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+    if isinstance(actual, Mapping) and isinstance(wanted, Mapping):
+        if actual.keys() != wanted.keys():
+            pytest.fail(f"{at}: {', '.join(sorted(map(str, actual.keys() ^ wanted.keys()))[:3])} is on one side only")
+        for key in actual:
+            same(actual[key], wanted[key], where, f"{path}.{key}" if path else str(key))
+    elif isinstance(actual, (list, tuple)) and isinstance(wanted, (list, tuple)):
+        if len(actual) != len(wanted):
+            pytest.fail(f"{at} has {len(actual)} parts, not {len(wanted)}")
+        for place, (one, other) in enumerate(zip(actual, wanted, strict=True)):
             same(one, other, where, f"{path}.{place}" if path else str(place))
-    elif isinstance(found, Tensor) and isinstance(wanted, Tensor):
-        if found.dtype != wanted.dtype or found.shape != wanted.shape:
-            pytest.fail(f"{at} is {describe(found)}, not {describe(wanted)}")
-        if not torch.equal(found.nan_to_num(), wanted.nan_to_num()) or not torch.equal(found.isnan(), wanted.isnan()):
-            pytest.fail(f"{at} differs by up to {(found.double() - wanted.double()).abs().max().item():.3g}")
-    elif type(found) is not type(wanted):
-        pytest.fail(f"{at} is {describe(found)}, not {describe(wanted)}")
-    elif getattr(type(found), "__eq__", None) is object.__eq__:  # an object that equals itself alone
+    elif isinstance(actual, Tensor) and isinstance(wanted, Tensor):
+        actual, wanted = on_host([actual, wanted])
+        if actual.dtype != wanted.dtype or actual.shape != wanted.shape:
+            pytest.fail(f"{at} is {describe(actual)}, not {describe(wanted)}")
+        if not torch.equal(actual.nan_to_num(), wanted.nan_to_num()) or not torch.equal(actual.isnan(), wanted.isnan()):
+            pytest.fail(f"{at} differs by up to {(actual.double() - wanted.double()).abs().max().item():.3g}")
+    elif type(actual) is not type(wanted):
+        pytest.fail(f"{at} is {describe(actual)}, not {describe(wanted)}")
+    elif getattr(type(actual), "__eq__", None) is object.__eq__:  # an object that equals itself alone
         return
-    elif found != wanted and not (found != found and wanted != wanted):  # NaN is not itself
-        pytest.fail(f"{at} is {found!r}, not {wanted!r}")
+    elif actual != wanted and not (actual != actual and wanted != wanted):  # NaN is not itself
+        pytest.fail(f"{at} is {actual!r}, not {wanted!r}")
 
 
-def close(found: Sequence[Tensor], wanted: Sequence[Tensor], start: Sequence[Tensor], where: str, rtol: float) -> None:
+def close(actual: Sequence[Tensor], wanted: Sequence[Tensor], start: Sequence[Tensor], where: str, rtol: float) -> None:
     """Fail unless two runs from the same start went the same way, up to a share of the way."""
-    for place, (one, other, begin) in enumerate(zip(found, wanted, start, strict=True)):
+    for place, (one, other, begin) in enumerate(zip(on_host(actual), on_host(wanted), on_host(start), strict=True)):
         way = (other.double() - begin.double()).norm().item()
         apart = (one.double() - other.double()).norm().item()
         rounding = torch.finfo(torch.float32).eps * other.double().norm().item()
@@ -54,7 +55,7 @@ def close(found: Sequence[Tensor], wanted: Sequence[Tensor], start: Sequence[Ten
 
 def usual(
     s: TorchSubject,
-    found: Sequence[Tensor],
+    actual: Sequence[Tensor],
     steps: int,
     where: str,
     rtol: float | None = None,
@@ -63,9 +64,9 @@ def usual(
     """Fail unless parameters are where as many usual steps end: to the bit, or up to a share of the way."""
     wanted = usual_steps(s, tuple(s.shapes if shapes is None else shapes), steps)
     if rtol is None:
-        same(found, wanted, where)
+        same(actual, wanted, where)
     else:
-        close(found, wanted, s.weights(shapes=shapes), where, rtol)
+        close(actual, wanted, s.weights(shapes=shapes), where, rtol)
 
 
 @functools.lru_cache(maxsize=100)
@@ -74,8 +75,13 @@ def usual_steps(s: TorchSubject, shapes: Shapes, steps: int) -> list[Tensor]:
     return s.run_steps(shapes, steps)
 
 
-def changed(found: Sequence[Tensor], usual: Sequence[Tensor], what: str) -> None:
-    if all(map(torch.equal, found, usual)):
+def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of whole tensors on the CPU, wherever they are, as those of a GPU or of several ranks."""
+    return [tensor.cpu() for tensor in values(tensors)]
+
+
+def changed(actual: Sequence[Tensor], usual: Sequence[Tensor], what: str) -> None:
+    if all(map(torch.equal, actual, usual)):
         pytest.fail(f"{what} changes nothing")
 
 
@@ -92,7 +98,7 @@ def finite(params: Sequence[Tensor], where: str) -> None:
 
 
 def moved(params: Sequence[Tensor], start: Sequence[Tensor], where: str) -> None:
-    for place, (p, begin) in enumerate(zip(params, start, strict=True)):
+    for place, (p, begin) in enumerate(zip(on_host(params), on_host(start), strict=True)):
         if p.numel() and torch.equal(p, begin):
             pytest.fail(f"{where}: parameter {place} {tuple(p.shape)} did not move")
 

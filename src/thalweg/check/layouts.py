@@ -25,9 +25,9 @@ def compare_layout(s: TorchSubject, shape: tuple[int, ...], lay: Callable[[Tenso
 
 def take_shapes(s: TorchSubject, shapes: Shapes) -> None:
     """Fail unless parameters of these shapes move and stay finite."""
-    found = s.run_steps(shapes, 3)
-    expect.finite(found, "after three steps")
-    expect.moved(found, weights(shapes), "after three steps")
+    reached = s.run_steps(shapes, 3)
+    expect.finite(reached, "after three steps")
+    expect.moved(reached, weights(shapes), "after three steps")
 
 
 def test_transposed(s: TorchSubject) -> None:
@@ -93,9 +93,9 @@ def test_expanded_gradients(s: TorchSubject) -> None:
 def test_empty_parameters(s: TorchSubject) -> None:
     """Parameters without elements are taken, beside others: sharding leaves some."""
     params = weights([(6, 4), (0, 4)])
-    found = train(s.make(params), params, 2)
+    reached = train(s.make(params), params, 2)
     if not s.facts.couples_parameters:
-        expect.usual(s, found[:1], 2, "beside an empty one", 1e-5, shapes=[(6, 4)])
+        expect.usual(s, reached[:1], 2, "beside an empty one", 1e-5, shapes=[(6, 4)])
 
 
 def test_scalars(s: TorchSubject) -> None:

@@ -100,12 +100,12 @@ def run_checks(subject: Subject, checks: Sequence[Check], world: Ranks) -> Repor
 def checks_of(kind: str) -> list[Check]:
     """The checks of torch, optax or ranks; their modules are imported."""
     modules = [vars(importlib.import_module(f"thalweg.check.{name}")) for name in MODULES[kind]]
-    return [found for module in modules for name, found in module.items() if name.startswith("test_")]
+    return [value for module in modules for name, value in module.items() if name.startswith("test_")]
 
 
 def names_of(check: Check) -> tuple[str, str]:
     """The name of a check, and its group."""
-    name, module = (each.replace("_", "-") for each in (check.__name__[5:], check.__module__.rpartition(".")[2]))
+    name, module = (word.replace("_", "-") for word in (check.__name__[5:], check.__module__.rpartition(".")[2]))
     return name, next((group for group, names in GROUPS.items() if name in names.split()), module)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from torch.nn import Parameter
 from thalweg.check.subject import Subject
 from thalweg.show.modules import describe_error
 
-Shapes = Sequence[tuple[int, ...]]
+Shapes: TypeAlias = Sequence[tuple[int, ...]]
+#: What makes a parameter of a whole tensor and its index in the model.
+Place: TypeAlias = Callable[[Tensor, int], Tensor]
 #: Two of the same shape among them, a vector and a filter.
 MODEL: Shapes = ((6, 4), (6,), (6, 4), (5, 6), (3, 2, 2, 2))
 #: Gradients are this large, and parameters as large as those of a network that was just initialised.
@@ -28,8 +31,12 @@ def draw(shape: Sequence[int], *key: int) -> Tensor:
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TorchSubject(Subject):
     """An optimizer for torch, and parameters for it."""
+
+    #: Where parameters are: here, or divided over ranks.
+    place: Place = lambda p, _: p
 
     @property
     def shapes(self) -> Shapes:
@@ -41,7 +48,8 @@ class TorchSubject(Subject):
         return super().make(*params, **more)
 
     def weights(self, dtype: torch.dtype = torch.float32, shapes: Shapes | None = None) -> list[Parameter]:
-        return weights(self.shapes if shapes is None else shapes, dtype)
+        whole = weights(self.shapes if shapes is None else shapes, dtype)
+        return [Parameter(self.place(p.detach(), index)) for index, p in enumerate(whole)]
 
     def make_fresh(
         self, dtype: torch.dtype = torch.float32, shapes: Shapes | None = None, **more: Any
@@ -49,6 +57,11 @@ class TorchSubject(Subject):
         """Parameters and an optimizer for them."""
         params = self.weights(dtype, shapes)
         return params, self.make(params, **more)
+
+    def make_again(self, params: Sequence[Tensor]) -> tuple[list[Parameter], Any]:
+        """Parameters with the values of others, where this has its own, and an optimizer that has not stepped."""
+        again = [Parameter(self.place(p, index)) for index, p in enumerate(values(params))]
+        return again, self.make(again)
 
     def begin(self, dtype: torch.dtype = torch.float32, steps: int = 3) -> tuple[list[Parameter], Any]:
         """Parameters and their optimizer in the middle of a run."""
@@ -69,9 +82,18 @@ def weights(shapes: Shapes, dtype: torch.dtype = torch.float32, which: Sequence[
 
 
 def give(params: Sequence[Tensor], t: int, which: Sequence[int] | None = None, size: float = GRADIENT) -> None:
-    """Set the gradients of step ``t``."""
+    """Set the gradients of step ``t``, which lie like their parameters."""
     for p, place in zip(params, range(len(params)) if which is None else which, strict=True):
-        p.grad = torch.empty_like(p).copy_(size * draw(p.shape, 1, place, t)) if p.numel() else torch.empty_like(p)
+        p.grad = lay_like(p, (size * draw(p.shape, 1, place, t)).to(p.dtype))
+
+
+def lay_like(p: Tensor, whole: Tensor) -> Tensor:
+    """A tensor that lies in memory, and over ranks, as a parameter does; nothing is sent."""
+    if hasattr(p, "full_tensor"):
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    return torch.empty_like(p).copy_(whole) if p.numel() else torch.empty_like(p)
 
 
 def train(
@@ -83,7 +105,7 @@ def train(
     size: float = GRADIENT,
     without: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Steps with gradients that depend on the step and the place alone, some without; what the parameters are then."""
+    """Steps with gradients that depend on the step and the place alone, some without; the whole parameters then."""
     for t in range(first, first + steps):
         give(params, t, which, size)
         for place in without:
@@ -92,16 +114,18 @@ def train(
     return values(params)
 
 
-def values(params: Sequence[Tensor]) -> list[Tensor]:
-    return [p.detach().clone() for p in params]
+def values(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of whole tensors, brought together where they are divided over ranks."""
+    copies = [tensor.detach().clone() for tensor in tensors]
+    return [x.full_tensor() if hasattr(x, "full_tensor") else x for x in copies]
 
 
 def module_of(params: Iterable[Parameter]) -> torch.nn.Module:
     """A module with these parameters, for checkpoints by name."""
-    found = torch.nn.Module()
+    module = torch.nn.Module()
     for place, p in enumerate(params):
-        found.register_parameter(f"p{place}", p)
-    return found
+        module.register_parameter(f"p{place}", p)
+    return module
 
 
 def copy_state(optimizer: Any) -> Any:
@@ -115,8 +139,8 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for key in value:
             yield from leaves(value[key], f"{path}.{key}" if path else str(key))
     elif isinstance(value, (list, tuple)):
-        for place, each in enumerate(value):
-            yield from leaves(each, f"{path}.{place}" if path else str(place))
+        for place, part in enumerate(value):
+            yield from leaves(part, f"{path}.{place}" if path else str(place))
     else:
         yield path, value
 

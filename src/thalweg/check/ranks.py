@@ -49,10 +49,10 @@ class Ranks:
         """
         if not self.processes:
             self.start()
-        for _, each in self.processes:
-            each.send_bytes(question)
+        for _, pipe in self.processes:
+            pipe.send_bytes(question)
         answers: list[Any] = [Silence.BUSY] * self.size
-        waiting: dict[Any, int] = {each: rank for rank, (_, each) in enumerate(self.processes)}
+        waiting: dict[Any, int] = {pipe: rank for rank, (_, pipe) in enumerate(self.processes)}
         deadline = time.monotonic() + LIMIT
         while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
             for connection in ready:

@@ -11,16 +11,17 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.check import expect
-from thalweg.check.problem import TorchSubject, give, tensors_of, train, values
+from thalweg.check.problem import TorchSubject, give, tensors_of, train
 from thalweg.check.sharded import assert_same_on_all_ranks, assert_trains_as_one_process, model_for
+from thalweg.check.state import restore
 
 
 def test_replicas_stay_together(s: TorchSubject) -> None:
     """Replicas whose ranks have different seeds, as under DDP, stay equal to the bit."""
     params, optimizer = s.make_fresh()
     torch.manual_seed(dist.get_rank())
-    found = train(optimizer, params, 5)
-    assert_same_on_all_ranks({f"parameter {place}": p for place, p in enumerate(found)}, "after five steps")
+    reached = train(optimizer, params, 5)
+    assert_same_on_all_ranks({f"parameter {place}": p for place, p in enumerate(reached)}, "after five steps")
 
 
 def test_replicas_have_the_same_state(s: TorchSubject) -> None:
@@ -36,10 +37,8 @@ def test_replicas_resume(s: TorchSubject) -> None:
     params, optimizer = s.begin()
     box = [copy.deepcopy(optimizer.state_dict()) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(box)
-    others = [torch.nn.Parameter(p) for p in values(params)]
-    other = s.make(others)
+    others, other = restore(s, params, box[0])
     torch.manual_seed(dist.get_rank())
-    other.load_state_dict(box[0])
     expect.usual(s, train(other, others, 3, first=3), 6, "three steps after resuming")
 
 

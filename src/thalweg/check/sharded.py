@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,15 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
-from torch.nn import Parameter
+from torch.distributed.tensor import Placement, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg.check import expect
-from thalweg.check.problem import WEIGHT, Shapes, TorchSubject, draw, give, unless_refused, values, weights
+from thalweg.check.problem import WEIGHT, Place, Shapes, TorchSubject, draw, unless_refused, values
 
-#: What makes a parameter of a whole tensor and its place in the model.
-Place = Callable[[Tensor, int], Tensor]
 #: How near shards come to one process, as a share of the way, where steps are computed in 32 bits or in 16: sums are
 #: taken in another order.
 NEAR, NEAR_IN_16_BITS = 1e-4, 0.1
@@ -35,10 +32,10 @@ class Outputs(TorchDispatchMode):
     in_16_bits = False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        if isinstance(found, Tensor) and found.dtype in (torch.bfloat16, torch.float16):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype in (torch.bfloat16, torch.float16):
             self.in_16_bits = True
-        return found
+        return result
 
 
 @functools.lru_cache(maxsize=1)
@@ -85,53 +82,21 @@ def by_rows(tensor: Tensor, _: int = 0) -> Tensor:
 def require_rows(s: TorchSubject) -> None:
     """Skip the check where shards of rows, which have checks of their own, raise an error."""
     with unless_refused("shards of rows"):
-        params, optimizer = place_again(s, s.weights())
-        train_shards(optimizer, params, 1)
+        replace(s, place=by_rows).run_steps()
 
 
-def spread(s: TorchSubject, place: Place = by_rows, shapes: Shapes | None = None) -> tuple[list[Parameter], Any]:
-    """Sharded parameters and an optimizer for them; not offered where shards of rows raise an error."""
+def spread(s: TorchSubject, place: Place = by_rows) -> TorchSubject:
+    """The same optimizer, of parameters over ranks; not offered where shards of rows raise an error."""
     require_rows(s)
-    return place_again(s, s.weights(shapes=shapes), place)
-
-
-def place_again(s: TorchSubject, whole: Sequence[Tensor], place: Place = by_rows) -> tuple[list[Parameter], Any]:
-    """Parameters with these values, placed over ranks, and an optimizer that has not stepped."""
-    params = [Parameter(place(p.detach(), which)) for which, p in enumerate(whole)]
-    return params, s.make(params)
-
-
-def give_shards(params: Sequence[Tensor], t: int, without: Iterable[int] = ()) -> None:
-    """The gradients that one process would have in step ``t``, each like its parameter."""
-    whole = weights([tuple(p.shape) for p in params])
-    give(whole, t)
-    for which, (p, q) in enumerate(zip(params, whole, strict=True)):
-        assert q.grad is not None
-        g = split(q.grad, p.device_mesh, *p.placements) if isinstance(p, DTensor) else q.grad
-        p.grad = None if which in without else g
-
-
-def train_shards(
-    optimizer: Any, params: Sequence[Tensor], steps: int, first: int = 0, without: Iterable[int] = ()
-) -> list[Tensor]:
-    """Steps as ``problem.train`` makes them; the whole parameters after them."""
-    for t in range(first, first + steps):
-        give_shards(params, t, without)
-        optimizer.step()
-    return whole_of(params)
-
-
-def whole_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [each.full_tensor() if isinstance(each, DTensor) else each for each in values(tensors)]
+    return replace(s, place=place)
 
 
 def assert_equals_one_process(
     s: TorchSubject, place: Place, shapes: Shapes | None = None, where: str = "sharded"
 ) -> None:
     """Fail unless sharded parameters step as those of one process do."""
-    params, optimizer = spread(s, place, shapes)
-    after = train_shards(optimizer, params, 3)
-    expect.usual(s, after, 3, f"{where} and in one process", tolerance_for(s), shapes=shapes)
+    reached = spread(s, place).run_steps(shapes, 3)
+    expect.usual(s, reached, 3, f"{where} and in one process", tolerance_for(s), shapes=shapes)
 
 
 def assert_same_on_all_ranks(tensors: dict[str, Tensor], where: str) -> None:
@@ -162,14 +127,14 @@ def assert_trains_as_one_process(s: TorchSubject, model: nn.Module, where: str, 
     whole = model_for(s)
     start = values(list(whole.parameters()))
     runs = []
-    for each in (whole, model):
-        optimizer = s.make(each.parameters())
+    for one in (whole, model):
+        optimizer = s.make(one.parameters())
         for t in range(4):
             given = draw((4 * dist.get_world_size(), WIDTH), 3, t).float()
-            if share and each is model:
+            if share and one is model:
                 given = given.chunk(dist.get_world_size())[dist.get_rank()]
             optimizer.zero_grad()
-            each(given).square().mean().backward()
+            one(given).square().mean().backward()
             optimizer.step()
-        runs.append(whole_of(list(each.parameters())))
+        runs.append(values(list(one.parameters())))
     expect.close(runs[1], runs[0], start, f"{where} and in one process", tolerance_for(s))

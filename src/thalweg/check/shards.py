@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,27 +13,22 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
-from torch.nn import Parameter
 
-from thalweg.check import expect
-from thalweg.check.problem import TorchSubject, step_unless_refused, weights
+from thalweg.check import contract, expect, non_finite, numbers
+from thalweg.check.problem import TorchSubject, give, train, weights
 from thalweg.check.sharded import (
     MATRICES,
     assert_equals_one_process,
     assert_trains_as_one_process,
     by_rows,
-    give_shards,
     grid,
     halves,
     line,
     model_for,
-    place_again,
     require_rows,
     split,
     spread,
     tolerance_for,
-    train_shards,
-    whole_of,
 )
 
 #: More rows than ranks, and a number of them that no usual world divides.
@@ -69,17 +64,13 @@ def test_fsdp2_and_tensor_parallel(s: TorchSubject) -> None:
 
 def test_shards_of_rows(s: TorchSubject) -> None:
     """Parameters sharded by rows, as FSDP2 does, step as in one process: norms and factors are of whole tensors."""
-    params, optimizer = place_again(s, s.weights())
-    found = train_shards(optimizer, params, 3)
-    expect.usual(s, found, 3, "sharded and in one process", tolerance_for(s))
+    reached = replace(s, place=by_rows).run_steps(steps=3)
+    expect.usual(s, reached, 3, "sharded and in one process", tolerance_for(s))
 
 
 def test_shards_with_different_seeds(s: TorchSubject) -> None:
-    """Shards step as in one process whatever the global seed of each rank is: trainers set it by rank."""
-    params, optimizer = spread(s, shapes=MATRICES)
-    torch.manual_seed(1 + dist.get_rank())
-    found = train_shards(optimizer, params, 5)
-    expect.usual(s, found, 5, "with a seed by rank and in one process", tolerance_for(s), shapes=MATRICES)
+    """Shards step the same whatever the global seed of each rank is: trainers set it by rank."""
+    numbers.test_independent_of_the_global_seed(spread(s))
 
 
 def test_shards_of_columns(s: TorchSubject) -> None:
@@ -119,9 +110,9 @@ def test_shards_of_shards(s: TorchSubject) -> None:
 
 def test_stages(s: TorchSubject) -> None:
     """Ranks with different parameters, as stages of a pipeline have, step each as in one process."""
-    own = int(dist.get_rank() >= dist.get_world_size() // 2)
-    shapes = [MATRICES, [(6, 4)]][own]  # one stage has more of them: what is sent must not depend on it
-    mesh = halves()[own]
+    stage = int(dist.get_rank() >= dist.get_world_size() // 2)
+    shapes = [MATRICES, [(6, 4)]][stage]  # one stage has more of them: what is sent must not depend on it
+    mesh = halves()[stage]
     assert_equals_one_process(s, lambda p, _: split(p, mesh, Shard(0)), shapes, "in stages")
 
 
@@ -138,17 +129,12 @@ def test_different_placements(s: TorchSubject) -> None:
 
 def test_shards_without_gradients(s: TorchSubject) -> None:
     """A sharded parameter without a gradient stays as it is, and the others step as without it."""
-    params, optimizer = spread(s, shapes=MATRICES)
-    found = train_shards(optimizer, params, 3, without=[0])
-    expect.same(found[:1], weights(MATRICES)[:1], "a parameter without a gradient")
-    expect.moved(found[1:], weights(MATRICES)[1:], "beside one without a gradient")
+    contract.test_no_gradient_no_step(spread(s))
 
 
-def compare_runs(s: TorchSubject, run: Callable[[list[Parameter]], list[Tensor]], where: str) -> list[Tensor]:
+def compare_runs(s: TorchSubject, run: Callable[[TorchSubject], list[Tensor]], where: str) -> list[Tensor]:
     """What a run makes of shards of rows; fail unless it makes the same of whole parameters."""
-    require_rows(s)
-    whole = run(weights(MATRICES))
-    sharded = run([Parameter(by_rows(p.detach())) for p in weights(MATRICES)])
+    sharded, whole = run(spread(s)), run(s)
     expect.close(sharded, whole, weights(MATRICES), f"{where}, sharded and in one process", tolerance_for(s))
     return sharded
 
@@ -156,80 +142,59 @@ def compare_runs(s: TorchSubject, run: Callable[[list[Parameter]], list[Tensor]]
 def test_groups_of_shards(s: TorchSubject) -> None:
     """Each group's lr holds for its shards alone, as in one process."""
 
-    def train_groups(params: list[Parameter]) -> list[Tensor]:
+    def train_groups(s: TorchSubject) -> list[Tensor]:
+        params = s.weights(shapes=MATRICES)
         optimizer = s.make([{"params": params[:1]}, {"params": params[1:]}])
         optimizer.param_groups[0]["lr"] = 8 * (optimizer.param_groups[0]["lr"] or 1e-2)
-        return train_shards(optimizer, params, 3)
+        return train(optimizer, params, 3)
 
-    found, rtol = compare_runs(s, train_groups, "in two groups"), tolerance_for(s)
+    reached, rtol = compare_runs(s, train_groups, "in two groups"), tolerance_for(s)
     if not s.facts.couples_parameters:
         plain, start = s.run_steps(MATRICES, 3), weights(MATRICES)
-        expect.close(found[1:], plain[1:], start[1:], "sharded, the lr of another group was changed", rtol)
+        expect.close(reached[1:], plain[1:], start[1:], "sharded, the lr of another group was changed", rtol)
 
 
 def test_added_group_of_shards(s: TorchSubject) -> None:
     """Shards that add_param_group brings are stepped as in one process from then on."""
 
-    def add_group(params: list[Parameter]) -> list[Tensor]:
+    def add_group(s: TorchSubject) -> list[Tensor]:
+        params = s.weights(shapes=MATRICES)
         optimizer = s.make(params[:1])
-        train_shards(optimizer, params[:1], 2)
+        train(optimizer, params[:1], 2)
         optimizer.add_param_group({"params": params[1:]})
-        return train_shards(optimizer, params, 2, first=2)
+        return train(optimizer, params, 2, first=2)
 
     expect.moved(compare_runs(s, add_group, "after add_param_group"), weights(MATRICES), "after add_param_group")
 
 
 def test_lr_zero_for_shards(s: TorchSubject) -> None:
     """A learning rate of 0 moves no shard: loading sharded state takes such a step."""
-    s.require("lr_zero_is_no_step")
-    params, optimizer = spread(s)
-    for each in optimizer.param_groups:
-        each["lr"] = 0.0
-    expect.same(train_shards(optimizer, params, 2), s.weights(), "after two steps with lr 0")
+    numbers.test_lr_zero(spread(s))
 
 
 def test_gradients_of_shards_untouched(s: TorchSubject) -> None:
     """Sharded gradients are read, never written."""
-    params, optimizer = spread(s)
-    for t in range(2):
-        give_shards(params, t)
-        before = whole_of([p.grad for p in params if p.grad is not None])
-        optimizer.step()
-        after = [p.grad for p in params if p.grad is not None]
-        if len(after) < len(params):
-            pytest.fail("a gradient is gone after the step")
-        expect.same(whole_of(after), before, f"gradients after step {t + 1}")
+    contract.test_gradients_untouched(spread(s))
 
 
 def test_nan_in_one_shard(s: TorchSubject) -> None:
     """NaN in the shard of one rank does not reach other parameters, and all ranks go on alike."""
-    s.require_not("couples_parameters")
-    params, optimizer = spread(s, shapes=MATRICES)
-    give_shards(params, 0)
-    gradient = params[0].grad
-    if dist.get_rank() == 0 and isinstance(gradient, DTensor):
-        gradient.to_local()[0, 0] = float("nan")
-    is_taken, found, start = step_unless_refused(optimizer), whole_of(params), weights(MATRICES)
-    if not is_taken:
-        expect.same(found, start, "after a gradient that was refused")
-    if all(bool((one == other).all()) for one, other in zip(found, start, strict=True)):
-        return  # refused, or skipped by all ranks
-    expect.close(found[1:], s.run_steps(MATRICES)[1:], start[1:], "others, beside a shard with NaN", tolerance_for(s))
+    non_finite.test_nan_stays_local(spread(s))
 
 
 def test_shards_stay_in_place(s: TorchSubject) -> None:
     """Sharded parameters keep their placements and their memory: FSDP2 gathers them from there."""
-    params, optimizer = spread(s, shapes=MATRICES)
+    params, optimizer = spread(s).make_fresh(shapes=MATRICES)
     before = [(p.placements, p.to_local().data_ptr()) for p in params if isinstance(p, DTensor)]
-    train_shards(optimizer, params, 2)
+    train(optimizer, params, 2)
     if [(p.placements, p.to_local().data_ptr()) for p in params if isinstance(p, DTensor)] != before:
         pytest.fail("a parameter is placed otherwise or lies elsewhere after a step")
 
 
 def test_state_is_sharded(s: TorchSubject) -> None:
     """State as large as its parameter is sharded as it is: no rank has memory for that of the whole model."""
-    params, optimizer = spread(s, shapes=MATRICES)
-    train_shards(optimizer, params, 2)
+    params, optimizer = spread(s).make_fresh(shapes=MATRICES)
+    train(optimizer, params, 2)
     for place, p in enumerate(params):
         for key, leaf in optimizer.state[p].items():
             local = leaf.to_local() if isinstance(leaf, DTensor) else leaf
@@ -239,10 +204,10 @@ def test_state_is_sharded(s: TorchSubject) -> None:
 
 def test_messages_do_not_grow(s: TorchSubject) -> None:
     """A step sends no more messages later in a run than in its beginning."""
-    params, optimizer = spread(s, shapes=MATRICES)
+    params, optimizer = spread(s).make_fresh(shapes=MATRICES)
     numbers = []
     for t in range(12):
-        give_shards(params, t)
+        give(params, t)
         with CommDebugMode() as seen:
             optimizer.step()
         numbers.append(seen.get_total_counts())
@@ -252,11 +217,12 @@ def test_messages_do_not_grow(s: TorchSubject) -> None:
 
 def test_collectives(s: TorchSubject) -> None:
     """Declared: a step of many shards takes at most so many collectives, however many parameters there are."""
-    s.require("collectives")
-    params, optimizer = spread(s, shapes=[(8, 4)] * 8)
-    train_shards(optimizer, params, 2)
-    give_shards(params, 2)
+    if s.facts.collectives is None:
+        pytest.skip("not declared")
+    params, optimizer = spread(s).make_fresh(shapes=[(8, 4)] * 8)
+    train(optimizer, params, 2)
+    give(params, 2)
     with CommDebugMode() as seen:
         optimizer.step()
-    if seen.get_total_counts() > (s.facts.collectives or 0):
+    if seen.get_total_counts() > s.facts.collectives:
         pytest.fail(f"{seen.get_total_counts()} collectives for 8 parameters, above {s.facts.collectives}")

@@ -21,10 +21,9 @@ def through_a_file(state: Any, *, weights_only: bool) -> Any:
     return torch.load(file, weights_only=weights_only)
 
 
-def restore(s: TorchSubject, params: Any, state: Any, **more: Any) -> tuple[list[torch.nn.Parameter], Any]:
+def restore(s: TorchSubject, params: Any, state: Any) -> tuple[list[torch.nn.Parameter], Any]:
     """Other parameters with the same values, and an optimizer with that state."""
-    others = [torch.nn.Parameter(p.detach().clone()) for p in params]
-    optimizer = s.make(others, **more)
+    others, optimizer = s.make_again(params)
     optimizer.load_state_dict(state)
     return others, optimizer
 
@@ -168,8 +167,8 @@ def test_loads_into_other_dtypes(s: TorchSubject) -> None:
     params, optimizer = s.begin()
     for dtype in (torch.float64, torch.bfloat16):
         others, other = restore(s, [p.detach().to(dtype) for p in params], copy_state(optimizer))
-        found = train(other, others, 1, first=3)
-        if any(p.dtype != dtype or not p.isfinite().all() for p in found):
+        reached = train(other, others, 1, first=3)
+        if any(p.dtype != dtype or not p.isfinite().all() for p in reached):
             pytest.fail(f"a step in {dtype} with the state of a float32 run is not finite or has another dtype")
 
 
@@ -207,5 +206,5 @@ def test_distributed_state_dict(s: TorchSubject) -> None:
     second.load_state_dict(first.state_dict())
     other = s.make(second.parameters())
     set_optimizer_state_dict(second, other, state)
-    found = train(other, list(second.parameters()), 2, first=3)
-    expect.usual(s, found, 5, "two steps after resuming by name")
+    reached = train(other, list(second.parameters()), 2, first=3)
+    expect.usual(s, reached, 5, "two steps after resuming by name")

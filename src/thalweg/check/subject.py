@@ -38,12 +38,6 @@ class Facts:
     needs_matrices: bool = False
     #: Steps depend on other parameters too, as with clipping by a global norm.
     couples_parameters: bool = False
-    #: Gradients times a power of two make the same steps.
-    scale_invariant: bool = False
-    #: Gradients and parameters with the opposite sign make steps with the opposite sign.
-    odd: bool = False
-    #: Temporary memory of a step is at most this multiple of the parameters' bytes.
-    temporaries: float | None = None
     #: A step of sharded parameters takes at most so many collectives, however many parameters there are.
     collectives: int | None = None
 
@@ -64,12 +58,6 @@ class Subject:
     def make(self, *params: Any, **more: Any) -> Any:
         """An instance with the subject's options, and others beside them or instead."""
         return self.factory(*params, **{**self.options, **more})
-
-    def require(self, fact: str) -> None:
-        """Skip the check unless this fact is declared."""
-        declared = getattr(self.facts, fact)
-        if declared is None or declared is False:
-            pytest.skip("declared otherwise" if fact == "lr_zero_is_no_step" else "not declared")
 
     def require_not(self, fact: str) -> None:
         """Skip the check where this fact, one of ``EXCLUDED``, is declared."""
@@ -144,12 +132,12 @@ def untried_subject(given: Any, options: Mapping[str, Any] | None, facts: Mappin
 def parse_json(text: str | None, option: str) -> dict[str, Any]:
     """Read a JSON object, such as the value of --options."""
     try:
-        found = json.loads(text or "{}")
+        value = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{option} {text!r:.200} is no JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise CommandError(f'{option} must be a JSON object such as {{"lr": 0.1}}, got {text!r}')
-    return found
+    return value
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:

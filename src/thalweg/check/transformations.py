@@ -146,14 +146,14 @@ def test_compiled_once(s: Subject) -> None:
 def test_scan_agrees(s: Subject) -> None:
     """Within lax.scan, as whole epochs are compiled, the steps are the same."""
     made, params = s.make(), tree(0)
-    grads = jax.tree.map(lambda *each: jnp.stack(each), *[tree(t) for t in (1, 2, 3)])
+    grads = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[tree(t) for t in (1, 2, 3)])
 
     def body(carry: Any, grad: Any) -> Any:
         updates, state = made.update(grad, carry[1], carry[0])
         return (optax.apply_updates(carry[0], updates), state), None
 
-    (found, _), _ = jax.lax.scan(body, (params, made.init(params)), grads)
-    assert_same(found, train(made, params, 3)[0], "within scan", 1e-5)
+    (reached, _), _ = jax.lax.scan(body, (params, made.init(params)), grads)
+    assert_same(reached, train(made, params, 3)[0], "within scan", 1e-5)
 
 
 def test_vmap_agrees(s: Subject) -> None:
@@ -251,8 +251,8 @@ def test_nan_stays_local(s: Subject) -> None:
 def test_schedules(s: Subject) -> None:
     """learning_rate may be a schedule: a constant one steps as the number does."""
     rate = rate_of(s)
-    found, _ = train(s.make(learning_rate=lambda count: jnp.float32(rate)), tree(0), 3)
-    assert_same(found, train(s.make(), tree(0), 3)[0], "with a schedule", 1e-5)
+    reached, _ = train(s.make(learning_rate=lambda count: jnp.float32(rate)), tree(0), 3)
+    assert_same(reached, train(s.make(), tree(0), 3)[0], "with a schedule", 1e-5)
 
 
 def test_injected_hyperparameters(s: Subject) -> None:
@@ -276,6 +276,6 @@ def test_multi_steps(s: Subject) -> None:
     made, params = optax.MultiSteps(s.make(), 2), tree(0)
     state = made.init(params)
     _, state = made.update(tree(1), state, params)
-    found, _ = made.update(tree(2), state, params)
+    updates, _ = made.update(tree(2), state, params)
     mean = jax.tree.map(lambda a, b: (a + b) / 2, tree(1), tree(2))
-    assert_same(found, update_once(s.make(), mean, params), "two gradients accumulated", 1e-3)
+    assert_same(updates, update_once(s.make(), mean, params), "two gradients accumulated", 1e-3)
