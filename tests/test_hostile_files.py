@@ -20,18 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import thalweg.numpy
+import thalweg.torch
 from thalweg.errors import CommandError, OptimError, StateError
 from thalweg.plan.models import load_model
 from thalweg.race.run import read_records
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
-
-import thalweg.torch  # noqa: E402
 
 #: Of processor time and of memory: so many times what is read, and what any reading takes.
 SECONDS, FACTOR, BESIDE = 1.0, 64, 4_000_000

@@ -5,11 +5,8 @@ from __future__ import annotations
 from itertools import cycle
 from typing import Any
 
-import pytest
-
-pytest.importorskip("torch")
-
 import mixed
+import pytest
 import torch
 from day import BY_DAY
 from offered import BY_NONE, NOT_OFFERED, ON_GPU, assert_keeps

@@ -7,14 +7,13 @@ import gc
 from typing import Any
 
 import pytest
+import torch
 from on_device import no_waiting, on_another_stream
 from tolerances import FLOAT32, FLOAT64
 
-torch = pytest.importorskip("torch")
-
-import thalweg.torch  # noqa: E402
-from thalweg import Spikes  # noqa: E402
-from thalweg.errors import OptionError  # noqa: E402
+import thalweg.torch
+from thalweg import Spikes
+from thalweg.errors import OptionError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from agree import draw, draw_gradients
 from own_rules import Signed
 from side_by_side import DTYPES, every_rule, made, needs_core
+from side_by_side_torch import FULL, SHAPES, agree, gradients, make, parameters, train
 
-torch = pytest.importorskip("torch")
-
-from side_by_side_torch import FULL, SHAPES, agree, gradients, make, parameters, train  # noqa: E402
-
-import thalweg.torch  # noqa: E402
-from thalweg import OptionError, StateError  # noqa: E402
-from thalweg.errors import ResumeWarning  # noqa: E402
-from thalweg.torch import LAMB, LARS  # noqa: E402
-from thalweg.torch.exchange import to_numpy  # noqa: E402
+import thalweg.torch
+from thalweg import OptionError, StateError
+from thalweg.errors import ResumeWarning
+from thalweg.torch import LAMB, LARS
+from thalweg.torch.exchange import to_numpy
 
 pytestmark = needs_core
 

@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from drive import gradients, run
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from strategies import one_by_one
 from tolerances import FLOAT32, FLOAT64
 
 from thalweg.errors import OptimError, OptionError
 from thalweg.rules import LARS, RULES, Kron, Muon, Rule
 from thalweg.spaces import numpy as xp
-
-pytest.importorskip("hypothesis")
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
-from strategies import one_by_one
 
 #: Entries that are zero, or of ordinary size: squares neither vanish nor overflow.
 ENTRIES = st.one_of(st.just(0.0), st.floats(1e-3, 1e3), st.floats(-1e3, -1e-3))

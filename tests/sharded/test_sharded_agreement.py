@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("torch")
-
 from world import world
 from world_faults import (
     disagreement_on_a_grid,

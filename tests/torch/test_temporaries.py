@@ -6,17 +6,15 @@ from itertools import cycle
 from typing import Any
 
 import pytest
+import torch
+from day import BY_DAY
+from measured_peaks import allocator_peak
+from own_rules import Centred
+from side_by_side import needs_core
 
-torch = pytest.importorskip("torch")
-
-from day import BY_DAY  # noqa: E402
-from measured_peaks import allocator_peak  # noqa: E402
-from own_rules import Centred  # noqa: E402
-from side_by_side import needs_core  # noqa: E402
-
-import thalweg.torch  # noqa: E402
-from thalweg.check.problem import give, weights  # noqa: E402
-from thalweg.rules import RULES, Direction  # noqa: E402
+import thalweg.torch
+from thalweg.check.problem import give, weights
+from thalweg.rules import RULES, Direction
 
 Shapes = list[tuple[int, ...]]
 SHAPES: Shapes = [(66, 70), (34, 200), (130,), (7,), (), (0, 4), (3, 30, 25), (66, 70)]

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import thalweg.torch  # noqa: E402
-from thalweg.check.expect import same  # noqa: E402
-from thalweg.check.problem import copy_state, train, weights  # noqa: E402
-from thalweg.check.state import through_a_file  # noqa: E402
-from thalweg.errors import NonFiniteError, OptimError, ResumeWarning, StateError  # noqa: E402
+import thalweg.torch
+from thalweg.check.expect import same
+from thalweg.check.problem import copy_state, train, weights
+from thalweg.check.state import through_a_file
+from thalweg.errors import NonFiniteError, OptimError, ResumeWarning, StateError
 
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach"])
 SHAPES = [(6, 4), (6, 4), (5,), (3, 4, 2), ()]

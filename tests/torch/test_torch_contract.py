@@ -7,19 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from networks import EVERY, backward, equal, model, train, values
+from networks import make as make_any
 from tolerances import BFLOAT16_PRODUCTS, FLOAT64
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-torch = pytest.importorskip("torch")
-
-from networks import EVERY, backward, equal, model, train, values  # noqa: E402
-from networks import make as make_any  # noqa: E402
-from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
-
-import thalweg.numpy  # noqa: E402
-import thalweg.torch  # noqa: E402
-from thalweg.errors import OptimError, OptionError  # noqa: E402
-from thalweg.rules import RULES  # noqa: E402
-from thalweg.torch import LAMB, Muon  # noqa: E402
+import thalweg.numpy
+import thalweg.torch
+from thalweg.errors import OptimError, OptionError
+from thalweg.rules import RULES
+from thalweg.torch import LAMB, Muon
 
 LR = 0.01
 

@@ -12,21 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import strategies
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import EVERY, backward, equal, make, model, train, values
 from tolerances import ROUNDED_STEP
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("hypothesis")
-
-import strategies  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from networks import EVERY, backward, equal, make, model, train, values  # noqa: E402
-
-import thalweg.torch  # noqa: E402
-from thalweg.check.problem import weights  # noqa: E402
-from thalweg.errors import NonFiniteError, OptionError, ParameterError, UnusedOverrideWarning  # noqa: E402
-from thalweg.rules import RULES, Rule  # noqa: E402
-from thalweg.torch import LAMB, Adafactor, Kron, step_in_backward  # noqa: E402
+import thalweg.torch
+from thalweg.check.problem import weights
+from thalweg.errors import NonFiniteError, OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.rules import RULES, Rule
+from thalweg.torch import LAMB, Adafactor, Kron, step_in_backward
 
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
 NAN, INF = float("nan"), float("inf")

@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from spiked import KINDS, STEPS, draw, factors_by_hand
 from tolerances import FLOAT64
 
-torch = pytest.importorskip("torch")
-
-import thalweg.numpy  # noqa: E402
-import thalweg.torch  # noqa: E402
-from thalweg import Spikes  # noqa: E402
-from thalweg.check.problem import give, train, weights  # noqa: E402
-from thalweg.check.state import through_a_file  # noqa: E402
+import thalweg.numpy
+import thalweg.torch
+from thalweg import Spikes
+from thalweg.check.problem import give, train, weights
+from thalweg.check.state import through_a_file
 
 ENGINES = pytest.mark.parametrize("engine", ["auto", "foreach", "reference"])
 SHAPES = [(4, 3), (5,), (0, 3)]
