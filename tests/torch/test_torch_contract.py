@@ -104,18 +104,6 @@ def test_refused(call: Any, told: str) -> None:
         call()
 
 
-def test_a_refused_group_changes_nothing() -> None:
-    net = model()
-    optimizer = make(net[0].parameters())
-    for more in (dict(weight_decay=-0.1), dict(weight_decy=0.1), dict(params=[torch.ones(2) * 1j]), dict(lr="0.1")):
-        with pytest.raises(OptimError):
-            optimizer.add_param_group({"params": list(net[2].parameters()), **more})
-        assert len(optimizer.param_groups) == 1
-    train(net, optimizer, 1)
-    optimizer.add_param_group({"params": net[2].parameters()})
-    assert all(a is b for a, b in zip(optimizer.parameters(), net.parameters(), strict=True))
-
-
 def test_a_vector_that_muon_was_given_frozen_is_refused_when_it_is_stepped() -> None:
     assert len(by_muon(3, overrides=[("b", dict(vectors="row"))])().param_groups) == 1
     vector = torch.nn.Parameter(torch.ones(3), requires_grad=False)

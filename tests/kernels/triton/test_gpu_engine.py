@@ -53,30 +53,6 @@ def test_no_gradient_outlives_a_step(options: dict[str, Any]) -> None:
     assert not [grad for grad in gone if grad() is not None]
 
 
-@pytest.mark.parametrize("rule", ["LAMB", "Adafactor"])
-@pytest.mark.parametrize("found", [0.0, 1.0])
-def test_what_a_grad_scaler_leaves_with_the_optimizer(rule: str, found: float) -> None:
-    """Gradients are divided by the scale, and nothing is changed where one was not finite."""
-    (step,) = gradients(1)
-    theirs = parameters()
-    reference = make(rule, theirs, "reference", **options_of(rule))
-    train(reference, theirs, [step])
-
-    named = parameters()
-    optimizer = make(rule, named, **options_of(rule))
-    optimizer.make_state()
-    before = [p.detach().clone() for _, p in named]
-    optimizer.grad_scale = torch.tensor(1024.0, device=DEVICE)
-    optimizer.found_inf = torch.tensor(found, device=DEVICE)
-    train(optimizer, named, [{name: g * 1024 for name, g in step.items()}])
-    del optimizer.grad_scale, optimizer.found_inf
-    if found:
-        assert all(torch.equal(p, old) for (_, p), old in zip(named, before, strict=True))
-        assert not any(entry.any() for _, p in named for entry in optimizer.state[p].values()), "its step among them"
-    else:
-        agree(optimizer, named, reference, theirs)
-
-
 def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "is_here", lambda: False)
     kernels.warn_once.cache_clear()
@@ -243,50 +219,6 @@ def test_kernels_step_as_the_rules_do(arguments: dict[str, Any]) -> None:
         assert (p - q).abs().max() <= TENSOR_CORES["float32"] * q.abs().max()
         ours, theirs = ([pair for pair in some if pair[0] != "matrix"] for some in (ours, theirs))
     agree(fused, ours, reference, theirs)
-
-
-def test_one_decision_about_what_is_not_finite() -> None:
-    named, (first, second) = parameters(shapes=MIXED), gradients(2, shapes=MIXED)
-    optimizer = mixture(named, "auto", on_nonfinite="skip")
-    train(optimizer, named, [first])
-    before = [p.detach().clone() for _, p in named]
-    second["vector"][3] = float("nan")
-    train(optimizer, named, [second])
-    assert all(torch.equal(p, start) for (_, p), start in zip(named, before, strict=True))
-    assert (optimizer.skipped, optimizer.nonfinite()) == (1, ["vector"])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs need a GPU")
-def test_captured_steps_of_mixtures_go_on() -> None:
-    entries = [("matrix", LAMB.options(lr=0.01)), ("*", AdamW.options(lr=0.01))]
-    results = []
-    for captured in (False, True):
-        named = parameters(shapes=MIXED)
-        optimizer = Mixture(named, entries, capturable=True)
-        for _, p in named:
-            p.grad = torch.ones_like(p)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            optimizer.step()
-            optimizer.step()
-        torch.cuda.current_stream().wait_stream(stream)
-        run: Any = optimizer.step
-        if captured:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                optimizer.step()
-            run = graph.replay
-        for _ in range(3):
-            for _, p in named:
-                p.grad.mul_(-0.5)
-            run()
-        torch.cuda.synchronize()
-        assert {float(state["step"]) for state in optimizer.state.values()} == {5.0}
-        results.append(named)
-    for (name, p), (_, q) in zip(*results, strict=True):
-        assert torch.equal(p, q), name
 
 
 # ---- products of matrices between kernels
