@@ -89,7 +89,8 @@ def functions() -> str:
     lines += ["import optax", "", *COMMON, "from thalweg.optax.engines import Engine", ""]
     lines += [*listed(names), "", "BESIDE: Mapping[str, Any]", "ADDED: Mapping[str, Mapping[str, Any]]", ""]
     for function in (function_of, transformation):
-        shown = str(inspect.signature(inspect.unwrap(function))).replace("'", "")  # annotations are texts
+        shown = str(inspect.signature(inspect.unwrap(function)))
+        shown = re.sub(r"(: |-> )'([^']*)'", r"\1\2", shown)  # annotations are texts
         lines += [f"def {function.__name__}{shown}: ...", ""]
     for rule in RULES.values():
         also = [name for known in rule.ALSO_NAMED.values() for name in known]
