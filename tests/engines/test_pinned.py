@@ -31,7 +31,7 @@ from thalweg.rules import Adafactor, AdamW, Kron, Muon, around
 Spoil = Callable[[Arrays, list[Arrays]], None]
 
 CPU = ("numpy native", "torch native")
-ARRAYS = ("torch lists", "optax xla")
+ARRAYS, OPTAX = ("torch lists", "optax xla"), ("optax xla", "optax update")
 GPU = ("torch triton", "torch cuda")
 NATIVE, LISTS = CPU[:1], ("torch lists",)
 TORCH = ("torch native", *LISTS, *GPU)
@@ -434,7 +434,7 @@ PINNED = [
             spoil=puts(np.inf, 130),
         )
     ),
-    *of_three("edge of float16", (*CPU, *GPU), EDGE, "float16", lr=1e4, **SKIPS, steps=1, spoil=edge),
+    *of_three("edge of float16", (*CPU, *GPU, *OPTAX), EDGE, "float16", lr=1e4, **SKIPS, steps=1, spoil=edge),
     *pin("large state", CPU, "Adafactor", WIDE, **FACTORED, **SKIPS, **HALF, spoil=large_row),
     *pin("large state", GPU, "Adafactor", WIDE, **FACTORED, **SKIPS, **HALF, spoil=large_row, steps=2),
     # rules of one's own
@@ -450,6 +450,7 @@ PINNED = [
             "around it, one's own", TORCH[:2], around(rule, Damped), MATRICES, strict=False, **{"lr": 0.02, **given}
         )
     ),
+    *pin("one's own, not finite", CPU, Signed, MATRIX, lr=0.1, **SKIPS, spoil=puts(np.nan, 5, step=1)),
     *pin("a mutant", (*CPU, *GPU), Doubled, {"matrix": (12, 10)}, **FACTORED),
     *pin("a mutant", (*CPU, *GPU), Pushed, {"matrix": (12, 10)}, **LARS),
     *(

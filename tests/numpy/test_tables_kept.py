@@ -30,17 +30,12 @@ def same(x: Any) -> Any:
 
 
 HISTORIES: dict[str, list[Event]] = {
-    "gradients move": [
-        (EVERY, how, same, {})
-        for how in (np.copy, np.copy, lambda g: np.stack([g, g], -1)[..., 0], np.asfortranarray, np.copy)
-    ],
     "arrays move": [
         (EVERY, np.copy, how, {}) for how in (same, np.copy, lambda x: x + 1.0, np.asfortranarray, np.ascontiguousarray)
     ],
     "arrays come and go": [
         (names, np.copy, same, {}) for names in (("w", "b"), ("w",), EVERY, ("v", "w"), ("w", "b"), EVERY)
     ],
-    "other dtypes": [(EVERY, how, same, {}) for how in (np.copy, lambda g: g.astype("float32"), np.copy)],
     "options change": [
         (EVERY, np.copy, same, options)
         for options in ({}, dict(lr=0.02), {}, dict(weight_decay=0.3), dict(weight_decay=0.0), dict(maximize=True), {})

@@ -26,13 +26,8 @@ SHAPES = [(), (1,), (7,), (1000,), (0,), (3, 0), (5, 4), (130, 140), (3, 4, 5, 2
 STACKED = [(3, 7), (2, 130, 140), (4, 5, 6)]
 CASES: list[tuple[str, dict[str, Any], Any]] = [
     *((name, {"vectors": "row"} if name == "Muon" else {}, SHAPES) for name in RULES),
-    ("LARS", {"momentum": 0.0}, SHAPES),
-    ("AdamW", {"state_dtype": "int8", "averaged": 0.99, "cautious": True}, SHAPES),
     ("AdamW", {"spikes": True}, SHAPES),
-    ("SGD", {"rounding": "compensated"}, SHAPES),
-    ("Adafactor", {"momentum": 0.9, "min_dim_size_to_factor": 2}, SHAPES),
-    ("Kron", {"max_size_dense": 8, "precond_dtype": "bfloat16"}, SHAPES),
-    *((name, {"stacked_axes": 1}, STACKED) for name in ("LARS", "LAMB", "Adafactor", "Kron")),
+    ("Kron", {"stacked_axes": 1, "precond_dtype": "bfloat16"}, STACKED),
 ]
 
 

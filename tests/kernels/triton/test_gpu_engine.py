@@ -122,21 +122,6 @@ def test_gradients_are_read_where_they_are(rule: str, options: dict[str, Any]) -
         agree(*results)
 
 
-@pytest.mark.parametrize(("rule", "engine"), [("AdamW", "fused"), ("Kron", "reference")])
-def test_a_gradient_that_is_not_finite_leaves_all_alone_without_a_wait(rule: str, engine: str) -> None:
-    """Steps of Kron are counted on the device then, which the interpreter has on the host: of it, numbers only."""
-    shapes = {"bias": (5,), "a": (12, 9)}
-    named, steps = parameters(shapes=shapes), gradients(2, shapes=shapes)
-    optimizer = getattr(thalweg.torch, rule)(named, lr=0.05, on_nonfinite="skip")
-    train(optimizer, named, steps[:1])
-    before = {name: p.detach().clone() for name, p in named}
-    steps[1]["a"][0, 0] = float("nan")
-    train(optimizer, named, steps[1:])
-    assert optimizer.engine == engine
-    assert all(torch.equal(p, before[name]) for name, p in named)
-    assert (optimizer.skipped, optimizer.nonfinite()) == (1, ["a"])
-
-
 # ---- what all gradients decide together, where kernels measure them
 
 
