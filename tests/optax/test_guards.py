@@ -22,6 +22,7 @@ from thalweg.optax import (
     import_state,
     kron,
     lamb,
+    lars,
     mixture,
     sgd,
     state_specs,
@@ -50,6 +51,13 @@ def test_one_bad_element_leaves_all_parameters_state_and_counts_as_they_were(nam
     assert same_bits(found, update(GRADS, first, PARAMS)[0])
     assert (state.count, state.skipped) == (2, 2)
     assert update._cache_size() == 1
+
+
+def test_a_float16_parameter_that_would_overflow_is_not_finite() -> None:
+    params, grads = {"w": jnp.full((4, 3), 60000.0, jnp.float16)}, {"w": jnp.full((4, 3), -1.0, jnp.float16)}
+    updates, state = take_step(lars(1e6, on_nonfinite="skip"), params, grads)
+    assert (state.count, state.skipped) == (0, 1)
+    assert (updates["w"] == 0).all()
 
 
 def test_clipping_by_the_joint_norm_is_that_of_optax_before() -> None:

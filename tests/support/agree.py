@@ -9,6 +9,7 @@ reference's numbers: so roundings do not add up, and one bound serves runs of an
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -91,8 +92,13 @@ def start_numpy(rule: type[Rule], params: Arrays, *, engine: str, **options: Any
         state = {name: dict(entries) for name, entries in optimizer.state.items()}
         return current, state, optimizer.stats()
 
+    turns = itertools.cycle((False, True))
+
     def write(params: Arrays, state: Mapping[str, Arrays]) -> None:
+        """Every other time into other memory."""
+        moves = next(turns)
         for name, p in params.items():
+            current[name] = current[name].copy(order="K") if moves else current[name]
             current[name][...] = p
             for key, entry in state.get(name, {}).items():
                 if key != "step":
