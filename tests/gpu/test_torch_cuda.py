@@ -30,7 +30,6 @@ CLASSES = pytest.mark.parametrize(
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-LISTS = pytest.mark.parametrize("engine", ["reference", "foreach"])
 ENGINES = pytest.mark.parametrize("engine", ["reference", "foreach", "auto"])
 
 

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.slow  # programs are interpreted
 
 #: Three matrices of one shape, turned ones, and one of more axes; and such that products of them are kernels' too,
 #: symmetric or with an addend, by tiles of both sizes.
-MATRICES = {"a": (34, 20), "b": (34, 20), "c": (34, 20), "wide": (20, 34), "conv": (5, 4, 3, 2)}
 LARGE = {"tall": (1536, 768), "wide": (768, 1536), "square": (1024, 1024)}
 OF_KRON = {"a": (24, 12), "b": (24, 12), "c": (40,), "d": (50, 8)}
 #: So that kernels do what goes element by element, and stacks of tensors the rest.
@@ -244,12 +243,6 @@ def test_recorded_steps_follow_the_precision_that_is_allowed(monkeypatch: pytest
         torch.set_float32_matmul_precision(before)
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[1], found[2])
-
-
-def test_the_code_that_is_made_is_shown() -> None:
-    shown = str(thalweg.torch.Muon(parameters("float32", MATRICES)).explain(code=True))
-    assert "read p, g and write p, shown" in shown
-    assert "between them: matrix products by library calls" in shown
 
 
 # ---- state of equal shapes is one array
