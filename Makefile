@@ -18,6 +18,7 @@ NATIVE := CMakeLists.txt tools/editable/CMakeLists.txt \
 EDITABLE := $(PIP) $(if $(shell command -v $(CXX)),--config-settings wheel.cmake=true) --editable
 
 .PHONY: race test test-fast test-all test-environments test-integrations wheel sanitize release-checks docs format clean
+.PHONY: built inside in-numpy in-torch in-jax in-cli in-integrations in-wheel in-sdist
 .PHONY: tests-by-day tests-fast tests-all checks checks-with-docs style sizes types imports pages
 
 # What is installed for tests serves the race too. Else a core of few options is built, for this machine alone.
@@ -53,8 +54,8 @@ test-fast: .venv/ready-to-test
 test-all: .venv/ready-to-test
 	$(MAKE) $(TOGETHER) SOON='$(ALONE)' tests-all checks-with-docs
 	rm -rf build/faults
-	$(BIN)/python tools/faults.py build/faults/green.jsonl build/faults/bank.jsonl 40
-	$(BIN)/python tools/environments.py
+	$(SOON) $(BIN)/python tools/faults.py build/faults/green.jsonl build/faults/bank.jsonl 40
+	$(MAKE) test-environments
 
 tests-by-day:
 	$(FORGET)
@@ -81,18 +82,74 @@ imports:
 pages:
 	$(SOON) $(BIN)/python -m pytest --quiet README.md CONTRIBUTING.md docs src
 
-# The package with nothing but numpy, with torch, jax or the command line alone: "optional" stays true.
+# The package as users install it: its sdist and wheel, in environments of their own under .envs. With nothing but
+# numpy, with torch, jax or the command line alone, "optional" stays true. Each step of every optimizer: of the wheel
+# beside numpy alone, of the sdist without a compiler, which pip tells.
 # make test-environments ENVIRONMENTS=numpy tries that one.
-test-environments: .venv/ready-to-test
-	$(BIN)/python tools/environments.py $(ENVIRONMENTS)
+ENVIRONMENTS := numpy torch jax cli
+DIST := .envs/dist
+ALONE_IN = .envs/$*/bin/python
+INTO = $(ALONE_IN) -m pip --disable-pip-version-check install --constraint constraints.txt
+ABSENT = $(ALONE_IN) -c "import importlib.util as u, sys; sys.exit(' '.join(filter(u.find_spec, sys.argv[1:])) or None)"
+TESTS_IN = $(ALONE) $(ALONE_IN) -m pytest -q -p no:cacheprovider -n $(shell getconf _NPROCESSORS_ONLN) -m "not gpu"
 
-# Adapters and recipes beside the real packages of trainers: transformers, accelerate, lightning, timm, ...
-test-integrations: .venv/ready-to-test
-	$(BIN)/python tools/environments.py integrations
+test-environments: built
+	$(MAKE) $(ENVIRONMENTS:%=in-%)
+built: .venv/ready-to-test
+	rm -rf $(DIST)
+	$(BIN)/python -m build --config-setting=wheel.cmake=true --outdir $(DIST) .
 
-# The sdist and the wheel of this tree: what is in them, and that every optimizer steps, with a compiler and without.
-wheel: .venv/ready-to-test
-	$(BIN)/python tools/environments.py wheel sdist
+in-numpy: NOT_THERE := torch jax ml_dtypes click matplotlib safetensors
+in-torch: NOT_THERE := jax ml_dtypes
+in-torch in-integrations: FIRST := torch
+in-jax: NOT_THERE := torch
+in-cli: NOT_THERE := torch jax ml_dtypes
+in-numpy in-torch in-jax: TRIED := tests
+in-cli: TRIED := tests/race tests/plan tests/show
+in-numpy in-torch in-jax in-cli: in-%:
+	$(PYTHON) -m venv .envs/$*
+	$(INTO) pytest pytest-xdist $(FIRST)
+	$(INTO) "$$(echo $(DIST)/*.whl)$(if $(filter-out numpy,$*),[$*])"
+	$(INTO) --force-reinstall --no-deps $(DIST)/*.whl # that of an earlier call has the same version
+	$(ABSENT) $(NOT_THERE)
+	$(TESTS_IN) $(TRIED)
+
+# Adapters and recipes beside the real packages of trainers: transformers, accelerate, lightning, timm, ... They warn of
+# one another; what thalweg warns of is an error among them too. Examples of a page follow from one another.
+test-integrations: built
+	$(MAKE) in-integrations
+in-integrations: TESTS_IN += --dist loadfile -W default -W error::thalweg.UnusedOverrideWarning \
+	-W error::thalweg.ResumeWarning
+in-integrations: in-%:
+	$(PYTHON) -m venv .envs/$*
+	$(INTO) pytest pytest-xdist $(FIRST)
+	$(INTO) "$$(echo $(DIST)/*.whl)[all]" hypothesis sybil --requirement tests/integrations/packages.txt
+	$(INTO) --no-deps --requirement tests/integrations/packages-alone.txt
+	$(INTO) --force-reinstall --no-deps $(DIST)/*.whl
+	THALWEG_INTEGRATIONS=required HF_HUB_OFFLINE=1 $(TESTS_IN) tests/integrations
+	THALWEG_INTEGRATIONS=required HF_HUB_OFFLINE=1 $(TESTS_IN) docs/recipes
+
+wheel: built
+	$(MAKE) in-wheel in-sdist
+# What is in both, and the native core at every vector level: the one that other tests have is built for one of them.
+in-wheel: inside
+inside:
+	$(BIN)/python tools/inside.py $(DIST)
+	$(ALONE) THALWEG_CPU_LIBRARY=$(CURDIR)/$$(echo $(DIST)/_core.*) $(PYTEST) -m "not gpu" \
+		$(patsubst %,tests/kernels/test_%.py,same_bits conversions stochastic_rounding)
+in-wheel in-sdist: in-%:
+	rm -rf .envs/$*
+	$(PYTHON) -m venv .envs/$*
+	$(INTO) numpy
+	$(INSTALL)
+	$(ABSENT) torch jax pytest
+	$(ALONE_IN) -I tools/smoke.py $(KIND)
+in-wheel: INSTALL = $(INTO) $(DIST)/*.whl
+in-wheel: KIND := native
+# neither a compiler nor CMake nor Ninja, which come from PyPI
+in-sdist: INSTALL = PATH=$(CURDIR)/.envs/$*/bin CC= CXX= $(INTO) --verbose $(DIST)/*.tar.gz \
+	2>&1 | $(shell command -v grep) "WITHOUT its native CPU core"
+in-sdist: KIND := pure
 
 # The tests of the native core under GCC's address and undefined-behaviour sanitizers. They must be in the process before
 # Python is, and the address sanitizer looks for exceptions of libstdc++ when it starts. Python itself does not free

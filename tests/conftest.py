@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 from pathlib import Path
 
@@ -27,12 +26,8 @@ else:
         settings.register_profile(name, steady, max_examples=examples)
     settings.load_profile("day")
 
-#: What tests share has no examples of its own. Folders and files that need a package which is not installed.
+#: What tests share has no examples of its own.
 collect_ignore_glob = ["support/*"]
-if importlib.util.find_spec("optax") is None:
-    collect_ignore_glob += ["optax/*.py"]
-if importlib.util.find_spec("hypothesis") is None:
-    collect_ignore_glob += ["test_hostile_files.py"]
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,7 @@ from day import BY_DAY
 from tolerances import FLOAT64
 
 import thalweg.numpy
+from thalweg import Spikes
 from thalweg.errors import StateError
 from thalweg.rules import RULES
 
@@ -22,6 +23,7 @@ CASES: dict[str, dict[str, Any]] = {
     "LAMB": dict(lr=0.01, weight_decay=0.1, exempt=None),
     "Adafactor": dict(lr=0.01, min_dim_size_to_factor=4, momentum=0.9),
     "Kron": dict(lr=0.01, precond_update_probability=0.4),
+    "SGD under a limit of spikes": dict(lr=0.01, spikes=Spikes(window=4, z=0.1, action="clip")),
 }
 #: Cases in which state is kept in few bits, and the dtype of parameters.
 KEPT = {"LAMB in 16 bits": "float32", "LAMB in 8 bits": "float32", "LAMB in 8 bits, compensated": "float16"}

@@ -20,18 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import thalweg.numpy
+import thalweg.torch
 from thalweg.errors import CommandError, OptimError, StateError
 from thalweg.plan.models import load_model
 from thalweg.race.run import read_records
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
-
-import thalweg.torch  # noqa: E402
 
 #: Of processor time and of memory: so many times what is read, and what any reading takes.
 SECONDS, FACTOR, BESIDE = 1.0, 64, 4_000_000
@@ -290,6 +289,7 @@ LIARS: list[tuple[tuple[Any, ...], Any, str]] = [
     (("state", 0, "exp_avg"), np.full((3, 2), 1j), "the state of 'a' must be arrays of floating point"),
     (("state", 0, "exp_avg"), np.ones((3, 2), bool), "the state of 'a' must be arrays of floating point"),
     (("state", 0, "more"), 3, "is damaged"),
+    (("state", 2, "exp_avg_scale"), np.zeros((64, 1), "float32"), "'exp_avg_scale' has a 0 for codes of 'exp_avg'"),
     (("param_groups",), [3], "must be mappings in a list"),
     (("param_groups", 0, "layout"), "new", "layout of a saved state must be a whole number from 1, got 'new'"),
     (("param_groups", 0, "rule"), 10**30, "must be the name of one"),

@@ -123,16 +123,6 @@ def test_an_option_that_changes_is_followed_for_each_size(engine: str) -> None:
     assert [set(p.flatten().tolist()) for p in params.values()] == [{-1.0}, {-0.25}, {-1.0}]
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("engine", ["reference", "auto"])
-def test_what_is_not_finite_is_found_in_the_gradient(bad: float, engine: str) -> None:
-    optimizer = thalweg.numpy.optimizer(Signed)(0.1, on_nonfinite="skip", engine=engine)
-    p, g = np.ones(3), np.array([1.0, bad, 1.0])
-    optimizer.step({"p": p}, {"p": g})
-    assert optimizer.skipped == {"p": 1}
-    assert (p == 1).all()
-
-
 # ---- copies and checkpoints
 
 

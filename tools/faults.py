@@ -1,4 +1,4 @@
-"""A bank of faults, each of which some test has to find: made one at a time, where Python imports the source.
+"""A bank of faults, each of which some test has to find: made one at a time, in a copy of the source.
 
 python tools/faults.py list                       the faults, each with a name
 python tools/faults.py green.jsonl bank.jsonl     make them; a second call goes on
@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,10 +38,6 @@ ELSEWHERE = ("kernels/cpu/shipped.py", "kernels/triton/launching.py", "check/com
 UNREAD = (ast.Raise, ast.Assert, ast.JoinedStr, ast.arguments, ast.While, ast.ExceptHandler)
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "sitecustomize", "-m", "not gpu"]
 PYTEST += ["--hypothesis-profile=few", "--hypothesis-seed=0"]
-LANE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "THALWEG_TESTS_SOON"), "1")
-LANE |= {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
-LANE["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
-LANE |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(WATCH), os.environ.get("PYTHONPATH"))))}
 #: Seconds: of a whole file, unbroken, and of a fault.
 FILE_LIMIT, FAULT_LIMIT = 300.0, 90.0
 
@@ -136,7 +133,7 @@ def read_written(row: str, room_of: Callable[[str], str]) -> Fault:
     nodes = ((name, node) for name, node in walk(ast.parse(source).body) if hasattr(node, "lineno"))
     inside = (name for name, node in nodes if start >= 0 and node.lineno <= line <= node.end_lineno)
     function, digest = next(inside, ""), hashlib.sha256(f"{old}>{new}".encode()).hexdigest()[:6]
-    return Fault(f"{path}:{function}:written:{digest}", room_of(path), path, function, old, new, start, says)
+    return Fault(f"{path}:written:{digest}", room_of(path), path, function, old, new, start, says)
 
 
 def list_faults() -> tuple[dict[str, Any], list[Fault], set[str]]:
@@ -162,19 +159,25 @@ def list_faults() -> tuple[dict[str, Any], list[Fault], set[str]]:
         if fault.name not in named["no-fault"] and len(faults[fault.room]) < rooms[fault.room][0]:
             counted[fault.path, fault.function] += 1
             faults[fault.room] += [fault] if counted[fault.path, fault.function] <= 2 else []
-    return rooms, sorted(itertools.chain(*faults.values()), key=order_of), {shorten(name) for name in named["survivor"]}
+    return rooms, sorted(itertools.chain(*faults.values()), key=order_of), named["survivor"]
 
 
 def order_of(fault: Fault, seed: str = "") -> bytes:
     return hashlib.sha256(f"{seed}{fault.name}".encode()).digest()
 
 
-def run(tests: list[str], limit: float, *options: str, **told: Any) -> tuple[str, list[list[str]]]:
-    """Run tests, or files of them: how it ended, and what the watch has written. told: what the watch does."""
+def run(tests: list[str], limit: float, *options: str, fault: Fault | None = None) -> tuple[str, list[list[str]]]:
+    """Run tests, or files of them, with a fault, or watched: how it ended, and what the watch has written."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        log = Path(folder, "log")
-        told = {"log": str(log), "chosen": tests, **told}
-        surroundings = {**os.environ, **LANE, "THALWEG_CACHE": f"{folder}/cache", "FAULTS_WATCH": json.dumps(told)}
+        log, source = Path(folder, "log"), SOURCE.parent
+        if fault is not None:
+            source = shutil.copytree(source, Path(folder, "src"))
+            path = source / SOURCE.name / fault.path
+            text = path.read_bytes()
+            path.write_bytes(text[: fault.start] + fault.new.encode() + text[fault.start + len(fault.old.encode()) :])
+        watch = {"log": str(log), "chosen": tests, "source": str(SOURCE) if fault is None else ""}
+        surroundings = {**os.environ, "THALWEG_CACHE": f"{folder}/cache", "FAULTS_WATCH": json.dumps(watch)}
+        surroundings["PYTHONPATH"] = f"{source}{os.pathsep}{WATCH}"
         command = [*PYTEST, *options, *dict.fromkeys(test.partition("::")[0] for test in tests)]
         quiet = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
         process = subprocess.Popen(command, cwd=ROOT, env=surroundings, start_new_session=True, **quiet)
@@ -191,7 +194,7 @@ def run(tests: list[str], limit: float, *options: str, **told: Any) -> tuple[str
 def try_file(file: str) -> dict[str, Any]:
     """What each test of a file takes, and which functions it reaches; without those that fail."""
     start, tests, seen = time.perf_counter(), dict[str, Any](), [0.0, list[str]()]
-    for kind, what in run([file], FILE_LIMIT, source=str(SOURCE))[1]:
+    for kind, what in run([file], FILE_LIMIT)[1]:
         if kind == "test":
             seen = tests.setdefault(what, [0.0, []])
         elif kind == "took":
@@ -208,8 +211,7 @@ def try_fault(fault: Fault, green: list[Any], first: tuple[str, ...]) -> dict[st
 
     If none is known to reach the function, those are asked that reach another one of its file.
     """
-    start, status, by, asked = time.perf_counter(), "survived" if fault.start >= 0 else "stale", "", list[Any]()
-    made = str(SOURCE / fault.path), fault.start, len(fault.old.encode()), fault.new
+    start, by, asked = time.perf_counter(), "", list[Any]()
     functions = {name for row in green for _, names in row["tests"].values() for name in names}
     reached = {f"{fault.path}:{fault.function}"} & functions
     reached = reached or {name for name in functions if name.startswith(f"{fault.path}:")}
@@ -217,14 +219,12 @@ def try_fault(fault: Fault, green: list[Any], first: tuple[str, ...]) -> dict[st
         if tests := {test: took for test, (took, names) in row["tests"].items() if not reached.isdisjoint(names)}:
             took = sum(tests.values())
             asked.append(((1 if row["name"].startswith(first) else 4) * (took + 1), took, list(tests)))
-    for _, took, tests in sorted(asked):
-        left = FAULT_LIMIT - time.perf_counter() + start
-        if status == "survived" and not by and left > 0:
-            ended, log = run(tests, left, "-x", fault=made)
-            if ended == "timeout":  # it hangs, unless so many tests just take long
-                status, by = ("killed" if 2 * took < left else status), ended
-            elif ended != "passed":
-                status, by = "killed", next((what for kind, what in log if kind == "failed"), ended)
+    for _, took, tests in sorted(asked) if fault.start >= 0 else ():
+        if not by and time.perf_counter() - start < FAULT_LIMIT:
+            ended, log = run(tests, 5 * took + 60, "-x", fault=fault)  # what takes longer hangs
+            if ended != "passed":
+                by = next((what for kind, what in log if kind == "failed"), ended)
+    status = "stale" if fault.start < 0 else "killed" if by else "survived"
     told = {"name": fault.name, "room": fault.room, "says": fault.says, "status": status, "by": by}
     return {**told, "seconds": time.perf_counter() - start}
 
@@ -244,11 +244,6 @@ def work(tasks: Iterable[Any], do: Callable[[Any], dict[str, Any]], record: Path
     return rows
 
 
-def shorten(name: str) -> str:
-    """What a fault is known by in all records: one that is written may have come into a function of another name."""
-    return name.rpartition(":")[2] if ":written:" in name else name
-
-
 def main(*given: str) -> int:
     rooms, faults, known = list_faults()
     if given == ("list",):
@@ -266,7 +261,7 @@ def main(*given: str) -> int:
     left = sorted((row for row in rows if row["status"] != "killed"), key=lambda row: row["name"])
     for room, counts in collections.Counter((row["room"], row["status"]) for row in rows).items():
         print(*room, counts)
-    unknown = [row for row in left if row["status"] == "survived" and shorten(row["name"]) not in known]
+    unknown = [row for row in left if row["status"] == "survived" and row["name"] not in known]
     for row in left:
         print(f"{row['status']:9}{'UNKNOWN ' * (row in unknown)}{row['name']}: {row['says']}")
     return 1 if unknown else 0

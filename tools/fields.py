@@ -89,19 +89,15 @@ def functions() -> str:
     lines += ["import optax", "", *COMMON, "from thalweg.optax.engines import Engine", ""]
     lines += [*listed(names), "", "BESIDE: Mapping[str, Any]", "ADDED: Mapping[str, Mapping[str, Any]]", ""]
     for function in (function_of, transformation):
-        shown = inspect.signature(inspect.unwrap(function))
-        lines += [f"def {function.__name__}{bare(str(shown))}: ...", ""]
+        shown = str(inspect.signature(inspect.unwrap(function)))
+        shown = re.sub(r"(: |-> )'([^']*)'", r"\1\2", shown)  # annotations are texts
+        lines += [f"def {function.__name__}{shown}: ...", ""]
     for rule in RULES.values():
         also = [name for known in rule.ALSO_NAMED.values() for name in known]
         lines += [f"def {rule.__name__.lower()}("]
         lines += [f"    {line}," for line in parameters(inspect.signature(function_of(rule)), {})]
         lines += [*(f"    {name}: Any = None," for name in also), ") -> optax.GradientTransformationExtraArgs: ...", ""]
     return "\n".join(lines)
-
-
-def bare(signature: str) -> str:
-    """A signature whose annotations are not texts."""
-    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature)
 
 
 def parameters(signature: inspect.Signature, texts: Mapping[str, str]) -> Iterator[str]:
@@ -186,12 +182,8 @@ def page(name: str) -> str:
     return made
 
 
-def main() -> None:
+if __name__ == "__main__":
     for file, make in FILES.items():
         (PACKAGE / file).write_text(make(), encoding="utf-8")
     for name in PAGES:
         (DOCS / name).write_text(page(name), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

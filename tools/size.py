@@ -33,10 +33,8 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
 def files() -> list[str]:
     """The paths that count; those of an sdist are all that it has."""
     if (ROOT / ".git").exists():
-        listed = subprocess.run(
-            ["git", "-c", "safe.directory=*", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        return [path for path in listed.stdout.splitlines() if (ROOT / path).exists()]
+        listed = subprocess.check_output(["git", "-c", "safe.directory=*", "ls-files"], cwd=ROOT, text=True)
+        return [path for path in listed.splitlines() if (ROOT / path).exists()]
     return [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.*")]
 
 

@@ -40,40 +40,34 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "LAMB-int8": {"state_dtype": "int8"},
 }
 
-
-def main() -> None:
-    folder = DATA / thalweg.__version__
-    folder.mkdir(parents=True)
-    run: dict[str, Any] = {}
-    told = {}
-    for name, given in OPTIONS.items():
-        rule, shapes = name.partition("-")[0], SHAPES.get(name, SMALL)
-        options = {**vars(RULES[rule]()), **given}
-        del options["stacked_axes"]
-        told[name] = {"rule": rule, "options": options}
-        random = np.random.default_rng(0)
-        # eighths, which take few bytes in a compressed file
-        gradients = [{key: random.integers(-16, 17, shape) / 8 for key, shape in shapes.items()} for _ in range(4)]
-        params = {key: random.integers(-16, 17, shape) / 8 for key, shape in shapes.items()}
-        tensors = {key: torch.nn.Parameter(torch.tensor(p)) for key, p in params.items()}
-        ours = getattr(thalweg.numpy, rule)(lr=0.01, **options)
-        theirs = getattr(thalweg.torch, rule)(tensors.items(), lr=0.01, engine="reference", **options)
-        for gradient in gradients[:3]:
-            ours.step(params, gradient)
-            for key, p in tensors.items():
-                p.grad = torch.tensor(gradient[key])
-            theirs.step()
-        ours.save(folder / f"{name}.npz")
-        torch.save(theirs.state_dict(), folder / f"{name}.pt")
-        for p in params.values():
-            p[...] = random.integers(-16, 17, p.shape) / 8
-        run |= {f"{name}.before.{key}": p.copy() for key, p in params.items()}
-        run |= {f"{name}.gradient.{key}": g for key, g in gradients[3].items()}
-        ours.step(params, gradients[3])
-        run |= {f"{name}.after.{key}": p for key, p in params.items()}
-    np.savez_compressed(folder / "run.npz", **run)
-    (folder / "options.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+folder = DATA / thalweg.__version__
+folder.mkdir(parents=True)
+run: dict[str, Any] = {}
+told = {}
+for name, given in OPTIONS.items():
+    rule, shapes = name.partition("-")[0], SHAPES.get(name, SMALL)
+    options = {**vars(RULES[rule]()), **given}
+    del options["stacked_axes"]
+    told[name] = {"rule": rule, "options": options}
+    random = np.random.default_rng(0)
+    # eighths, which take few bytes in a compressed file
+    gradients = [{key: random.integers(-16, 17, shape) / 8 for key, shape in shapes.items()} for _ in range(4)]
+    params = {key: random.integers(-16, 17, shape) / 8 for key, shape in shapes.items()}
+    tensors = {key: torch.nn.Parameter(torch.tensor(p)) for key, p in params.items()}
+    ours = getattr(thalweg.numpy, rule)(lr=0.01, **options)
+    theirs = getattr(thalweg.torch, rule)(tensors.items(), lr=0.01, engine="reference", **options)
+    for gradient in gradients[:3]:
+        ours.step(params, gradient)
+        for key, p in tensors.items():
+            p.grad = torch.tensor(gradient[key])
+        theirs.step()
+    ours.save(folder / f"{name}.npz")
+    torch.save(theirs.state_dict(), folder / f"{name}.pt")
+    for p in params.values():
+        p[...] = random.integers(-16, 17, p.shape) / 8
+    run |= {f"{name}.before.{key}": p.copy() for key, p in params.items()}
+    run |= {f"{name}.gradient.{key}": g for key, g in gradients[3].items()}
+    ours.step(params, gradients[3])
+    run |= {f"{name}.after.{key}": p for key, p in params.items()}
+np.savez_compressed(folder / "run.npz", **run)
+(folder / "options.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

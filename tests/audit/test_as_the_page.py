@@ -6,13 +6,12 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 from published_runs import peer
 
-torch = pytest.importorskip("torch")
-
-import thalweg.torch  # noqa: E402
-from thalweg.audit import AS_PAGE, AuditError  # noqa: E402
-from thalweg.rules import SGD, AdamW, Muon, Spikes  # noqa: E402
+import thalweg.torch
+from thalweg.audit import AS_PAGE, AuditError
+from thalweg.rules import SGD, AdamW, Muon, Spikes
 
 
 def make_model(dtype: Any = None, *, bias: bool = True) -> Any:

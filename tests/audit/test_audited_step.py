@@ -7,11 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from thalweg.audit import AuditError  # noqa: E402
-from thalweg.integrations.audited import ChosenStep  # noqa: E402
+from thalweg.audit import AuditError
+from thalweg.integrations.audited import ChosenStep
 
 
 def run(optimizer: Any, begin: Any, end: Any, *, by_closures: bool = False) -> None:

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import thalweg.torch  # noqa: E402
-from thalweg.rules import AdamW, Muon, Rule  # noqa: E402
+import thalweg.torch
+from thalweg.rules import AdamW, Muon, Rule
 
 AdamWOfTorch: Any = torch.optim.AdamW
 PAGE = Muon(momentum=0.95, nesterov=False, ns_dtype="float32", eps=0.0)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
-jax = pytest.importorskip("jax")
-optax = pytest.importorskip("optax")
-
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-
-import thalweg.optax  # noqa: E402
-from thalweg.audit import AS_PAGE, AuditError  # noqa: E402
-from thalweg.rules import LAMB, RULES, SGD, AdamW, Rule  # noqa: E402
+import thalweg.optax
+from thalweg.audit import AS_PAGE, AuditError
+from thalweg.rules import LAMB, RULES, SGD, AdamW, Rule
 
 
 def numbers(seed: int, dtype: str = "float32") -> dict[str, Any]:

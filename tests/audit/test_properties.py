@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("hypothesis")
 import strategies
 import torch
 from agree import draw, draw_gradients, interpreted

@@ -9,11 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("click")
-pytest.importorskip("rich")
-
 from check_faulty import Adam
 from own_rules import Signed
 

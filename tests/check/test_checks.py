@@ -6,9 +6,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from check_faulty import FAULTS
 from offered import ON_GPU, assert_keeps

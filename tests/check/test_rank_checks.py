@@ -7,9 +7,6 @@ from itertools import product
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from check_faulty_ranks import RANK_FAULTS, StepsWhereThereAreRows
 from day import BY_DAY

@@ -5,12 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import pytest
-
-pytest.importorskip("optax")
-
 import jax
 import optax
+import pytest
 from check_faulty_jax import FAULTS
 from day import BY_DAY
 from offered import NOT_OFFERED_BY_OPTAX, assert_keeps

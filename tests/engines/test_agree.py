@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("hypothesis")
 import strategies
 from agree import ENGINES, agree, engine_params
 from hypothesis import Phase, given, settings

@@ -35,6 +35,7 @@ ARRAYS = ("torch lists", "optax xla")
 GPU = ("torch triton", "torch cuda")
 NATIVE, LISTS = CPU[:1], ("torch lists",)
 TORCH = ("torch native", *LISTS, *GPU)
+EVERY_TORCH = ("torch reference", *TORCH)
 
 #: Smaller and larger than what a kernel loads at a time, with axes before and behind those that may be factored.
 SHAPES = {"number": (), "vector": (1030,), "matrix": (70, 40), "conv": (9, 7, 3, 2)}
@@ -91,6 +92,8 @@ OVERRIDES: dict[str, Any] = dict(
     ]
 )
 SCHEDULES: dict[str, Any] = dict(lr=lambda t: 0.1 / t, weight_decay=lambda t: 0.01 * t)
+THROUGH_0: dict[str, Any] = dict(lr=lambda t: 0.1 / t, weight_decay=lambda t: (0.0, 0.2, 0.4, 0.0)[t % 4])
+NORMED: dict[str, Any] = dict(lr=0.1, max_grad_norm=1.0)
 SKIPS: dict[str, Any] = dict(on_nonfinite="skip")
 EIGHT_BITS: dict[str, Any] = dict(state_dtype="int8")
 RECORDED: dict[str, Any] = dict(EIGHT_BITS, rounding="compensated", steps=2)
@@ -272,6 +275,7 @@ PINNED = [
     *of_three("overrides", (*CPU, *LISTS), SHAPES, "float16", **OVERRIDES),
     *of_three("overrides", GPU, FEW, steps=2, **OVERRIDES),
     *of_three("schedules", NATIVE, SHAPES, "float64", **SCHEDULES),
+    *of_three("numbers that pass through 0", NATIVE, SHAPES, "float64", steps=7, **THROUGH_0),
     *(
         row
         for scale in (1e-25, 1e-22, 1e-20, 1e-3, 1e15, 1e18, 1e25)
@@ -304,9 +308,32 @@ PINNED = [
         for dtype in ("float32", "bfloat16", "float16")
         for row in pin("a bound over many sizes", GPU, "AdamW", CHUNKS, dtype, lr=0.01, max_grad_norm=0.5, steps=2)
     ),
-    *pin("spikes that are clipped", GPU, "AdamW", MATRIX, lr=0.01, steps=12, spikes=KINDS["clip"], spoil=spikes),
-    *pin("spikes that are skipped", GPU, "AdamW", MATRIX, lr=0.01, steps=12, spikes=KINDS["skip"], spoil=spikes),
-    *pin("spikes that are scaled", GPU, "LAMB", MATRIX, **LAMB, steps=12, spikes=KINDS["scale"], spoil=spikes),
+    *(
+        row
+        for kind, own in KINDS.items()
+        for row in pin(f"spikes, {kind}", EVERY_TORCH, "AdamW", MATRIX, lr=0.01, steps=12, spikes=own, spoil=spikes)
+    ),
+    # what is not finite is no spike, and of a step that raises no norm is kept
+    *(
+        row
+        for policy in ("skip", "raise")
+        for row in pin(
+            f"not finite among spikes, {policy}",
+            EVERY_TORCH[:3],
+            "AdamW",
+            MATRIX,
+            lr=0.01,
+            steps=12,
+            spikes=KINDS["skip"],
+            on_nonfinite=policy,
+            spoil=puts(np.nan, 0, step=9),
+        )
+    ),
+    *(
+        row
+        for dtype, scale in (("float64", 1e30), ("float16", 300.0))
+        for row in pin(f"a norm beyond {dtype}", EVERY_TORCH[:3], "LARS", MATRIX, dtype, **PLAIN, scale=scale, **NORMED)
+    ),
     # options that bind
     *pin("phi from below", CPU, "LAMB", SHAPES, **LAMB, phi=(1000.0, 2000.0)),
     *pin("phi from above", CPU, "LAMB", SHAPES, **LAMB, phi=(0.0, 1e-3)),
@@ -399,7 +426,7 @@ PINNED = [
         for policy in ("skip", "raise")
         for row in pin(
             f"codes and a record, {policy}",
-            GPU,
+            TORCH,
             "LAMB",
             BLOCKS,
             "bfloat16",
@@ -425,6 +452,7 @@ PINNED = [
             "around it, one's own", TORCH[:2], around(rule, Damped), MATRICES, strict=False, **{"lr": 0.02, **given}
         )
     ),
+    *pin("one's own, not finite", CPU, Signed, MATRIX, lr=0.1, **SKIPS, spoil=puts(np.nan, 5, step=1)),
     *pin("a mutant", (*CPU, *GPU), Doubled, {"matrix": (12, 10)}, **FACTORED),
     *pin("a mutant", (*CPU, *GPU), Pushed, {"matrix": (12, 10)}, **LARS),
     *(

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from on_device import on_another_stream
 
-torch = pytest.importorskip("torch")
-
-import thalweg.torch  # noqa: E402
+import thalweg.torch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from tolerances import TENSOR_CORES  # noqa: E402
-from world import world  # noqa: E402
-from world_messages import replayed  # noqa: E402
-from world_steps import TYPICAL, Run, differences  # noqa: E402
+import torch
+from tolerances import TENSOR_CORES
+from world import world
+from world_messages import replayed
+from world_steps import TYPICAL, Run, differences
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -9,20 +9,17 @@ import math
 from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 import tolerances
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
-jax = pytest.importorskip("jax")
-pytest.importorskip("optax")
+import thalweg.optax as ours
+from thalweg.optax.products import Products
+
 pytest.importorskip("triton")
-jnp = jax.numpy
-
-from jax.sharding import AxisType  # noqa: E402
-from jax.sharding import PartitionSpec as P  # noqa: E402
-
-import thalweg.optax as ours  # noqa: E402
-from thalweg.optax.products import Products  # noqa: E402
-
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU that JAX sees")]
 SHAPES = [(130, 100), (7,), (2048, 33), (), (64, 128), (5, 3, 11)]
 

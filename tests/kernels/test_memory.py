@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agree import draw, draw_gradients
-from raw_arrays import bits, copies
+from raw_arrays import bits
 from side_by_side import Both, every_dtype, every_rule, made, needs_core
 
 from thalweg.kernels.threads import set_num_threads
@@ -21,7 +21,8 @@ from thalweg.kernels.threads import set_num_threads
 pytestmark = needs_core
 
 FULL: dict[str, dict[str, Any]] = {"LARS": {}, "LAMB": {}, "Adafactor": dict(momentum=0.9, min_dim_size_to_factor=2)}
-SHAPES = [(1,), (17,), (1025,), (40, 33), (5, 2100), (12, 3, 11)]
+#: The last is cut into tasks of several threads.
+SHAPES = [(1,), (17,), (1025,), (40, 33), (5, 2100), (12, 3, 11), (65_537,)]
 CANARY = 0xA5
 
 
@@ -48,6 +49,7 @@ def test_any_address_gives_the_same_bits_and_nothing_around_is_touched(rule: str
     params, grads = draw(given, dtype), draw_gradients(given, dtype, 3)
     guarded = {name: Guarded(p, offset) for name, p in params.items()}
     moved, aligned = made(rule, "fused", **FULL[rule]), made(rule, "fused", **FULL[rule])
+    set_num_threads(3)
     for t, step in enumerate(grads):
         gradients = {name: Guarded(g, offset + t) for name, g in step.items()}
         moved.step({name: p.x for name, p in guarded.items()}, {name: g.x for name, g in gradients.items()})
@@ -55,30 +57,9 @@ def test_any_address_gives_the_same_bits_and_nothing_around_is_touched(rule: str
         assert moved.engine == "fused"
         assert all(one.untouched for one in (*guarded.values(), *gradients.values()))
         assert bits({name: g.x for name, g in gradients.items()}) == bits(step), "gradients are read, never written"
+    set_num_threads(None)
     assert bits({name: p.x for name, p in guarded.items()}) == bits(params)
     assert bits(moved.state) == bits(aligned.state)
-
-
-@every_rule
-@pytest.mark.parametrize("policy", ["propagate", "skip"])
-def test_parameters_side_by_side_in_one_buffer(rule: str, policy: str) -> None:
-    """As a flat buffer holds a model: each ends where the next begins."""
-    sizes = [1, 3, 1024, 17, 16_385, 65_537, 2]
-    flat, gradient = np.ones(sum(sizes), "float32"), draw({"g": (sum(sizes),)}, "float32")["g"]
-    cuts = np.cumsum(sizes)[:-1]
-    views = {str(i): part for i, part in enumerate(np.split(flat, cuts))}
-    apart = copies(views)
-    steps = {str(i): part for i, part in enumerate(np.split(gradient, cuts))}
-    together, single = made(rule, "fused", on_nonfinite=policy), made(rule, "fused", on_nonfinite=policy)
-    set_num_threads(3)
-    try:
-        for _ in range(2):
-            together.step(views, steps)
-            single.step(apart, copies(steps))
-    finally:
-        set_num_threads(None)
-    assert together.engine == "fused"
-    assert bits(views) == bits(apart)
 
 
 @every_rule

@@ -7,24 +7,20 @@ tests/torch/test_torch_remembered.py, and replaced state tests/torch/test_torch_
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from agree import draw, draw_gradients
 from own_rules import Signed
 from side_by_side import DTYPES, every_rule, made, needs_core
+from side_by_side_torch import FULL, SHAPES, gradients, make, parameters, train
 
-torch = pytest.importorskip("torch")
-
-from side_by_side_torch import FULL, SHAPES, agree, gradients, make, parameters, train  # noqa: E402
-
-import thalweg.torch  # noqa: E402
-from thalweg import OptionError, StateError  # noqa: E402
-from thalweg.errors import ResumeWarning  # noqa: E402
-from thalweg.torch import LAMB, LARS  # noqa: E402
-from thalweg.torch.exchange import to_numpy  # noqa: E402
+import thalweg.torch
+from thalweg import OptionError
+from thalweg.torch import LARS
+from thalweg.torch.exchange import to_numpy
 
 pytestmark = needs_core
 
@@ -64,35 +60,6 @@ def test_a_gradient_of_another_class_is_left_to_other_engines() -> None:
     assert optimizer.engine == "reference"
     with pytest.raises(OptionError, match="a gradient of type Marked"):
         LARS([p], lr=0.1, engine="fused").step()
-
-
-def test_a_parameter_that_grew_is_refused() -> None:
-    memory = torch.ones(1000)
-    p = torch.nn.Parameter(memory[:10])
-    optimizer = LAMB([p], lr=0.1)
-    stepped(optimizer, p)
-    p.grad = None
-    p.data = memory
-    with pytest.raises(StateError, match="does not fit"):
-        stepped(optimizer, p)
-
-
-@every_rule
-@pytest.mark.parametrize(("first", "second"), [("fused", "reference"), ("reference", "fused"), ("fused", "foreach")])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_saved_under_one_engine_and_resumed_under_another(rule: str, first: str, second: str, dtype: str) -> None:
-    steps, steady = gradients(6, dtype), parameters(dtype)
-    reference = make(rule, steady, "reference", **FULL[rule])
-    train(reference, steady, steps)
-    named = parameters(dtype)
-    optimizer = make(rule, named, first, **FULL[rule])
-    train(optimizer, named, steps[:3])
-    resumed = make(rule, named, second, **FULL[rule])
-    with pytest.warns(ResumeWarning, match=f"saved with engine='{first}'"):
-        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    train(resumed, named, steps[3:])
-    assert resumed.engine == second
-    agree(resumed, named, reference, steady)
 
 
 @pytest.mark.parametrize("engine", ["reference", "foreach"])

@@ -95,23 +95,15 @@ class TestLearningRate:
         assert seen == [1, 2, 3]
         assert bits(weights) == bits(twin)
 
+    @pytest.mark.parametrize("option", ["lr", "momentum"])
     @pytest.mark.parametrize("value", [-1.0, math.nan, "a", None, True], ids=repr)
-    def test_a_function_that_goes_wrong_later_is_caught_then(self, value: Any) -> None:
-        optimizer, weights = LARS(lambda t: 0.1 if t < 3 else value), np.ones(3)
+    def test_a_function_that_goes_wrong_is_caught_then(self, option: str, value: Any) -> None:
+        with pytest.raises(OptionError, match=f"{option} must be|LARS needs a learning rate"):
+            LARS(**{"lr": 0.1, option: lambda t: value})
+        optimizer, weights = LARS(**{"lr": 0.1, option: lambda t: 0.1 if t < 3 else value}), np.ones(3)
         for _ in range(2):
             optimizer.update("w", weights, np.ones(3))
-        with refused(OptionError, "parameter 'w', step 3: .*(lr|learning rate)", optimizer, weights):
-            optimizer.update("w", weights, np.ones(3))
-
-
-class TestSchedules:
-    def test_a_function_that_leaves_the_range_is_caught_then(self) -> None:
-        with pytest.raises(OptionError, match=r"momentum must be.*got 1\.5"):
-            LARS(0.1, momentum=lambda t: 1.5)
-        optimizer, weights = LARS(0.1, momentum=lambda t: 0.4 * t), np.ones(3)
-        for _ in range(2):
-            optimizer.update("w", weights, np.ones(3))
-        with refused(OptionError, "parameter 'w', step 3: momentum must be", optimizer, weights):
+        with refused(OptionError, f"parameter 'w', step 3: .*({option}|learning rate)", optimizer, weights):
             optimizer.update("w", weights, np.ones(3))
 
     @pytest.mark.parametrize("engine", ["auto", "reference"])

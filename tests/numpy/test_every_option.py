@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("hypothesis")
 import strategies
 from agree import draw, draw_gradients, dtype_of
 from drive import run

@@ -106,9 +106,3 @@ def test_nor_do_the_nans_of_a_loaded_state_of_another_dtype() -> None:
     wide.update(NAME, np.ones(size, "float32"), np.ones(size, "float32"))
     assert wide.state[NAME]["momentum_buffer"].dtype == "float32"
     assert np.isnan(wide.state[NAME]["momentum_buffer"]).sum() == 2 * (2**10 - 1)
-
-
-def test_explain_tells_which_parameters_hold_nan() -> None:
-    params = {"good": np.ones(3, np.float32), "bad": np.array([1.0, np.nan])}
-    found = LARS(1.0).explain(params).warnings
-    assert [told.partition(":")[0] for told in found if "it holds NaN" in told] == ["bad"]

@@ -40,24 +40,6 @@ def test_results_are_right_on_average(name: str, start: float) -> None:
     assert abs(moved.mean() - 1 / 3) < MONTE_CARLO / 3
 
 
-@every_dtype
-def test_steps_far_below_the_distance_count_as_in_float32(name: str) -> None:
-    kind = dtype(name)
-    ulp = float(np.nextafter(kind.type(1), kind.type(2))) - 1.0
-    start, gradient = np.ones(4096), np.ones(4096, "float32")
-    stochastic, nearest, wide = start.astype(kind), start.astype(kind), start.astype("float32")
-    lr = ulp / 40
-    first, second, third = sgd(lr), sgd(lr, rounding="nearest"), sgd(lr)
-    for _ in range(200):
-        first.update("w", stochastic, gradient)
-        second.update("w", nearest, gradient)
-        third.update("w", wide, gradient)
-    assert bits(nearest) == bits(start.astype(kind))
-    far = (1 - wide.astype("float64")).mean()
-    assert far > 4 * ulp
-    assert abs((1 - stochastic.astype("float64")).mean() / far - 1) < MONTE_CARLO
-
-
 def below_and_above(x: Any, name: str) -> tuple[Any, Any]:
     """The two numbers of a 16-bit dtype next to x, as float32. For bfloat16 by cutting off half of the bits."""
     if name == "float16":

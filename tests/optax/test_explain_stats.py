@@ -75,12 +75,6 @@ def test_figures_are_those_of_numpy_and_compile_once() -> None:
             assert found[name][key] == pytest.approx(value, rel=tolerances.FLOAT32), (name, key)
 
 
-def test_every_tensor_of_a_stack_has_its_own_figures() -> None:
-    params = {"w": jnp.stack([jnp.ones((3, 3)), 2 * jnp.ones((3, 3))])}
-    _, state = take_step(with_stats(lamb(0.1, stacked_axes=1)), params, params)
-    assert np.allclose(stats(state)["w"]["param_norm"], [3.0, 6.0])
-
-
 def test_figures_go_with_wrappers_mixtures_and_layouts() -> None:
     entries = [("*.w", with_stats(muon(0.1))), ("*", sgd(0.1))]
     solver = optax.apply_if_finite(mixture(entries), 2)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen
 from optax_runs import error, run, take_step
 from tolerances import FLOAT32, FLOAT64
 
 from thalweg.errors import OptionError, ParameterError, UnusedOverrideWarning
 from thalweg.numpy import Muon
 from thalweg.optax import MatrixAxes, explain, export_state, muon, muon_adamw
-
-linen = pytest.importorskip("flax.linen")
-eqx = pytest.importorskip("equinox")
 
 pytestmark = pytest.mark.slow
 

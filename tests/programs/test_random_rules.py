@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 from agree import agree
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from thalweg.arrays import Scalar, Squares
 from thalweg.rules import Rule, Update
 from thalweg.rules.entries import Moment
-
-pytest.importorskip("hypothesis")
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 #: Operations of two values that stay finite, and reductions of one.
 PAIRS: dict[str, Any] = {

@@ -10,10 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("click")
-pytest.importorskip("rich")
-pytest.importorskip("plotly")
-
 from thalweg.cli import run
 from thalweg.race import contest
 from thalweg.race.run import execute

@@ -14,6 +14,7 @@ from tolerances import FLOAT64, MONTE_CARLO, ONE_STEP_FLOAT64
 from thalweg.boundary import advance
 from thalweg.numpy import Kron as KronOptimizer
 from thalweg.rules import Kron
+from thalweg.rules.factors import norm_bound
 from thalweg.rules.refresh import expected_damping
 from thalweg.settings import Numerics, ParameterOptions
 from thalweg.spaces import numpy as xp
@@ -226,6 +227,17 @@ def test_factors_in_bfloat16_stay_positive_on_low_rank_gradients() -> None:
         q = state[key].astype(np.float64)
         assert np.linalg.eigvalsh((q + q.T) / 2).min() > 0
     assert max(rms) < 5
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-15, 1e30])
+@pytest.mark.parametrize("sign", [1, -1], ids=["symmetric", "skew"])
+def test_a_norm_is_bounded_from_below_whatever_its_magnitude(sign: int, scale: float) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 15, 15)).astype(np.float32)
+    x = (x + sign * np.swapaxes(x, 1, 2)) * np.float32(scale)
+    whole = np.linalg.norm(x.astype(np.float64), 2, axis=(1, 2))
+    bound = norm_bound(xp, x).reshape(-1).astype(np.float64)
+    assert (bound <= whole * (1 + 1e-5)).all()
+    assert (bound >= whole / 2).all()
 
 
 class TestParts:

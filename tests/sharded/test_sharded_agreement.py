@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("torch")
-
 from world import world
 from world_faults import (
     disagreement_on_a_grid,
@@ -14,10 +11,6 @@ from world_faults import (
     parameters_of_its_own,
     refusal_of_fsdp1,
 )
-from world_layouts import torch
-
-import thalweg.torch
-from thalweg.errors import ParameterError
 
 pytestmark = pytest.mark.slow
 
@@ -79,15 +72,6 @@ def test_parameters_that_a_rank_has_alone_are_its_own_affair() -> None:
 
 
 # ---- FullyShardedDataParallel flattens parameters into one: layer-wise norms are gone, and we say what to use
-
-
-@pytest.mark.parametrize("mark", ["_is_flat_param", "_fsdp_flattened"])
-def test_parameters_that_were_flattened_are_refused(mark: str) -> None:
-    p = torch.nn.Parameter(torch.ones(12))
-    setattr(p, mark, True)
-    for rule in (thalweg.torch.LAMB, thalweg.torch.Kron):
-        with pytest.raises(ParameterError, match=r"'weight' belongs to FullyShardedDataParallel.*use .*fully_shard"):
-            rule([("weight", p)], lr=0.1)
 
 
 @pytest.mark.parametrize("whole_names", [False, True])

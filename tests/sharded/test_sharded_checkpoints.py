@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from world import world
+from world_checkpoints import continued, misfit, resume, resumed, save
+from world_steps import TYPICAL, Run
 
-torch = pytest.importorskip("torch")
-
-from world import world  # noqa: E402
-from world_checkpoints import continued, misfit, resume, resumed, save  # noqa: E402
-from world_steps import TYPICAL, Run  # noqa: E402
-
-from thalweg import Spikes  # noqa: E402
+from thalweg import Spikes
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 from world import world
 from world_layouts import torch
 from world_messages import counts, errors_without_a_gradient, held, messages

@@ -10,10 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("hypothesis")
-
 import strategies
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import pytest
 from tolerances import WORLD
-
-pytest.importorskip("torch")
-
 from world import world
 from world_steps import Run
 from world_training import beside_other_wrappers, differences_with_zero, evaluated, refusal

@@ -10,9 +10,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("click")
-pytest.importorskip("rich")
-
 import thalweg
 from thalweg.cli import VERBS, run
 from thalweg.errors import CommandError

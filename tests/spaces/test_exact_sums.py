@@ -185,15 +185,3 @@ def test_torch_keeps_the_range_of_float32(size: int) -> None:
         assert squares(x.double() * 1e20) == pytest.approx(size * 1e40, rel=FLOAT32)
         x[size // 2] = np.nan
         assert np.isnan(squares(x))
-
-
-@pytest.mark.parametrize("sizes", [(3, 3, 50), (50, 3, 4), (3, 50, 4), (5, 60, 1), (2, 3, 4)], ids=str)
-def test_products_of_few_rows_and_columns_are_sums(sizes: tuple[int, int, int]) -> None:
-    torch = pytest.importorskip("torch")
-    from thalweg.spaces.torch import are_few, few_products
-
-    m, k, n = sizes
-    x, y = (torch.randn(2, *shape, dtype=torch.float64) for shape in ((m, k), (k, n)))
-    assert are_few(x.float(), y.float())
-    assert not are_few(torch.ones(2, 9, 9), torch.ones(2, 9, 3))
-    torch.testing.assert_close(few_products(x, y), x @ y)

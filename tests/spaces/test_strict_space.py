@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from strategies import one_by_one
 
 from thalweg.arrays import Squares
 from thalweg.errors import OptimError, RuleError
@@ -14,9 +15,6 @@ from thalweg.rules import RULES
 from thalweg.settings import RuleOptions
 from thalweg.spaces.strict import Strict
 from thalweg.trial import try_update
-
-pytest.importorskip("hypothesis")
-from strategies import one_by_one
 
 PARAMETERS = [(), (1,), (7,), (0,), (3, 0), (5, 4), (12, 10), (3, 4, 5, 2), (2, 12, 10)]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from thalweg.spaces import torch as xp  # noqa: E402
-from thalweg.spaces.torch_products import in_precision  # noqa: E402
+from thalweg.spaces import torch as xp
+from thalweg.spaces.torch_products import in_precision
 
 
 def switch() -> Any:

@@ -6,10 +6,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
-
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
 #: Sizes that tell what is what: no two that mean different things are equal.
 TEXT: dict[str, Any] = dict(

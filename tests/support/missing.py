@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -9,28 +10,49 @@ from pathlib import Path
 from typing import Any
 
 #: An import that is not inside a function, in Python or in an example of a page.
-IMPORT = re.compile(r"^(?:>>> )?(?:import (\w+)|from (\w+)[\w.]* import )", re.MULTILINE)
-#: What a package needs to be imported, though it can be installed without.
-NEEDED = {"timm": "torchvision"}
+IMPORT = re.compile(r"^(?:>>> )?(?:import|from(?= [\w.]+ import )) ([\w.]+)", re.MULTILINE)
+#: What a package, or a part of ours, needs to be imported, though it can be installed without.
+NEEDED = {"timm": "torchvision", "thalweg.torch": "torch", "thalweg.optax": "optax", "thalweg.cli": "click"}
 #: Where packages are imported that the package itself does not need.
 FOLDERS = ("src/thalweg/integrations", "tests/integrations", "docs/recipes")
+#: What other tests can do without. Another name that is not found is a mistake, and their import tells it.
+OPTIONAL = {"torch", "triton", "jax", "optax", "flax", "equinox", "hypothesis", "click"}
+#: What tests share.
+SUPPORT = Path(__file__).parent
 
 #: Declarations of operators, which end with the object that made them.
 KEPT: list[Any] = []
 
 
-def missing_packages(source: str) -> list[str]:
-    """The packages that a source imports and that are not installed."""
-    found = {name for pair in IMPORT.findall(source) for name in pair if name}
-    found |= {NEEDED[name] for name in found & NEEDED.keys()}
-    return sorted(name for name in found - {"__future__"} if importlib.util.find_spec(name) is None)
+def is_installed(name: str) -> bool:
+    """Whether a package is there, and not only a folder of its name."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None
+
+
+@functools.cache
+def missing_packages(path: Path) -> frozenset[str]:
+    """The packages that a file imports, or what it imports from the tests' support, and that are not installed."""
+    found, missing = set(IMPORT.findall(path.read_text(encoding="utf-8"))), set[str]()
+    found |= {package for name in found for part, package in NEEDED.items() if f"{name}.".startswith(f"{part}.")}
+    for name in {name.partition(".")[0] for name in found}:
+        shared = SUPPORT / f"{name}.py"
+        if shared.exists():
+            missing |= missing_packages(shared)
+        elif not is_installed(name):
+            missing.add(name)
+    return frozenset(missing)
 
 
 def is_left_out(path: Path, root: Path) -> bool:
     """Whether a file is not collected, for want of a package. Where all are to be there, that is an error."""
-    if path.suffix not in (".py", ".md") or not any(path.is_relative_to(root / folder) for folder in FOLDERS):
+    if path.suffix not in (".py", ".md"):
         return False
-    missing = missing_packages(path.read_text())
+    if path.is_relative_to(root / "tests") and not path.is_relative_to(root / "tests/integrations"):
+        return bool(missing_packages(path)) and missing_packages(path) <= OPTIONAL
+    if not any(path.is_relative_to(root / folder) for folder in FOLDERS):
+        return False
+    missing = sorted(missing_packages(path))
     if missing and os.environ.get("THALWEG_INTEGRATIONS") == "required":
         raise ModuleNotFoundError(f"{path} imports {', '.join(missing)}, which is not installed")
     return bool(missing)

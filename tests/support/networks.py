@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import thalweg.torch  # noqa: E402
-from thalweg.check.problem import values as values_of  # noqa: E402
-from thalweg.rules import RULES  # noqa: E402
+import thalweg.torch
+from thalweg.check.problem import values as values_of
+from thalweg.rules import RULES
 
 #: Rules that step parameters of any shape as they come.
 EVERY = pytest.mark.parametrize("rule", [name for name in RULES if name != "Muon"])

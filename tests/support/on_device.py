@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import side_by_side_torch as beside
+import torch
 from tolerances import SPACE, TENSOR_CORES
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
 
 #: Where tensors are: kernels are interpreted on the CPU.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

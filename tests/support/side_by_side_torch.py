@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
+import torch
 from agree import assert_alike, draw, draw_gradients
 from side_by_side import RATES, UNITS_OF_STEPS
 
-torch = pytest.importorskip("torch")
-
-import thalweg.torch  # noqa: E402
-from thalweg.torch.exchange import to_numpy, to_tensor  # noqa: E402
+import thalweg.torch
+from thalweg.torch.exchange import to_numpy, to_tensor
 
 SHAPES = {"number": (), "vector": (1030,), "matrix": (70, 40), "conv": (9, 7, 3, 2)}
 FULL: dict[str, dict[str, Any]] = {"LARS": {}, "LAMB": {}, "Adafactor": dict(min_dim_size_to_factor=2, momentum=0.9)}

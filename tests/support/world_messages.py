@@ -7,12 +7,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
-from world_steps import Run, local, stepped  # noqa: E402
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from world_steps import Run, local, stepped
 
 
 class Message(NamedTuple):

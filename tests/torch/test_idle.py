@@ -6,11 +6,10 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import thalweg.torch  # noqa: E402
-from thalweg import IdleWarning, ParameterError  # noqa: E402
+import thalweg.torch
+from thalweg import IdleWarning, ParameterError
 
 
 def model() -> Any:

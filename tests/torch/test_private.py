@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from day import BY_DAY
+from networks import make, model, train
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-torch = pytest.importorskip("torch")
-
-from day import BY_DAY  # noqa: E402
-from networks import make, model, train  # noqa: E402
-from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
-
-from thalweg.rules import RULES  # noqa: E402
-from thalweg.torch import private  # noqa: E402
+from thalweg.rules import RULES
+from thalweg.torch import private
 
 #: By day, one rule of each kind.
 TRIED = ("AdamW", "Adafactor", "Muon", "Kron") if BY_DAY else RULES

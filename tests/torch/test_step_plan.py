@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from side_by_side import needs_core
 
-torch = pytest.importorskip("torch")
-
-import thalweg.torch  # noqa: E402
-from thalweg import Spikes  # noqa: E402
-from thalweg.errors import OptimError  # noqa: E402
+import thalweg.torch
+from thalweg import Spikes
+from thalweg.errors import OptimError
 
 pytestmark = needs_core
 

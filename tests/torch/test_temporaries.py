@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import cycle
 from typing import Any
 
 import pytest
+import torch
+from agree import draw
+from day import BY_DAY
+from measured_peaks import allocator_peak
+from own_rules import Centred
+from side_by_side import needs_core
 
-torch = pytest.importorskip("torch")
-
-from day import BY_DAY  # noqa: E402
-from measured_peaks import allocator_peak  # noqa: E402
-from own_rules import Centred  # noqa: E402
-from side_by_side import needs_core  # noqa: E402
-
-import thalweg.torch  # noqa: E402
-from thalweg.check.problem import give, weights  # noqa: E402
-from thalweg.rules import RULES, Direction  # noqa: E402
+import thalweg.numpy
+import thalweg.torch
+from thalweg.check.problem import give, weights
+from thalweg.kernels.chunks import STACK
+from thalweg.rules import RULES, Direction
 
 Shapes = list[tuple[int, ...]]
 SHAPES: Shapes = [(66, 70), (34, 200), (130,), (7,), (), (0, 4), (3, 30, 25), (66, 70)]
@@ -70,6 +72,42 @@ def test_native_code_takes_next_to_nothing(rule: str) -> None:
     optimizer = make(rule, [*SHAPES, (600, 64, 3, 3)], "float32", "fused", options)
     optimizer.step()
     assert allocator_peak(optimizer.step, warm_up=0) < 2**16
+
+
+#: Twenty-two numbers of float32 for each element of a stack, and Python's own.
+OF_STACKS = 22.1 * 4 * STACK
+#: Models of many small tensors, with which what Kron needs does not grow: whose dense factors count, and of vectors.
+MANY: dict[str, tuple[Shapes, dict[str, Any]]] = {
+    "dense": ([(4, 512)] * 12, {"max_skew": None}),
+    "vectors": ([(16384,)] * 150, {}),
+}
+
+
+@pytest.mark.slow
+@needs_core
+@pytest.mark.parametrize("many", MANY)
+def test_stacks_of_kron_are_bounded(many: str) -> None:
+    shapes, options = MANY[many]
+    optimizer = make("Kron", shapes, "float32", "auto", options)
+    measured = allocator_peak(optimizer.step, warm_up=1)
+    assert optimizer.engine == "fused"
+    assert measured < OF_STACKS
+    assert measured <= optimizer.explain().temporary_bytes
+
+
+@pytest.mark.slow
+@needs_core
+def test_numpy_steps_one_tensor_at_a_time() -> None:
+    shapes, options = MANY["dense"]
+    params, grads = (draw({str(i): shape for i, shape in enumerate(shapes)}, "float32", seed) for seed in range(2))
+    optimizer = thalweg.numpy.Kron(lr=1e-3, **options)
+    optimizer.step(params, grads)
+    tracemalloc.start()
+    optimizer.step(params, grads)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert optimizer.engine == "fused"
+    assert most < OF_STACKS
 
 
 CHUNKED: list[tuple[Any, dict[str, Any]]] = [("AdamW", dict(rounding="stochastic")), (Greedy, {})]

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
 
-torch = pytest.importorskip("torch")
-
-from torch._dynamo.testing import CompileCounter  # noqa: E402
-
-import thalweg.torch  # noqa: E402
-from thalweg.check.problem import give, values, weights  # noqa: E402
+import thalweg.torch
+from thalweg.check.problem import give, values, weights
 
 pytestmark = pytest.mark.slow
 

@@ -7,13 +7,12 @@ import weakref
 from typing import Any
 
 import pytest
+import torch
 from tolerances import FLOAT64
 
-torch = pytest.importorskip("torch")
-
-import thalweg.torch  # noqa: E402
-from thalweg.check.problem import give, train, values, weights  # noqa: E402
-from thalweg.errors import OptionError, ParameterError, StateError  # noqa: E402
+import thalweg.torch
+from thalweg.check.problem import give, train, values, weights
+from thalweg.errors import OptionError, ParameterError, StateError
 
 #: Names choose random numbers of Kron, and places change here.
 RULES: dict[str, dict[str, Any]] = {"SGD": dict(lr=0.1), "LAMB": {}, "Kron": dict(damping_mode="expected")}

@@ -9,15 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch._utils import _flatten_dense_tensors
 
-torch = pytest.importorskip("torch")
-
-from torch._utils import _flatten_dense_tensors  # noqa: E402
-
-import thalweg.torch  # noqa: E402
-from thalweg.check.problem import weights  # noqa: E402
-from thalweg.errors import ParameterError  # noqa: E402
-from thalweg.rules import RULES  # noqa: E402
+import thalweg.torch
+from thalweg.check.problem import weights
+from thalweg.errors import ParameterError
+from thalweg.rules import RULES
 
 MODEL = [(16, 8), (16,), (4, 16), (4,)]
 VECTORS = [(5,), (9,), (1,)]

@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from networks import backward, equal, train, values
+from networks import model as network_of
 from published_runs import peer
+from torch.optim import lr_scheduler as schedulers
 
-torch = pytest.importorskip("torch")
-
-from networks import backward, equal, train, values  # noqa: E402
-from networks import model as network_of  # noqa: E402
-from torch.optim import lr_scheduler as schedulers  # noqa: E402
-
-from thalweg.errors import OptimError, OptionError, ResumeWarning, StateError  # noqa: E402
-from thalweg.torch import LAMB, LARS, Adafactor, Kron  # noqa: E402
+from thalweg.errors import OptimError, OptionError, ResumeWarning, StateError
+from thalweg.torch import LAMB, LARS, Adafactor, Kron
 
 ENGINES = pytest.mark.parametrize("engine", ["auto", "foreach", "reference"])
 

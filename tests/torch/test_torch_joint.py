@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spiked import KINDS, STEPS, draw, factors_by_hand
+import torch
+from spiked import KINDS, STEPS, draw
 from tolerances import FLOAT64
 
-torch = pytest.importorskip("torch")
-
-import thalweg.numpy  # noqa: E402
-import thalweg.torch  # noqa: E402
-from thalweg import Spikes  # noqa: E402
-from thalweg.check.problem import give, train, weights  # noqa: E402
-from thalweg.check.state import through_a_file  # noqa: E402
+import thalweg.numpy
+import thalweg.torch
+from thalweg import Spikes
+from thalweg.check.problem import give, train, weights
+from thalweg.check.state import through_a_file
 
 ENGINES = pytest.mark.parametrize("engine", ["auto", "foreach", "reference"])
 SHAPES = [(4, 3), (5,), (0, 3)]
@@ -84,13 +83,6 @@ def test_loading_leaves_nothing_of_before(rule: str, engine: str) -> None:
 # ---- spikes
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "AdamW": dict(lr=0.1),
-    "LAMB": dict(lr=0.1, exempt=None),
-    "Kron": dict(lr=0.01, damping_mode="expected"),
-}
-
-
 def name_params() -> list[tuple[str, Any]]:
     return [(name, torch.nn.Parameter(torch.from_numpy(p))) for name, p in draw(0).items()]
 
@@ -101,65 +93,6 @@ def train_named(optimizer: Any, named: Any, steps: range = range(1, STEPS + 1)) 
             p.grad = torch.from_numpy(draw(t)[name]).to(p.dtype)
         optimizer.step()
         optimizer.zero_grad()
-
-
-def error_to_numpy(named: Any, params: Any) -> float:
-    return max(float(np.max(np.abs(p.detach().numpy() - params[name]))) for name, p in named)
-
-
-# ---- by every engine
-
-
-@pytest.mark.parametrize(
-    ("rule", "kind", "engine", "on_nonfinite"),
-    [
-        *(("AdamW", kind, "auto", "propagate") for kind in KINDS),
-        # a spike that is skipped is no step that is not finite
-        *((rule, "skip", engine, "raise") for rule in ("AdamW", "LAMB") for engine in ("reference", "foreach", "auto")),
-        ("Kron", "skip", "auto", "propagate"),
-    ],
-)
-def test_spikes_are_those_of_numpy(rule: str, kind: str, engine: Any, on_nonfinite: Any) -> None:
-    options = dict(**OPTIONS[rule], spikes=KINDS[kind], on_nonfinite=on_nonfinite)
-    wanted, params, named = getattr(thalweg.numpy, rule)(**options), draw(0), name_params()
-    for t in range(1, STEPS + 1):
-        wanted.step(params, draw(t))
-    optimizer = getattr(thalweg.torch, rule)(named, engine=engine, **options)
-    train_named(optimizer, named)
-    assert error_to_numpy(named, params) < FLOAT64
-    assert all(optimizer.state[p]["step"] == wanted.state[name]["step"] for name, p in named)
-    assert optimizer.skipped == factors_by_hand(KINDS[kind]).count(None)
-    found, told = optimizer.stats()["a"], wanted.stats()["a"]
-    for key in ("joint_norm", "joint_limit", "spikes"):
-        assert found[key] == pytest.approx(told[key], rel=FLOAT64)
-
-
-def test_a_step_that_is_not_finite_is_no_spike() -> None:
-    named = name_params()
-    optimizer = thalweg.torch.AdamW(named, lr=0.1, spikes=KINDS["skip"], on_nonfinite="skip")
-    train_named(optimizer, named, range(1, 10))
-    kept = optimizer.state[named[0][1]]["spikes"].clone()
-    for _, each in named:
-        each.grad = torch.full_like(each, float("nan"))
-    optimizer.step()
-    assert torch.equal(optimizer.state[named[0][1]]["spikes"], kept)
-    assert (optimizer.skipped, optimizer.stats()["a"]["spikes"], int(optimizer.state[named[0][1]]["step"])) == (2, 1, 8)
-
-
-# ---- checkpoints and mixtures
-
-
-def test_of_a_step_that_raises_no_norm_is_kept() -> None:
-    named = name_params()
-    optimizer = thalweg.torch.AdamW(named, lr=0.1, spikes=KINDS["skip"], on_nonfinite="raise")
-    train_named(optimizer, named)
-    before = copy.deepcopy(optimizer.state_dict()["state"])
-    for _, p in named:
-        p.grad = torch.full_like(p, torch.nan)
-    with pytest.raises(thalweg.NonFiniteError):
-        optimizer.step()
-    after = optimizer.state_dict()["state"]
-    assert all(torch.equal(entry, after[i][key]) for i, kept in before.items() for key, entry in kept.items())
 
 
 @pytest.mark.parametrize("version", ["this", "0.2"])
@@ -180,32 +113,6 @@ def test_checkpoints_and_copies_go_on_in_the_middle(version: str) -> None:
     for others_params in (others, again):
         assert all(torch.equal(p, q) for (_, p), (_, q) in zip(named, others_params, strict=True))
     assert loaded.stats()["a"]["spikes"] == optimizer.skipped > 0
-
-
-def test_state_goes_to_other_front_ends_and_comes_back() -> None:
-    named = name_params()
-    optimizer = thalweg.torch.AdamW(named, lr=0.1, spikes=KINDS["clip"])
-    train_named(optimizer, named, range(1, 9))
-    arrays = thalweg.numpy.AdamW(lr=0.1, spikes=KINDS["clip"])
-    arrays.load_state_dict(thalweg.torch.export_state(optimizer))
-    arrays.step({name: p.detach().numpy().copy() for name, p in named}, draw(9))
-    thalweg.torch.import_state(optimizer, arrays.state_dict())
-    assert np.array_equal(optimizer.state[named[0][1]]["spikes"].numpy(), arrays.state["a"]["spikes"])
-
-
-def test_a_mixture_has_one_norm() -> None:
-    entries = [("a", thalweg.torch.SGD.options(lr=0.1)), ("b", thalweg.torch.AdamW.options(lr=0.1))]
-    named = name_params()
-    optimizer = thalweg.torch.Mixture(named, entries, spikes=KINDS["skip"])
-    optimizer.add_param_group({"params": [("c", torch.nn.Parameter(torch.ones(2)))], "rule": "SGD"})
-    train_named(optimizer, named)
-    params, factors = draw(0), factors_by_hand(KINDS["skip"])
-    apart = {"a": thalweg.numpy.SGD(lr=0.1), "b": thalweg.numpy.AdamW(lr=0.1)}
-    for t, factor in enumerate(factors, 1):
-        for name, arrays in apart.items() if factor is not None else ():
-            arrays.step({name: params[name]}, {name: draw(t)[name]})
-    assert optimizer.skipped == factors.count(None) == 2
-    assert error_to_numpy(named, params) < FLOAT64
 
 
 # ---- clipped before

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from own_rules import Signed
 
-torch = pytest.importorskip("torch")
-
-import thalweg.torch  # noqa: E402
-from thalweg.errors import NonFiniteError, OptimError, OptionError, StateError, UnusedOverrideWarning  # noqa: E402
-from thalweg.torch import LAMB, Adafactor, AdamW, Kron, Mixture, step_in_backward  # noqa: E402
+import thalweg.torch
+from thalweg.errors import NonFiniteError, OptimError, OptionError, StateError, UnusedOverrideWarning
+from thalweg.torch import LAMB, Adafactor, AdamW, Kron, Mixture, step_in_backward
 
 nn = torch.nn
 ENGINES = pytest.mark.parametrize("engine", ["auto", "reference", "foreach"])

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from published_runs import peer
+from tolerances import CONTINUED
 
-torch = pytest.importorskip("torch")
-
-from published_runs import peer  # noqa: E402
-from tolerances import CONTINUED  # noqa: E402
-
-import thalweg.torch  # noqa: E402
-from thalweg.check.problem import weights  # noqa: E402
-from thalweg.errors import ResumeWarning, StateError  # noqa: E402
-from thalweg.torch import SGD, Adafactor, AdamW, Mixture, Muon, import_peer  # noqa: E402
-from thalweg.torch.peers import TABLE  # noqa: E402
+import thalweg.torch
+from thalweg.check.problem import weights
+from thalweg.errors import ResumeWarning, StateError
+from thalweg.torch import SGD, Adafactor, AdamW, Mixture, Muon, import_peer
+from thalweg.torch.peers import TABLE
 
 #: Steps of the source, and steps in all.
 BEFORE, IN_ALL = 5, 15

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from families import FAMILIES, OF_TORCH
+from families import make as make_family
 
-torch = pytest.importorskip("torch")
-
-from families import FAMILIES, OF_TORCH  # noqa: E402
-from families import make as make_family  # noqa: E402
-
-from thalweg.errors import HintWarning, OptionError, ParameterError, UnusedOverrideWarning  # noqa: E402
-from thalweg.torch import LAMB, AdamW, Mixture, kron_adamw, muon_adamw  # noqa: E402
-from thalweg.torch.routing import HIDDEN, OTHER, roles_of  # noqa: E402
+from thalweg.errors import HintWarning, OptionError, ParameterError, UnusedOverrideWarning
+from thalweg.torch import LAMB, AdamW, Mixture, kron_adamw, muon_adamw
+from thalweg.torch.routing import HIDDEN, OTHER, roles_of
 
 nn = torch.nn
 WIDTH = 16

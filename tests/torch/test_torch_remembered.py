@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from side_by_side import needs_core
+from side_by_side_torch import agree
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("hypothesis")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from side_by_side_torch import agree  # noqa: E402
-
-import thalweg.torch  # noqa: E402
-from thalweg.check.problem import draw  # noqa: E402
-from thalweg.errors import OptimError, StateError  # noqa: E402
+import thalweg.torch
+from thalweg.check.problem import draw
+from thalweg.errors import OptimError, StateError
 
 pytestmark = needs_core
 

@@ -1,4 +1,4 @@
-"""In the processes of tests that tools/faults.py runs: make its fault, and write down what tests fail and reach.
+"""In the processes of tests that tools/faults.py runs: write down what tests fail, and which functions they reach.
 
 It is a plugin of pytest and the sitecustomize of all processes. PYTEST_DONT_REWRITE: it is there before pytest is.
 """
@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import inspect
 import json
-import linecache
 import os
 import sys
 import threading
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
 from typing import Any
 
 TOLD = json.loads(os.environ.get("FAULTS_WATCH", "{}"))
@@ -36,16 +33,6 @@ def note(frame: Any, *_: Any) -> None:
             write("function", f"{code.co_filename[len(SOURCE) + 1 :]}:{name}")
 
 
-def make_fault(path: str, start: int, length: int, new: str) -> None:
-    """Whoever imports this file, or reads its lines to compile them, has the fault in it. The file stays as it is."""
-    source, plain = Path(path).read_bytes(), SourceFileLoader.get_code
-    changed = source[:start] + new.encode() + source[start + length :]
-    linecache.cache[path] = len(changed), None, changed.decode().splitlines(keepends=True), path
-    SourceFileLoader.get_code = lambda self, name: (  # type: ignore[method-assign]
-        compile(changed, path, "exec", dont_inherit=True) if self.path == path else plain(self, name)
-    )
-
-
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     items[:] = [item for item in items if {item.nodeid, item.nodeid.partition("::")[0]} & {*TOLD["chosen"]}]
 
@@ -66,5 +53,3 @@ pytest_collectreport = pytest_runtest_logreport
 if SOURCE:
     threading.setprofile(note)
     sys.setprofile(note)
-if "fault" in TOLD:
-    make_fault(*TOLD["fault"])

@@ -14,13 +14,12 @@ pytestmark = [
     pytest.mark.skipif(DEVICE != "cpu", reason="the check steps tensors of the CPU, where kernels are interpreted"),
 ]
 
-#: Those that concern tables of addresses and numbers: all that is run where programs of the tests compile soon. Most
-#: are of LARS, which has the fewest programs.
+#: Those that concern tables of addresses and numbers, and no other test of kernels has: all that is run where programs
+#: of the tests compile soon. Most are of LARS, which has the fewest programs.
 OF_TABLES = {
     "Adafactor": "gradients-with-other-strides,deterministic",
     "LAMB": "views-stay-inside,gradients-untouched,schedulers-with-lr-as-a-tensor",
-    "LARS": "channels-last,maximize,replaced-parameters,groups-have-their-own-lr,gradients-are-released,replaced-data,"
-    "lr-as-a-tensor,late-parameters,loading-replaces",
+    "LARS": "replaced-parameters,groups-have-their-own-lr,replaced-data,late-parameters,loading-replaces",
 }
 
 

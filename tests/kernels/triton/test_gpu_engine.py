@@ -26,7 +26,6 @@ pytestmark = pytest.mark.slow  # programs are interpreted
 
 #: Three matrices of one shape, turned ones, and one of more axes; and such that products of them are kernels' too,
 #: symmetric or with an addend, by tiles of both sizes.
-MATRICES = {"a": (34, 20), "b": (34, 20), "c": (34, 20), "wide": (20, 34), "conv": (5, 4, 3, 2)}
 LARGE = {"tall": (1536, 768), "wide": (768, 1536), "square": (1024, 1024)}
 OF_KRON = {"a": (24, 12), "b": (24, 12), "c": (40,), "d": (50, 8)}
 #: So that kernels do what goes element by element, and stacks of tensors the rest.
@@ -51,30 +50,6 @@ def test_no_gradient_outlives_a_step(options: dict[str, Any]) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert not [grad for grad in gone if grad() is not None]
-
-
-@pytest.mark.parametrize("rule", ["LAMB", "Adafactor"])
-@pytest.mark.parametrize("found", [0.0, 1.0])
-def test_what_a_grad_scaler_leaves_with_the_optimizer(rule: str, found: float) -> None:
-    """Gradients are divided by the scale, and nothing is changed where one was not finite."""
-    (step,) = gradients(1)
-    theirs = parameters()
-    reference = make(rule, theirs, "reference", **options_of(rule))
-    train(reference, theirs, [step])
-
-    named = parameters()
-    optimizer = make(rule, named, **options_of(rule))
-    optimizer.make_state()
-    before = [p.detach().clone() for _, p in named]
-    optimizer.grad_scale = torch.tensor(1024.0, device=DEVICE)
-    optimizer.found_inf = torch.tensor(found, device=DEVICE)
-    train(optimizer, named, [{name: g * 1024 for name, g in step.items()}])
-    del optimizer.grad_scale, optimizer.found_inf
-    if found:
-        assert all(torch.equal(p, old) for (_, p), old in zip(named, before, strict=True))
-        assert not any(entry.any() for _, p in named for entry in optimizer.state[p].values()), "its step among them"
-    else:
-        agree(optimizer, named, reference, theirs)
 
 
 def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,21 +119,6 @@ def test_gradients_are_read_where_they_are(rule: str, options: dict[str, Any]) -
         agree_in_products(*results)
     else:
         agree(*results)
-
-
-@pytest.mark.parametrize(("rule", "engine"), [("AdamW", "fused"), ("Kron", "reference")])
-def test_a_gradient_that_is_not_finite_leaves_all_alone_without_a_wait(rule: str, engine: str) -> None:
-    """Steps of Kron are counted on the device then, which the interpreter has on the host: of it, numbers only."""
-    shapes = {"bias": (5,), "a": (12, 9)}
-    named, steps = parameters(shapes=shapes), gradients(2, shapes=shapes)
-    optimizer = getattr(thalweg.torch, rule)(named, lr=0.05, on_nonfinite="skip")
-    train(optimizer, named, steps[:1])
-    before = {name: p.detach().clone() for name, p in named}
-    steps[1]["a"][0, 0] = float("nan")
-    train(optimizer, named, steps[1:])
-    assert optimizer.engine == engine
-    assert all(torch.equal(p, before[name]) for name, p in named)
-    assert (optimizer.skipped, optimizer.nonfinite()) == (1, ["a"])
 
 
 # ---- what all gradients decide together, where kernels measure them
@@ -245,50 +205,6 @@ def test_kernels_step_as_the_rules_do(arguments: dict[str, Any]) -> None:
     agree(fused, ours, reference, theirs)
 
 
-def test_one_decision_about_what_is_not_finite() -> None:
-    named, (first, second) = parameters(shapes=MIXED), gradients(2, shapes=MIXED)
-    optimizer = mixture(named, "auto", on_nonfinite="skip")
-    train(optimizer, named, [first])
-    before = [p.detach().clone() for _, p in named]
-    second["vector"][3] = float("nan")
-    train(optimizer, named, [second])
-    assert all(torch.equal(p, start) for (_, p), start in zip(named, before, strict=True))
-    assert (optimizer.skipped, optimizer.nonfinite()) == (1, ["vector"])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs need a GPU")
-def test_captured_steps_of_mixtures_go_on() -> None:
-    entries = [("matrix", LAMB.options(lr=0.01)), ("*", AdamW.options(lr=0.01))]
-    results = []
-    for captured in (False, True):
-        named = parameters(shapes=MIXED)
-        optimizer = Mixture(named, entries, capturable=True)
-        for _, p in named:
-            p.grad = torch.ones_like(p)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            optimizer.step()
-            optimizer.step()
-        torch.cuda.current_stream().wait_stream(stream)
-        run: Any = optimizer.step
-        if captured:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                optimizer.step()
-            run = graph.replay
-        for _ in range(3):
-            for _, p in named:
-                p.grad.mul_(-0.5)
-            run()
-        torch.cuda.synchronize()
-        assert {float(state["step"]) for state in optimizer.state.values()} == {5.0}
-        results.append(named)
-    for (name, p), (_, q) in zip(*results, strict=True):
-        assert torch.equal(p, q), name
-
-
 # ---- products of matrices between kernels
 
 
@@ -327,12 +243,6 @@ def test_recorded_steps_follow_the_precision_that_is_allowed(monkeypatch: pytest
         torch.set_float32_matmul_precision(before)
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[1], found[2])
-
-
-def test_the_code_that_is_made_is_shown() -> None:
-    shown = str(thalweg.torch.Muon(parameters("float32", MATRICES)).explain(code=True))
-    assert "read p, g and write p, shown" in shown
-    assert "between them: matrix products by library calls" in shown
 
 
 # ---- state of equal shapes is one array

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from on_device import DEVICE
 from tolerances import STACK_PRODUCTS
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("triton.tools.tensor_descriptor")
 
-from thalweg.kernels.products import stacks  # noqa: E402
-from thalweg.kernels.products.choices import LARGE, ROUNDED_LARGE, ROUNDED_SMALL, SMALL, Tiling  # noqa: E402
+from thalweg.kernels.products import stacks
+from thalweg.kernels.products.choices import LARGE, ROUNDED_LARGE, ROUNDED_SMALL, SMALL, Tiling
 
 #: Small: every program is interpreted.
 SQUARE = Tiling(side=16, halves=1, depth=16, warps=4, stages=2, resident=2)

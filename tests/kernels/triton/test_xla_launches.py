@@ -10,19 +10,17 @@ from typing import Any
 
 import pytest
 import tolerances
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-import thalweg.torch  # noqa: E402
-from thalweg import rules  # noqa: E402
-from thalweg.kernels.triton import xla  # noqa: E402
-from thalweg.kernels.triton.numbers import INTERPRETED  # noqa: E402
-from thalweg.programs.host import function_of, options_of  # noqa: E402
-from thalweg.rules.rule import stand_in  # noqa: E402
-from thalweg.settings import RuleOptions  # noqa: E402
-from thalweg.spaces import torch as space  # noqa: E402
-from thalweg.storage import first_state  # noqa: E402
+import thalweg.torch
+from thalweg import rules
+from thalweg.kernels.triton import xla
+from thalweg.kernels.triton.numbers import INTERPRETED
+from thalweg.programs.host import function_of, options_of
+from thalweg.rules.rule import stand_in
+from thalweg.settings import RuleOptions
+from thalweg.spaces import torch as space
+from thalweg.storage import first_state
 
 pytestmark = [
     pytest.mark.slow,  # programs are interpreted
