@@ -13,7 +13,7 @@ from torch import nn
 
 from thalweg import OptionError
 from thalweg.integrations.timm import register
-from thalweg.rules import RULES
+from thalweg.rules import RULES, SGD
 
 
 def small() -> nn.Module:
@@ -28,6 +28,16 @@ def test_registering_twice_is_as_registering_once(caplog: pytest.LogCaptureFixtu
     assert sorted(register()) == list_optimizers("thalweg*")
     assert not caplog.records
     assert not any("_" in name for name in register())
+
+
+def test_a_name_means_the_rule_that_was_registered_last_and_never_one_of_the_package() -> None:
+    register()
+    with pytest.raises(OptionError, match="two optimizers by one name, 'thalweglamb': give your rule another name"):
+        register(type("Lamb", (SGD,), {}))
+    for _ in range(2):
+        mine = type("Mine", (SGD,), {})
+        register(mine)
+        assert create_optimizer_v2(nn.Linear(2, 2), "thalwegmine", lr=0.1).rule is mine
 
 
 @pytest.mark.parametrize("name", ["lars", "adafactor", "kron", "lamb", "muonadamw"])

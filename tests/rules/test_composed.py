@@ -22,7 +22,7 @@ from tolerances import FLOAT64
 
 import thalweg.numpy
 from thalweg import Moment, OptionError, ResumeWarning, RuleError, StateError
-from thalweg.rules import AdamW, Around, Cautious, Kron, Muon, around
+from thalweg.rules import Adafactor, AdamW, Around, Cautious, Kron, Muon, around
 
 
 def error(found: Any, wanted: Any) -> float:
@@ -69,6 +69,12 @@ REFUSED = [
 def test_what_cannot_be_is_refused(options: Any, told: str) -> None:
     with pytest.raises(OptionError, match=told):
         thalweg.numpy.AdamW(lr=0.1, **options)
+
+
+def test_a_rule_with_a_rate_of_its_own_is_given_one_where_the_grafted_rule_has_none() -> None:
+    with pytest.raises(OptionError, match=r"graft=AdamW\(\) needs a learning rate: give lr a number"):
+        thalweg.numpy.Adafactor(graft=AdamW())
+    assert thalweg.numpy.Adafactor(graft=Adafactor()).lr is None
 
 
 def test_norms_that_are_kept_are_not_changed_afterwards() -> None:

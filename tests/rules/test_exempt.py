@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import thalweg.numpy
+import thalweg.rules
 
 SHAPES = {"matrix": (3, 2), "vector": (3,), "scalar": (), "stack": (2, 3)}
 both = pytest.mark.parametrize("name", ["LAMB", "LARS"])
@@ -49,6 +50,17 @@ def test_what_is_said_by_name_holds_for_vectors_too_and_the_last_wins(name: str)
     decayed = stepped(name, ("vector", dict(weight_decay=0.2)))["vector"]
     assert decayed == stepped(name, ("vector", dict(exempt=None, trust=False)))["vector"]
     assert decayed == stepped(name, ("*", dict(weight_decay=0.5)), ("vector", dict(weight_decay=0.2)))["vector"]
+
+
+@both
+def test_a_graft_leaves_out_vectors_too(name: str) -> None:
+    graft = getattr(thalweg.rules, name)(exempt="vectors")
+    for shape in SHAPES.values():
+        p, g = np.full(shape, 2.0), np.full(shape, 0.5)
+        alone, grafted = {"p": p.copy()}, {"p": p.copy()}
+        getattr(thalweg.numpy, name)(lr=0.1, exempt="vectors").step(alone, {"p": g})
+        thalweg.numpy.AdamW(lr=0.1, weight_decay=0.0, graft=graft).step(grafted, {"p": g})
+        np.testing.assert_allclose(grafted["p"], alone["p"], rtol=1e-12)
 
 
 def test_defaults() -> None:

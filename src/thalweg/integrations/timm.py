@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
-from functools import partial
 from inspect import getdoc
 from typing import Any
 
@@ -11,6 +11,7 @@ from timm.optim import list_optimizers
 from timm.optim._optim_factory import OptimInfo, default_registry
 from torch import Tensor
 
+from thalweg.errors import OptionError
 from thalweg.rules import RULES, Rule
 from thalweg.settings import defaults, rates_with_adamw
 from thalweg.torch import AdamW, Mixture, optimizer, recipes
@@ -26,20 +27,24 @@ def register(*rules: type[Rule]) -> list[str]:
     mixtures are "thalwegkronadamw" and "thalwegmuonadamw". timm gives every optimizer a weight_decay, so a rule of
     one's own needs that option.
     """
-    infos = [*map(info_of, (*RULES.values(), *rules)), *map(info_of_mixture, RECIPES)]
+    infos = [*map(describe_rule, dict.fromkeys((*RULES.values(), *rules))), *map(describe_mixture, RECIPES)]
+    names = [info.name for info in infos]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise OptionError(f"timm would know two optimizers by one name, {min(twice)!r}: give your rule another name")
     known = list_optimizers("thalweg*")
     for info in infos:
-        if info.name not in known:
+        if info.name not in known or default_registry.get_optimizer_info(info.name) is not info:  # written anew
             default_registry.register(info)
-    return [info.name for info in infos]
+    return names
 
 
-def info_of(rule: type[Rule]) -> OptimInfo:
+@functools.cache
+def describe_rule(rule: type[Rule]) -> OptimInfo:
     options = defaults(rule)
     return OptimInfo(
-        name=name_of(rule.__name__),
+        name=timm_name(rule.__name__),
         opt_class=optimizer(rule),
-        description=described(rule),
+        description=first_line(rule),
         # timm has one number for each of these, and 0.9 for the momentum of all that have one
         has_eps=isinstance(options.get("eps"), float),
         has_momentum=isinstance(options.get("momentum"), float),
@@ -47,24 +52,26 @@ def info_of(rule: type[Rule]) -> OptimInfo:
     )
 
 
-def info_of_mixture(recipe: str) -> OptimInfo:
+@functools.cache
+def describe_mixture(recipe: str) -> OptimInfo:
     return OptimInfo(
-        name=name_of(recipe),
-        opt_class=partial(mixture, recipe),
-        description=described(getattr(recipes, recipe)),
+        name=timm_name(recipe),
+        opt_class=functools.partial(make_mixture, recipe),
+        description=first_line(getattr(recipes, recipe)),
         has_eps=False,
     )
 
 
-def name_of(rule_name: str) -> str:
-    return f"thalweg{rule_name.lower().replace('_', '')}"
+def timm_name(name: str) -> str:
+    return f"thalweg{name.lower().replace('_', '')}"
 
 
-def described(documented: Any) -> str:
+def first_line(documented: object) -> str:
+    """The first line of a docstring."""
     return (getdoc(documented) or "").partition("\n")[0]
 
 
-def mixture(
+def make_mixture(
     recipe: str,
     params: Any,
     lr: float | None = None,
@@ -82,18 +89,18 @@ def mixture(
     decay = {"weight_decay_mode": "decoupled"} if recipe == "kron_adamw" else {}  # as the recipe has it
     lr, adamw_lr, _ = rates_with_adamw(rule, options, lr, adamw_lr)
     entries: Entries = [
-        (only_matrices, optimizer(rule).options(lr=lr, weight_decay=weight_decay, **{**decay, **options})),
+        (takes_matrix, optimizer(rule).options(lr=lr, weight_decay=weight_decay, **{**decay, **options})),
         ("*", AdamW.options(lr=adamw_lr, weight_decay=weight_decay, **(adamw or {}))),
     ]
-    return Mixture(list(routed(params)), entries)
+    return Mixture(list(route_fallback(params)), entries)
 
 
-def only_matrices(name: str, p: Tensor) -> bool:
+def takes_matrix(name: str, p: Tensor) -> bool:
     return is_matrix(p)
 
 
-def routed(params: Any) -> Iterator[Any]:
-    """Groups with those that timm marks given to AdamW; parameters without groups as they are."""
+def route_fallback(params: Any) -> Iterator[Any]:
+    """The groups, of which those that timm marks with ``use_fallback`` go to AdamW; lone parameters as they are."""
     for group in params:
         if isinstance(group, dict) and group.get("use_fallback"):
             yield {**{key: value for key, value in group.items() if key != "use_fallback"}, "rule": "AdamW"}

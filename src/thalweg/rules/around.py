@@ -21,7 +21,7 @@ from thalweg.rules.whole import Direction, Preparation, WholeRule
 
 #: The key under which ``prepare`` leaves the gradient and the step to ``apply``.
 CARRIED = "around"
-#: The keys of what those that come with the package keep, and how those of a grafted rule begin.
+#: The keys of the entries of Averaged and of ScheduleFree, and the beginning of those of Grafted.
 AVERAGE, EVALUATED, GRAFTED = "average", "x", "graft_"
 #: Said where parameters are to be evaluated at an average that nothing keeps.
 NO_AVERAGE = "no parameter has an average: give the optimizer averaged=0.9999 or schedule_free=True"
@@ -79,8 +79,10 @@ class Wrapped(Around):
 
     def entries(self, shape: Shape) -> dict[str, Entry]:
         inner, around = self.RULE.entries(self, shape), entries_around(self, shape)
-        if twice := inner.keys() & around.keys():
-            raise RuleError(f"{type(self).__name__} keeps {min(twice)!r} twice, for the rule and around it: rename one")
+        if shared := inner.keys() & around.keys():
+            raise RuleError(
+                f"{type(self).__name__} keeps {min(shared)!r} twice, for the rule and around it: rename one"
+            )
         return {**inner, **around}
 
     def validate(self) -> None:
@@ -99,15 +101,16 @@ class Wrapped(Around):
 
     def own_state(self, xp: Space[A], s: State[A], p: A) -> State[A]:
         """The state of the rule alone."""
-        beside = keys_around(self, xp.shape(p))
-        return {key: entry for key, entry in s.items() if key not in beside}
+        around = keys_around(self, xp.shape(p))
+        return {key: entry for key, entry in s.items() if key not in around}
 
-    def gradient(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Any:
+    def rule_gradient(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Value:
+        """The gradient that the rule is given, from the outermost to the innermost."""
         for wrapper in reversed(self.AROUND):
             g = wrapper.change_gradient(self, xp, g, s, p, t=t)
         return g
 
-    def scaled(self, xp: Space[A], t: Scalar, lr_scale: Scalar) -> Scalar:
+    def scale_rates(self, xp: Space[A], t: Scalar, lr_scale: Scalar) -> Scalar:
         for wrapper in self.AROUND:
             lr_scale = lr_scale * wrapper.scale_rate(self, xp, t)
         return lr_scale
@@ -122,27 +125,27 @@ class Wrapped(Around):
     def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         if isinstance(self, WholeRule):
             return self.RULE.update(self, xp, g, s, p, t=t, lr=lr, lr_scale=lr_scale, noise=noise)
-        scale, state = self.scaled(xp, t, lr_scale), self.own_state(xp, s, p)
-        update = self.RULE.update(
-            self, xp, self.gradient(xp, g, s, p, t), state, p, t=t, lr=lr, lr_scale=scale, noise=noise
-        )
-        return self.finish(xp, update, g, s, p, t, lr, scale)
+        lr_scale = self.scale_rates(xp, t, lr_scale)
+        gradient, state = self.rule_gradient(xp, g, s, p, t), self.own_state(xp, s, p)
+        update = self.RULE.update(self, xp, gradient, state, p, t=t, lr=lr, lr_scale=lr_scale, noise=noise)
+        return self.finish(xp, update, g, s, p, t, lr, lr_scale)
 
     # ---- of a rule that needs whole tensors: the first part and the last
 
     def prepare(self, xp: Space[A], g: A, s: State[A], p: A, t: Scalar) -> Preparation:
         rule: Any = self.RULE
-        prepared: Preparation = rule.prepare(self, xp, self.gradient(xp, g, s, p, t), self.own_state(xp, s, p), p, t)
+        gradient, own_state = self.rule_gradient(xp, g, s, p, t), self.own_state(xp, s, p)
+        prepared: Preparation = rule.prepare(self, xp, gradient, own_state, p, t)
         return prepared._replace(state={**prepared.state, CARRIED: (g, t)})
 
     def apply(
         self, xp: Space[A], direction: Direction, s: State[A], p: A, state: State[A], *, due: Any, lr: Scalar
     ) -> Update:
         rule: Any = self.RULE
-        rest: Any = dict(state)
-        g, t = rest.pop(CARRIED)
-        lr = self.scaled(xp, t, lr)
-        update = rule.apply(self, xp, direction, self.own_state(xp, s, p), p, rest, due=due, lr=lr)
+        new_state: Any = dict(state)
+        g, t = new_state.pop(CARRIED)
+        lr = self.scale_rates(xp, t, lr)
+        update = rule.apply(self, xp, direction, self.own_state(xp, s, p), p, new_state, due=due, lr=lr)
         return self.finish(xp, update, g, s, p, t, lr, 1.0)
 
     def evaluate_at(self, xp: Space[A], s: State[A], p: A, t: Scalar) -> Value:
@@ -166,14 +169,14 @@ def around(rule: type[Rule], *wrappers: type[Around]) -> type[Rule]:
         raise RuleError(f"{', '.join(w.__name__ for w in wrappers)} around {inner.__name__}: give each once")
     if issubclass(inner, WholeRule) and inner.update is not WholeRule.update:
         raise RuleError(f"{inner.__name__} has an update of its own, and engines take its three parts: define those")
-    return make(inner, wrappers) if wrappers else rule
+    return make_wrapped(inner, wrappers) if wrappers else rule
 
 
 @functools.cache
-def make(rule: type[Rule], wrappers: tuple[type[Around], ...]) -> type[Rule]:
+def make_wrapped(rule: type[Rule], wrappers: tuple[type[Around], ...]) -> type[Rule]:
     names = [name for kind in (rule, *wrappers) for name in own_names(kind)]
-    if twice := sorted({name for name in names if names.count(name) > 1 or hasattr(Wrapped, name)}):
-        raise RuleError(f"{twice[0]!r} is a name in two of {rule.__name__} and what is around it: rename one")
+    if clashing := sorted({name for name in names if names.count(name) > 1 or hasattr(Wrapped, name)}):
+        raise RuleError(f"{clashing[0]!r} is a name in two of {rule.__name__} and what is around it: rename one")
     name = "+".join([rule.__name__, *(wrapper.__name__.lower() for wrapper in wrappers)])
     body = {"RULE": rule, "AROUND": wrappers, "__module__": rule.__module__, "__doc__": rule.__doc__}
     if issubclass(rule, WholeRule) and any(wrapper.READS_GRADIENT or wrapper.HAS_SUMS for wrapper in wrappers):
@@ -184,7 +187,7 @@ def make(rule: type[Rule], wrappers: tuple[type[Around], ...]) -> type[Rule]:
 
 
 def own_names(kind: type[Rule]) -> set[str]:
-    """What a class adds to what every rule, or everything around one, has."""
+    """The names that a class has beside those that every rule, or everything around one, has."""
     shared = dir(Around) if issubclass(kind, Around) else dir(WholeRule)
     return {name for name in (*dir(kind), *own_fields(kind)) if name not in shared and not name.startswith("_")}
 

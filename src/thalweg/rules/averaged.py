@@ -15,10 +15,10 @@ from thalweg.rules.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class Averaged(Around):
-    """An average of the parameter after each step, as the next step finds it.
+    """An average of the parameters as each step finds them.
 
-    So it is of the weights that really were, whatever became of the step when it was applied: rounded, scaled by what
-    follows in a chain, clamped by the caller. What a state keeps is the average before its last step.
+    So it is of the weights that really were, whatever became of a step when it was applied: rounded, scaled by what
+    follows in a chain, clamped by the caller. The state has the average of the parameters before its last step.
     """
 
     averaged: Scalar | Literal["mean"] | None = option(

@@ -23,16 +23,16 @@ def ratio_unless(xp: Space[A], undefined: Truth, above: Scalar, below: Scalar, o
 
 
 def keep_norm(xp: Space[A], norm: Scalar, new_squares: Scalar) -> Scalar:
-    """What gives a tensor, whose squares have a new sum, its former norm again; 1 if either is zero or overflows."""
+    """The factor that gives a tensor of this new sum of squares its former norm; 1 if either is 0 or overflows."""
     new_norm = xp.sqrt(xp.where(xp.isfinite(new_squares), new_squares, 0.0))
     return ratio_unless(xp, xp.minimum(norm, new_norm) <= 0, norm, new_norm, 1.0)
 
 
 def regain_norm(xp: Space[A], lost: Scalar) -> tuple[Scalar, Scalar]:
-    """What gives a tensor, which has lost this part of its squares, its former norm again; and the same less 1.
+    """What gives a tensor, which has lost this part of its squares, its former norm again; and that less 1.
 
-    The first is 1 / sqrt(1 - lost), the second to the last digit for the smallest of losses. Of a tensor of which less
-    than a thousandth is left, rounded sums do not tell how much: it is taken for a thousandth.
+    The first is 1 / sqrt(1 - lost), and the second has all of its digits where little is lost. Rounded sums do not tell
+    a norm below a thousandth of the former one: it is taken for a thousandth.
     """
     lost = xp.minimum(lost, 1 - 2.0**-20)
     left = xp.sqrt(1 - lost)
@@ -56,7 +56,7 @@ def inverse_sqrt(xp: Space[A], x: Value) -> Value:
 
 
 def where_shrinking(xp: Space[A], step: Value, p: Value, decay: Value) -> Value:
-    """Decay, but for the elements that a step moves away from 0 (Chen et al. 2025, arXiv:2510.12402)."""
+    """The decay, 0 for elements that the step moves away from 0 (Chen et al. 2025, arXiv:2510.12402)."""
     return xp.where(step * p <= 0, decay, 0.0)
 
 

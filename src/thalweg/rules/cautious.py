@@ -41,8 +41,10 @@ class Cautious(Around):
         check_norms_free(self, f"cautious={self.cautious!r}")
 
     def idle(self, lr):
-        unused = self.cautious == "decay" and is_zero(getattr(self, "weight_decay", 0.0))
-        return {**super().idle(lr), **({"cautious": "a weight_decay above 0"} if unused else {})}
+        idle = super().idle(lr)
+        if self.cautious == "decay" and is_zero(getattr(self, "weight_decay", 0.0)):
+            idle["cautious"] = "a weight_decay above 0"
+        return idle
 
     def change_update(self, xp, update, g, s, p, *, t, lr, lr_scale):
         decay = self.decay_share(xp, update, t=t, lr=lr, lr_scale=lr_scale)
@@ -54,8 +56,10 @@ class Cautious(Around):
             (share,) = xp.means((agrees, self.own_axes(xp.shape(p))))
             masked = step * (agrees / xp.maximum(share, LEAST_SHARE))
         if not is_zero(decay):
-            shrinks = decay * p
-            masked = masked - (where_shrinking(xp, step, p, shrinks) if self.cautious in ("decay", "both") else shrinks)
+            decayed = decay * p
+            if self.cautious in ("decay", "both"):
+                decayed = where_shrinking(xp, step, p, decayed)
+            masked = masked - decayed
         return update._replace(delta=masked, direction=None)
 
 

@@ -34,11 +34,11 @@ def check_number(
     lower = [f"{'>' if open_low else '>='} {low:g}"] if low > -math.inf else []
     upper = [f"{'<' if open_high else '<='} {high:g}"] if high < math.inf else []
     ends = lower + upper
-    wanted = f"{name} must be a finite number{' ' if ends else ''}{' and '.join(ends)}, got {value!r}"
-    require(isinstance(value, Real) and not isinstance(value, bool), wanted)
+    message = f"{name} must be a finite number{' ' if ends else ''}{' and '.join(ends)}, got {value!r}"
+    require(isinstance(value, Real) and not isinstance(value, bool), message)
     above = value > low if open_low else value >= low
     below = value < high if open_high else value <= high
-    require(math.isfinite(value) and above and below, wanted)
+    require(math.isfinite(value) and above and below, message)
 
 
 def check_fraction(name: str, value: Any) -> None:
@@ -47,6 +47,7 @@ def check_fraction(name: str, value: Any) -> None:
 
 
 def check_several(name: str, value: Any, count: int) -> tuple[Any, ...]:
+    """A tuple or a list of so many entries; returned as a tuple."""
     wanted = "a pair of numbers" if count == 2 else f"{count} numbers"
     require(isinstance(value, (tuple, list)) and len(value) == count, f"{name} must be {wanted}, got {value!r}")
     return tuple(value)

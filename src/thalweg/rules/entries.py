@@ -48,7 +48,7 @@ class Spread(Entry):
 
 @dataclass(frozen=True)
 class Copy(Spread):
-    """A copy of the parameter, of which it is what it was before the first step."""
+    """Begins as a copy of the parameter."""
 
     def first(self, xp: Space[A], p: A, stacked_axes: int) -> A:
         return p * 1.0  # in memory of its own
@@ -105,13 +105,13 @@ class Factor(PerSlice):
         if len(self.sizes) == 1 or self.scale == 0:
             return xp.full(shape, self.scale, p)
         (rows, side), (before, after) = self.sizes, self.repeated
-        matrix_rows = rows // (before * after)  # of which the last of several matrices may have fewer than columns
-        ones = xp.full((*shape[:stacked_axes], before, matrix_rows, after, side), self.scale, p)
+        matrix_rows = rows // (before * after)  # of several matrices, the last of which may have fewer rows
+        scales = xp.full((*shape[:stacked_axes], before, matrix_rows, after, side), self.scale, p)
         matrices = -(-matrix_rows // side)
         identities = xp.full((matrices, 1, 1), 1.0, p) * xp.reshape(xp.identity(side, p), (1, side, side))
         one_below_another = xp.reshape(identities, (matrices * side, 1, side))
-        begin = xp.cut(one_below_another, 0, (matrix_rows, matrices * side - matrix_rows))[0]
-        return xp.reshape(ones * xp.reshape(begin, (*[1] * stacked_axes, 1, matrix_rows, 1, side)), shape)
+        identity_rows = xp.cut(one_below_another, 0, (matrix_rows, matrices * side - matrix_rows))[0]
+        return xp.reshape(scales * xp.reshape(identity_rows, (*[1] * stacked_axes, 1, matrix_rows, 1, side)), shape)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thalweg.arrays import Shape, Squares
+from thalweg.arrays import Scalar, Shape, Squares
 from thalweg.rules.around import GRAFTED, Around
 from thalweg.rules.blocks import is_zero, ratio_unless
 from thalweg.rules.cautious import check_norms_free
@@ -35,29 +35,40 @@ class Grafted(Around):
             fits,
             f"graft must be a rule that goes element by element, such as thalweg.rules.AdamW(), got {self.graft!r}",
         )
-        other_of(self).validate()
+        size_rule(self).validate()
         check_norms_free(self, "graft")
 
     def extra_entries(self, shape: Shape) -> dict[str, Entry]:
-        return {f"{GRAFTED}{key}": entry for key, entry in other_of(self).entries(shape).items()}
+        return {f"{GRAFTED}{key}": entry for key, entry in size_rule(self).entries(shape).items()}
 
     def kind(self, shape: Shape) -> Hashable:
-        return super().kind(shape), other_of(self).kind(shape)
+        return super().kind(shape), size_rule(self).kind(shape)
+
+    def for_shape(self, shape: Shape) -> Rule:
+        return replace(super().for_shape(shape), graft=size_rule(self).for_shape(shape))  # type: ignore[call-arg]
+
+    def validate_lr(self, lr: Scalar | None) -> None:
+        super().validate_lr(lr)
+        other = size_rule(self)
+        require(
+            lr is not None or other.lr_optional,
+            f"graft={type(other).__name__}() needs a learning rate: give lr a number, such as 1e-3",
+        )
 
     def change_update(self, xp, update, g, s, p, *, t, lr, lr_scale):
-        rule, given = other_of(self), {"t": t, "lr": lr, "lr_scale": lr_scale}
-        grafted = {key.removeprefix(GRAFTED): entry for key, entry in s.items() if key.startswith(GRAFTED)}
-        measured = rule.update(xp, g, grafted, p, **given)
-        decay, other_decay = self.decay_share(xp, update, **given), rule.decay_share(xp, measured, **given)
+        other, rates = size_rule(self), {"t": t, "lr": lr, "lr_scale": lr_scale}
+        other_state = {key.removeprefix(GRAFTED): entry for key, entry in s.items() if key.startswith(GRAFTED)}
+        other_update = other.update(xp, g, other_state, p, **rates)
+        decay, other_decay = self.decay_share(xp, update, **rates), other.decay_share(xp, other_update, **rates)
         step = update.delta if is_zero(decay) else update.delta + decay * p
-        other = measured.delta if is_zero(other_decay) else measured.delta + other_decay * p
+        other_step = other_update.delta if is_zero(other_decay) else other_update.delta + other_decay * p
         axes = self.own_axes(xp.shape(p))
-        squares, sizes = xp.sums(Squares(step, axes), Squares(other, axes))
-        step = step * ratio_unless(xp, squares <= 0, xp.sqrt(sizes), xp.sqrt(squares), 0.0)
-        state = {**update.state, **{f"{GRAFTED}{key}": entry for key, entry in measured.state.items()}}
+        squares, other_squares = xp.sums(Squares(step, axes), Squares(other_step, axes))
+        step = step * ratio_unless(xp, squares <= 0, xp.sqrt(other_squares), xp.sqrt(squares), 0.0)
+        state = {**update.state, **{f"{GRAFTED}{key}": entry for key, entry in other_update.state.items()}}
         return update._replace(delta=step if is_zero(decay) else step - decay * p, state=state)
 
 
-def other_of(rule: Any) -> Any:
-    """The rule that tells sizes."""
+def size_rule(rule: Any) -> Any:
+    """The rule that tells how far each tensor moves, with the stacked axes of the one that tells where."""
     return replace(rule.graft, stacked_axes=rule.stacked_axes)

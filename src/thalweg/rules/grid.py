@@ -49,7 +49,7 @@ class Grid:
         return math.prod(self.counts)
 
     def starts(self) -> list[int]:
-        """Where each block begins among the elements of a tensor."""
+        """The position of each block's first element among the elements of a tensor."""
         return starts(self.sizes, self.sides)
 
     def extents(self) -> list[Shape]:
@@ -61,6 +61,7 @@ class Grid:
         return cut_runs(xp, x, self.runs)
 
     def join(self, xp: Space[A], stacks: Sequence[A]) -> A:
+        """What was cut, as one array again."""
         return join_runs(xp, stacks, self.runs)
 
     # ---- what is kept for the blocks: one array for each axis, with the rows of all factors one below the other
@@ -78,15 +79,15 @@ class Grid:
     def cut_factor(self, xp: Space[A], q: A, axis: int, batch: int, *, diagonal: bool = False) -> list[A]:
         """For each stack the factors for an axis: (b', s, s), or (b', s) if they are diagonal."""
         side, stacks = self.sides[axis], []
-        seen = (batch, *self.counts[:axis], self.sizes[axis], *self.counts[axis + 1 :])
-        for stack in cut_runs(xp, xp.reshape(q, seen if diagonal else (*seen, side)), self.along(axis)):
+        shape = (batch, *self.counts[:axis], self.sizes[axis], *self.counts[axis + 1 :])
+        for stack in cut_runs(xp, xp.reshape(q, shape if diagonal else (*shape, side)), self.along(axis)):
             count, rows = xp.shape(stack)[0], xp.shape(stack)[1 + axis]
             stack = xp.reshape(stack, (count, rows) if diagonal else (count, rows, side))
             stacks.append(stack if diagonal or rows == side else xp.cut(stack, 2, (rows, side - rows))[0])
         return stacks
 
     def join_factor(self, xp: Space[A], stacks: Sequence[A], axis: int) -> A:
-        """All factors for an axis as they are kept; zeros stand beside those of smaller blocks."""
+        """All factors for an axis as they are kept: smaller ones are filled up with columns of zeros."""
         side, reshaped = self.sides[axis], []
         for stack in stacks:
             count, rows, *columns = xp.shape(stack)
@@ -106,16 +107,16 @@ class Grid:
         return join_runs(xp, [xp.reshape(stack, (xp.shape(stack)[0], *ones)) for stack in stacks], self.along(None))
 
     def along(self, axis: int | None) -> list[Runs]:
-        """The blocks of an array that has rows along one axis, and one entry for each block along the others."""
+        """The runs of an array that has the tensor's size along one axis, and an entry for each block along others."""
         return [runs if i == axis else tuple((count, 1) for count, _ in runs) for i, runs in enumerate(self.runs)]
 
 
 def starts(sizes: Sequence[int], sides: Sequence[int]) -> list[int]:
     """The positions of the first elements of blocks of these sides, in an array of these sizes."""
-    places = [0]
+    positions = [0]
     for n, side in zip(sizes, sides, strict=True):
-        places = [place * n + i for place in places for i in range(0, n, side)]
-    return places
+        positions = [position * n + i for position in positions for i in range(0, n, side)]
+    return positions
 
 
 def cut_runs(xp: Space[A], x: A, runs: Sequence[Runs]) -> list[A]:
@@ -129,6 +130,7 @@ def cut_runs(xp: Space[A], x: A, runs: Sequence[Runs]) -> list[A]:
 
 
 def join_runs(xp: Space[A], stacks: Sequence[A], runs: Sequence[Runs]) -> A:
+    """The array that ``cut_runs`` has cut into these stacks."""
     pieces = [from_stack(xp, stack, chosen) for stack, chosen in zip(stacks, product(*runs), strict=True)]
     for axis, axis_runs in reversed(list(enumerate(runs, 1))):
         if (n := len(axis_runs)) > 1:
@@ -143,22 +145,23 @@ def to_stack(xp: Space[A], x: A, chosen: Runs) -> A:
         return x
     rest = sizes[len(chosen) :]
     x = xp.reshape(x, (batch, *chain(*chosen), *rest))
-    for place in swaps(len(chosen)):
-        x = xp.swapaxes(x, place, place - 1)
+    for axis in swaps(len(chosen)):
+        x = xp.swapaxes(x, axis, axis - 1)
     return xp.reshape(x, (batch * blocks, *(size for _, size in chosen), *rest))
 
 
 def from_stack(xp: Space[A], x: A, chosen: Runs) -> A:
-    blocks, (several, *sizes) = math.prod([count for count, _ in chosen]), xp.shape(x)
+    """The way back from ``to_stack``."""
+    blocks, (stacked, *sizes) = math.prod([count for count, _ in chosen]), xp.shape(x)
     if blocks == 1:
         return x
     counts, rest = [count for count, _ in chosen], sizes[len(chosen) :]
-    x = xp.reshape(x, (several // blocks, *counts, *sizes))
-    for place in reversed(swaps(len(chosen))):
-        x = xp.swapaxes(x, place, place - 1)
-    return xp.reshape(x, (several // blocks, *(count * size for count, size in chosen), *rest))
+    x = xp.reshape(x, (stacked // blocks, *counts, *sizes))
+    for axis in reversed(swaps(len(chosen))):
+        x = xp.swapaxes(x, axis, axis - 1)
+    return xp.reshape(x, (stacked // blocks, *(count * size for count, size in chosen), *rest))
 
 
 def swaps(axes: int) -> list[int]:
     """The axes that change places with the one before, so that (b, c_1, s_1, ...) becomes (b, c_1, ..., s_1, ...)."""
-    return [place for i in range(1, axes) for place in range(1 + 2 * i, 1 + i, -1)]
+    return [axis for i in range(1, axes) for axis in range(1 + 2 * i, 1 + i, -1)]

@@ -28,7 +28,7 @@ ANNEALED = Annealed()
 
 
 class Whole(NamedTuple):
-    """What a parameter's :meth:`Kron.transform` is given."""
+    """The arguments of :meth:`Kron.transform` for one parameter, so that several are transformed at once."""
 
     rule: Kron
     xp: Any
@@ -266,7 +266,7 @@ class Kron(WholeRule):
         whiteners = [entries[i : i + count] for i in range(0, len(entries), count)]
         whole = Whole(self, xp, tensors, s, noise, whiteners)
         if whiteners and due is False:
-            return self.direct(whole._replace(xp=xp.in_precision(self.precond_precision)), whiteners, {})
+            return self.find_direction(whole._replace(xp=xp.in_precision(self.precond_precision)), whiteners, {})
         return self.transform_all([whole], due)[0]
 
     def keep(self, xp, s, shape) -> State[Any]:
@@ -282,24 +282,23 @@ class Kron(WholeRule):
         xp = wholes[0].xp
         old = [whole.rule.unpack(xp, whole.state, xp.shape(whole.tensors[0])) for whole in wholes]
 
-        def refreshed() -> list[Factors[Any]]:
-            gradients = [y for whole, q in zip(wholes, old, strict=True) for y in whole.rule.gradients(whole, q)]
+        def refresh() -> list[Factors[Any]]:
+            gradients: list[FactorGradient] = []
+            for whole, stacks in zip(wholes, old, strict=True):
+                gradients += whole.rule.factor_gradients(whole, stacks)
             return refresh_all(xp, rule, gradients, together=len(wholes) > 1)
 
-        new = iter(xp.cond(due, refreshed, lambda: [pair for factors in old for pair in factors]))
-        new_stacks = [[next(new) for _ in factors] for factors in old]
-        return [
-            whole.rule.direct(
-                whole,
-                [[square(whole.xp, q) for q in factors] for factors, _ in stacks],
-                whole.rule.pack(whole, stacks),
-            )
-            for whole, stacks in zip(wholes, new_stacks, strict=True)
-        ]
+        new = iter(xp.cond(due, refresh, lambda: [stack for stacks in old for stack in stacks]))
+        directions = []
+        for whole, old_stacks in zip(wholes, old, strict=True):
+            stacks = [next(new) for _ in old_stacks]
+            whiteners = [[square(whole.xp, q) for q in factors] for factors, _ in stacks]
+            directions.append(whole.rule.find_direction(whole, whiteners, whole.rule.pack(whole, stacks)))
+        return directions
 
-    def gradients(self, whole: Whole, old: list[Factors[Any]]) -> list[FactorGradient]:
+    def factor_gradients(self, whole: Whole, old: list[Factors[Any]]) -> list[FactorGradient]:
         """The gradient of each stack of blocks, from which its factors learn."""
-        xp, noise, y = whole.xp, whole.noise, self.seen(whole.xp, whole.tensors[-1])
+        xp, noise, y = whole.xp, whole.noise, self.to_batch(whole.xp, whole.tensors[-1])
         grid = self.grid(xp.shape(whole.tensors[-1]))
         drawn = grid.cut(xp, xp.reshape(noise(), xp.shape(y))) if noise is not None and self.needs_noise else []
         # each noise is taken out of the list, so that none outlives its use
@@ -315,16 +314,16 @@ class Kron(WholeRule):
             state[f"L_{i}"] = xp.reshape(grid.join_norm(xp, norms), xp.shape(whole.state[f"L_{i}"]))
         return state
 
-    def direct(self, whole: Whole, whiteners: list[list[Any]], state: State[Any]) -> Direction:
+    def find_direction(self, whole: Whole, whiteners: list[list[Any]], state: State[Any]) -> Direction:
         """The direction, by P of each factor. whiteners: of each stack of blocks, for each of their axes."""
         xp, shape = whole.xp, whole.xp.shape(whole.tensors[0])
-        grid, x = self.grid(shape), self.seen(xp, whole.tensors[0])
-        h = grid.join(xp, [apply(xp, by, part) for by, part in zip(whiteners, grid.cut(xp, x), strict=True)])
+        grid, x = self.grid(shape), self.to_batch(xp, whole.tensors[0])
+        h = grid.join(xp, [apply(xp, p, stack) for p, stack in zip(whiteners, grid.cut(xp, x), strict=True)])
         (h_square,) = xp.means(Squares(h, tuple(range(1, 1 + len(grid.sizes)))))
-        h = xp.reshape(self.clipped(xp, h, h_square), shape)
+        h = xp.reshape(self.clip_direction(xp, h, h_square), shape)
         return Direction(h, {"square": h_square}, state, name_whiteners(whiteners))
 
-    def clipped(self, xp: Space[A], h: A, h_square: Scalar) -> Value:
+    def clip_direction(self, xp: Space[A], h: A, h_square: Scalar) -> Value:
         """What was preconditioned, within its bounds. h_square: the mean of its squares."""
         if self.clip is None:
             return h
@@ -333,7 +332,7 @@ class Kron(WholeRule):
         return xp.divided(h, xp.maximum(xp.sqrt(h_square) / self.clip, 1.0), None)
 
     def apply(self, xp, direction, s, p, state, *, due, lr) -> Update:
-        """The step, from what was whitened: decay and momentum."""
+        """The step: the direction with decay and momentum."""
         h, h_square = direction.tensor, direction.figures["square"]
         if self.weight_decay_mode == "update" and not is_zero(self.weight_decay):
             h = h + self.weight_decay * p
@@ -349,8 +348,8 @@ class Kron(WholeRule):
         return {"update_rms": xp.sqrt(figures["square"]), "refreshed": due}
 
     def goes_in_parts(self) -> bool:
-        shows_average = self.momentum_mode == "ema" and not is_zero(self.momentum)
-        return shows_average and not self.normalize_grads and self.weight_decay_mode != "gradient"
+        prepares_average = self.momentum_mode == "ema" and not is_zero(self.momentum)
+        return prepares_average and not self.normalize_grads and self.weight_decay_mode != "gradient"
 
     # ---- what it costs to be whole
 
@@ -370,13 +369,13 @@ class Kron(WholeRule):
 
     def whole_tensors(self) -> int:
         """An average to precondition, a gradient to learn from."""
-        averaged = self.momentum_mode == "ema" and not is_zero(self.momentum)
-        return 2 if averaged and self.whiten == "gradient" else 1
+        is_averaged = self.momentum_mode == "ema" and not is_zero(self.momentum)
+        return 2 if is_averaged and self.whiten == "gradient" else 1
 
     def count_temporaries(self) -> int:
         return 14
 
-    def seen(self, xp: Space[A], x: A) -> A:
+    def to_batch(self, xp: Space[A], x: A) -> A:
         """x as a batch of tensors with an axis for each factor."""
         shape = xp.shape(x)
         return xp.reshape(x, (math.prod(shape[: self.stacked_axes]), *self.sizes(shape)))

@@ -214,7 +214,7 @@ class Muon(WholeRule):
             )
 
     def matrix(self, shape: Shape) -> tuple[int, int]:
-        """Rows and columns of a parameter of this shape: its first axis, and all others."""
+        """Rows and columns of a parameter of this shape: its first axis, and the product of all others."""
         sizes = shape[self.stacked_axes :]
         return (sizes[0], math.prod(sizes[1:])) if len(sizes) > 1 else (1, math.prod(sizes))
 
@@ -264,7 +264,7 @@ class Muon(WholeRule):
         return entries if self.normalize is None else {**entries, MEANS: PerSlice((sum(self.count_lines(shape)),))}
 
     def count_lines(self, shape: Shape) -> list[int]:
-        """How many rows (columns, if transposed) of each block are divided by a number of their own."""
+        """How many rows (columns, if transposed) each block has: ``normalize`` divides each by its own number."""
         return [block[1 if self.transposed else 0] for block in self.blocks(shape)]
 
     def prepare(self, xp, g, s, p, t) -> Preparation:
@@ -303,10 +303,10 @@ class Muon(WholeRule):
         The norm of a matrix stays.
         """
         count, rows, columns = xp.shape(x)
-        along, seen = (1, (count, 1, columns)) if self.transposed else (2, (count, rows, 1))
+        axis, means_shape = (1, (count, 1, columns)) if self.transposed else (2, (count, rows, 1))
         wide = xp.astype(x, xp.dtype(means))
-        (squares,) = xp.means(Squares(wide, (along,)))
-        means = average(xp.reshape(means, seen), squares, 1 - self.normalize_beta)
+        (squares,) = xp.means(Squares(wide, (axis,)))
+        means = average(xp.reshape(means, means_shape), squares, 1 - self.normalize_beta)
         divided = wide / (xp.sqrt(means) + LEAST)
         before, after = xp.sums(Squares(wide, (1, 2)), Squares(divided, (1, 2)))
         return self.rounded(xp, divided * (xp.sqrt(before) / (xp.sqrt(after) + LEAST))), means
@@ -317,16 +317,16 @@ class Muon(WholeRule):
         """Blocks of several sizes, each multiplied by what its scale is to that of the first one."""
         shape, parts, norms = xp.shape(x), [], []
         lines, means = self.count_lines(shape), []
-        former = None
+        old_means = None
         if self.normalize is not None:
-            former = xp.cut(xp.reshape(s[MEANS], (stack, sum(lines))), 1, tuple(lines))
+            old_means = xp.cut(xp.reshape(s[MEANS], (stack, sum(lines))), 1, tuple(lines))
         sizes, axis = tuple(block[self.split_axis] for block in blocks), 1 + self.split_axis
         cut = xp.cut(xp.reshape(x, (stack, *self.matrix(shape))), axis, sizes)
         for i, (part, block) in enumerate(zip(cut, blocks, strict=True)):
             unit, norm = self.divide_by_norm(xp, part)
             unit, ratio = self.orthogonalize(xp, unit), self.squared_scale(*block) / self.squared_scale(*blocks[0])
-            if former is not None:
-                unit, mean = self.normalize_lines(xp, unit, former[i])
+            if old_means is not None:
+                unit, mean = self.normalize_lines(xp, unit, old_means[i])
                 means.append(xp.reshape(mean, (stack, lines[i])))
             parts.append(unit if ratio == 1 else self.rounded(xp, unit * math.sqrt(ratio)))
             norms.append(norm)
@@ -351,11 +351,11 @@ class Muon(WholeRule):
         return iterate_plain(xp, x, steps, self.ns_dtype)
 
     def dtype_of_products(self, rows: int, columns: int) -> str | None:
-        """float16 has as many bits as bfloat16, and the digits that the Gram iteration needs."""
+        """``ns_dtype``, but float16 for bfloat16 in the Gram iteration, which needs its digits."""
         return "float16" if self.ns_dtype == "bfloat16" and self.iterates_gram(rows, columns) else self.ns_dtype
 
     def iterates_gram(self, rows: int, columns: int) -> bool:
-        """By the shape alone: so numbers do not depend on how parameters are batched and sharded."""
+        """Whether matrices of this shape take the Gram iteration, however parameters are batched and sharded."""
         is_long = max(rows, columns) >= 2 * min(rows, columns)
         return self.ns_method == "gram" or (self.ns_method == "auto" and is_long)
 

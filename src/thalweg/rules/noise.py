@@ -47,7 +47,7 @@ def bits(xp: Space[A], like: A, *, seed: int, tensor: Scalar, t: Scalar, stream:
     key = stream_key(seed, tensor, stream, int if is_number(tensor) else xp.word)
 
     def join(x: Any, y: Any) -> Any:
-        """Mixed by Python itself where both are numbers."""
+        """Mix two words: by Python itself where both are numbers."""
         if is_number(x) and is_number(y):
             return mix(x ^ y)
         return mix(x ^ (xp.word(y) if is_number(y) else y), xp.word)

@@ -156,8 +156,8 @@ def option(
     need = Need.parse(needs) if needs else None
     parts = {value: text.partition(": ") for value, text in requires.items()}
     beside = {value: (Need.parse(wanted), why) for value, (wanted, _, why) in parts.items()}
-    known = Option(doc, low, above, high, below, is_range, need, beside, stores, names)
-    return field(default=default, metadata={"option": known})
+    spec = Option(doc, low, above, high, below, is_range, need, beside, stores, names)
+    return field(default=default, metadata={"option": spec})
 
 
 @functools.cache
@@ -197,21 +197,19 @@ def is_structure(value: Any) -> bool:
 
 
 def elsewhere_of(kind: Any) -> dict[str, str]:
-    """How to say here what other libraries call otherwise."""
-    return {
-        theirs: here or name for name, known in options_of(kind).items() for theirs, here in known.elsewhere.items()
-    }
+    """By the names that other libraries use: what to write here."""
+    return {theirs: here or name for name, spec in options_of(kind).items() for theirs, here in spec.elsewhere.items()}
 
 
 def idle_options(rule: object) -> dict[str, str]:
     """Options that have no effect because another is off, each with what it needs."""
     idle: dict[str, str] = {}
     kind: Any = type(rule)
-    for name, known in options_of(kind).items():
-        needed = {name: known.need, **({known.stores: Need(name)} if known.stores else {})}
-        idle |= {
-            option: need.describe(kind) for option, need in needed.items() if need is not None and not need.is_met(rule)
-        }
+    for name, spec in options_of(kind).items():
+        if spec.need is not None and not spec.need.is_met(rule):
+            idle[name] = spec.need.describe(kind)
+        if spec.stores and not Need(name).is_met(rule):
+            idle[spec.stores] = Need(name).describe(kind)
     return idle
 
 
@@ -231,21 +229,22 @@ def check_options(rule: object) -> None:
 @functools.cache
 def requirements_of(kind: Any) -> list[tuple[str, Any, Need, str]]:
     """Values of options that need another option: each with what it has to be, and why."""
-    known = options_of(kind).items()
-    return [(name, value, *need) for name, option in known for value, need in option.requires.items()]
+    specs = options_of(kind).items()
+    return [(name, value, *need) for name, spec in specs for value, need in spec.requires.items()]
 
 
 @functools.cache
 def checks_of(kind: Any) -> Mapping[str, Callable[[Any], None]]:
     """The check of each option, made once: schedules have their values checked at every step."""
-    return {name: make_check(name, hints_of(kind)[name], known) for name, known in options_of(kind).items()}
+    return {name: make_check(name, hints_of(kind)[name], spec) for name, spec in options_of(kind).items()}
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
 
 
-def make_check(name: str, hint: Any, known: Option) -> Callable[[Any], None]:
+def make_check(name: str, hint: Any, spec: Option) -> Callable[[Any], None]:
+    """A function that raises an OptionError for a value that the option cannot have."""
     kinds = alternatives(hint)
     choices = [choice for kind in kinds for choice in choices_of(kind)]
     others = [kind for kind in kinds if not choices_of(kind)]
@@ -253,7 +252,7 @@ def make_check(name: str, hint: Any, known: Option) -> Callable[[Any], None]:
         return functools.partial(check_flag, name)
     if not others:
         return lambda value: check_choice(name, value, *choices)
-    check_other = make_check_of_numbers(name, others, known)
+    check_other = make_check_of_numbers(name, others, spec)
     if not choices:
         return check_other
 
@@ -266,31 +265,31 @@ def make_check(name: str, hint: Any, known: Option) -> Callable[[Any], None]:
     return check
 
 
-def make_check_of_numbers(name: str, kinds: list[Any], known: Option) -> Callable[[Any], None]:
-    ends = known.ends
-    objects = tuple(kind for kind in kinds if isinstance(kind, type) and kind not in (int, float))
+def make_check_of_numbers(name: str, kinds: list[Any], spec: Option) -> Callable[[Any], None]:
+    """The check of the alternatives of a type that are not choices."""
+    ends = spec.ends
+    classes = tuple(kind for kind in kinds if isinstance(kind, type) and kind not in (int, float))
     tuples = [typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is tuple]
 
     def check_each(value: Any) -> None:
         for index, number in enumerate(check_several(name, value, len(tuples[0]))):
             check_number(f"{name}[{index}]", number, **ends)
 
-    def check(value: Any) -> None:
-        if not isinstance(value, objects):  # an object of its own, such as a schedule, is checked when it is made
+    def check_whole(value: Any) -> None:
+        if not (tuples and isinstance(value, tuple)):  # which the rule checks
+            check_count(name, value, spec.low, spec.below)
+
+    def check_one(value: Any) -> None:
+        if not isinstance(value, classes):  # an object, such as a schedule, is checked when it is made
             check_number(name, value, **ends)
 
-    if known.is_range:
+    if spec.is_range:
         return functools.partial(check_bounds, name)
     if len(tuples) == 1 and {*tuples[0]} <= {float, Scalar}:
         return check_each
     if int in kinds:
-
-        def check_whole(value: Any) -> None:
-            if not (tuples and isinstance(value, tuple)):  # which the rule checks
-                check_count(name, value, known.low, known.below)
-
         return check_whole
-    return check if float in kinds or Scalar in kinds or ends else lambda value: None
+    return check_one if float in kinds or Scalar in kinds or ends else lambda value: None
 
 
 def choices_of(kind: Any) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ ALL_METHODS = (*METHODS, "prepare", "transform", "apply")
 
 @functools.cache
 def files_of(rule: type[Any], methods: tuple[str, ...] = METHODS) -> frozenset[str]:
-    """The files in which these methods of a rule, of the rules that it derives from, and of what is around it, are."""
+    """The files with these methods of a rule: those of its bases too, and of what is around it."""
     functions = (inspect.unwrap(vars(base)[name]) for base in rule.__mro__ for name in methods if name in vars(base))
     return frozenset(function.__code__.co_filename for function in functions if hasattr(function, "__code__"))
 
@@ -42,7 +42,7 @@ def place_in(files: frozenset[str]) -> Place | None:
 
 
 def called_from(files: frozenset[str]) -> str:
-    """The package of what a line of these files has called, which is being run now."""
+    """The package that is being run now, called by a line of one of these files."""
     frame, called = sys._getframe(1), ""
     while frame is not None and frame.f_code.co_filename not in files:
         called = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -51,7 +51,7 @@ def called_from(files: frozenset[str]) -> str:
 
 
 def place_of_error(files: frozenset[str], error: BaseException) -> tuple[Place | None, str]:
-    """The last line of one of these files that an error has come through, and the package that was called there."""
+    """The innermost line of these files in an error's traceback, and the package that it called; "": none."""
     place, called, traceback = None, "", error.__traceback__
     while traceback is not None:
         frame = traceback.tb_frame

@@ -31,8 +31,7 @@ class Update(NamedTuple):
     finite: Truth | None = None
     #: Figures the step computed anyway, for users to look at: trust ratios, norms, RMS.
     stats: Mapping[str, Scalar] = MappingProxyType({})
-    #: What has, element by element, the sign of the step without decay, turned around, and is known before its size.
-    #: None: ask delta.
+    #: An array that points, element by element, against the step without decay, whatever its size. None: -delta does.
     direction: Any = None
 
 
@@ -197,8 +196,8 @@ def guarded(xp: Space[A], rule: Rule, g: A, update: Update) -> Update:
     return update._replace(finite=xp.isfinite(squares))
 
 
-def replaced_numbers(rule: Rule, stand_in: Callable[[str], Any]) -> dict[str, Any]:
-    """The options that are numbers, with something else for each, by the name of its input.
+def replaced_numbers(rule: Rule, replacement: Callable[[str], Any]) -> dict[str, Any]:
+    """The options that are numbers, each with what takes its place; that is asked by names such as "betas[0]".
 
     Numbers that are 0 stay so: a rule may ask whether they are off.
     """
@@ -206,7 +205,7 @@ def replaced_numbers(rule: Rule, stand_in: Callable[[str], Any]) -> dict[str, An
     def replace_in(name: str, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(replace_in(f"{name}[{i}]", entry) for i, entry in enumerate(value))
-        return stand_in(name) if is_number(value) and not is_structure(value) else value
+        return replacement(name) if is_number(value) and not is_structure(value) else value
 
     numbers = number_options(type(rule))
     return {name: replace_in(name, value) for name, value in vars(rule).items() if name in numbers}

@@ -134,30 +134,34 @@ class SOAP(WholeRule):
         axes, gradients = self.turned_axes(grid.sizes), grid.cut(xp, g)
         within = xp.in_precision(self.precond_precision)
         products, bases = ([self.cut_sides(xp, s, key, axis, shape) for axis in axes] for key in ("GG", "Q"))
-        stepped = [
-            self.step_blocks(within, *blocks, [x[i] for x in products], [q[i] for q in bases], axes)
-            for i, blocks in enumerate(zip(grid.cut(xp, m), gradients, grid.cut(xp, v), strict=True))
-        ]
-        h, v = (grid.join(xp, [block[k] for block in stepped]) for k in (0, 1))
-        new = {"exp_avg_sq": xp.reshape(v, xp.shape(s["exp_avg_sq"]))}
-        for i, axis in enumerate(axes):
+        directions, squares, new_products = [], [], []
+        for i, blocks in enumerate(zip(grid.cut(xp, m), gradients, grid.cut(xp, v), strict=True)):
+            stepped = self.step_blocks(within, *blocks, [x[i] for x in products], [q[i] for q in bases], axes)
+            directions.append(stepped[0])
+            squares.append(stepped[1])
+            new_products.append(stepped[2])
+        h = grid.join(xp, directions)
+        new = {"exp_avg_sq": xp.reshape(grid.join(xp, squares), xp.shape(s["exp_avg_sq"]))}
+        for axis, axis_products in zip(axes, zip(*new_products, strict=True), strict=True):
             new[f"Q_{axis}"] = s[f"Q_{axis}"]
-            new[f"GG_{axis}"] = self.join_sides(xp, s, "GG", axis, shape, [block[2][i] for block in stepped])
+            new[f"GG_{axis}"] = self.join_sides(xp, s, "GG", axis, shape, axis_products)
 
-        def refreshed() -> list[Any]:
+        def refresh_all() -> list[Any]:
             entries = dict(new)
             for _, changed in self.refresh(xp, [new], [shape]):
                 entries |= changed
             return list(entries.values())
 
-        def first() -> list[Any]:
-            made = {axis: [first_basis(xp.in_precision("float32"), x, axis) for x in gradients] for axis in axes}
-            first_bases = {f"Q_{axis}": self.join_sides(xp, s, "Q", axis, shape, made[axis]) for axis in axes}
-            return list({**new, "exp_avg_sq": s["exp_avg_sq"], **first_bases}.values())
+        def make_first() -> list[Any]:
+            entries = {**new, "exp_avg_sq": s["exp_avg_sq"]}
+            for axis in axes:
+                first_bases = [first_basis(xp.in_precision("float32"), x, axis) for x in gradients]
+                entries[f"Q_{axis}"] = self.join_sides(xp, s, "Q", axis, shape, first_bases)
+            return list(entries.values())
 
-        values = xp.cond(due > 0, lambda: xp.cond(due <= 1, refreshed, first), lambda: list(new.values()))
-        own_axes = tuple(range(1, 1 + len(grid.sizes)))
-        figures = dict(zip(self.FIGURES, xp.sums(Squares(h, own_axes), Squares(g, own_axes)), strict=True))
+        values = xp.cond(due > 0, lambda: xp.cond(due <= 1, refresh_all, make_first), lambda: list(new.values()))
+        tensor_axes = tuple(range(1, 1 + len(grid.sizes)))
+        figures = dict(zip(self.FIGURES, xp.sums(Squares(h, tensor_axes), Squares(g, tensor_axes)), strict=True))
         return Direction(xp.reshape(h, shape), figures, dict(zip(new, values, strict=True)))
 
     def step_blocks(
@@ -178,45 +182,47 @@ class SOAP(WholeRule):
         return xp.reshape(self.grid(shape).join_factor(xp, sides, axis), xp.shape(s[f"{key}_{axis}"]))
 
     def refresh(self, xp, states, shapes, most=math.inf) -> Iterator[tuple[int, State[Any]]]:
-        """Bases after one step of power iteration, in the order of falling eigenvalues, and second moments in theirs.
+        """One step of power iteration of each basis, and second moments in the order of the new bases' columns.
 
-        Bases of one size are refreshed together, whatever tensors they are of.
+        Columns come in the order of falling eigenvalues. Bases of one size are refreshed together, whatever tensors
+        they are of.
         """
-        alike: dict[Hashable, list[Side]] = defaultdict(list)
-        ordered: dict[tuple[int, int], list[Any]] = {}
+        by_size: dict[Hashable, list[Side]] = defaultdict(list)
+        #: Of an axis of a tensor, for each stack of blocks: the new bases, and the eigenvalues that give the order.
+        new_bases: dict[tuple[int, int], list[Any]] = {}
+        eigenvalues_of: dict[tuple[int, int], list[Any]] = {}
         for tensor, (s, shape) in enumerate(zip(states, shapes, strict=True)):
-            sizes = [xp.shape(block) for block in self.grid(shape).cut(xp, self.seen(xp, s["exp_avg_sq"], shape))]
+            sizes = [xp.shape(block) for block in self.grid(shape).cut(xp, self.to_batch(xp, s["exp_avg_sq"], shape))]
             for axis in self.turned_axes(self.grid(shape).sizes):
                 pairs = zip(*(self.cut_sides(xp, s, key, axis, shape) for key in ("Q", "GG")), strict=True)
-                ordered[tensor, axis] = [None] * len(sizes)
+                new_bases[tensor, axis], eigenvalues_of[tensor, axis] = [None] * len(sizes), [None] * len(sizes)
                 for block, (q, x) in enumerate(pairs):
                     # products without full rank, whatever the gradients are: at least so many are in them
                     gradients = (1 + self.precondition_frequency) * math.prod(sizes[block][1:])
                     side = Side(tensor, axis, block, q, x, xp.shape(q)[1] ** 2 > gradients)
-                    alike[xp.shape(q)[1:], side.is_short].append(side)
-        for sides in alike.values():
+                    by_size[xp.shape(q)[1:], side.is_short].append(side)
+        for sides in by_size.values():
             at_once = max(1, int(min(len(sides), most // max(math.prod(xp.shape(side.basis)) for side in sides))))
             for members in (sides[i : i + at_once] for i in range(0, len(sides), at_once)):
                 counts = tuple(xp.shape(side.basis)[0] for side in members)
                 refreshed = refresh_bases(xp.in_precision("float32"), members)
-                for side, *new in zip(members, *(cut_stack(xp, x, counts) for x in refreshed), strict=True):
-                    parts = ordered[side.tensor, side.axis]
-                    parts[side.block] = new
-                    if None not in parts:
+                for side, basis, values in zip(members, *(cut_stack(xp, x, counts) for x in refreshed), strict=True):
+                    bases = new_bases[side.tensor, side.axis]
+                    bases[side.block], eigenvalues_of[side.tensor, side.axis][side.block] = basis, values
+                    if all(basis is not None for basis in bases):
                         s, shape = states[side.tensor], shapes[side.tensor]
-                        bases = self.join_sides(xp, s, "Q", side.axis, shape, [basis for basis, _ in parts])
-                        ordered[side.tensor, side.axis] = [values for _, values in parts]
-                        yield side.tensor, {f"Q_{side.axis}": bases}
+                        del new_bases[side.tensor, side.axis]
+                        yield side.tensor, {f"Q_{side.axis}": self.join_sides(xp, s, "Q", side.axis, shape, bases)}
         for tensor, (s, shape) in enumerate(zip(states, shapes, strict=True)):
             grid, axes = self.grid(shape), self.turned_axes(self.grid(shape).sizes)
-            blocks = list(grid.cut(xp, self.seen(xp, s["exp_avg_sq"], shape)))
+            blocks = list(grid.cut(xp, self.to_batch(xp, s["exp_avg_sq"], shape)))
             for axis in axes:
-                for i, values in enumerate(ordered[tensor, axis]):
+                for i, values in enumerate(eigenvalues_of[tensor, axis]):
                     blocks[i] = xp.arrange(blocks[i], values, 1 + axis)
             if axes:
                 yield tensor, {"exp_avg_sq": xp.reshape(grid.join(xp, blocks), xp.shape(s["exp_avg_sq"]))}
 
-    def seen(self, xp: Space[A], x: A, shape: Shape) -> A:
+    def to_batch(self, xp: Space[A], x: A, shape: Shape) -> A:
         """An array of a parameter of this shape as a batch of tensors with the axes that have bases."""
         return xp.reshape(x, (math.prod(shape[: self.stacked_axes]), *self.grid(shape).sizes))
 
@@ -257,33 +263,34 @@ class SOAP(WholeRule):
 
 
 def turn(xp: Space[A], bases: list[A], axes: list[int], x: A) -> A:
-    """x as it is seen in the bases."""
+    """x in the coordinates of the bases."""
     for q, axis in zip(bases, axes, strict=True):
         x = along(xp, transposed(xp, q), x, axis)
     return x
 
 
 def turn_back(xp: Space[A], bases: list[A], axes: list[int], x: A) -> A:
+    """What was turned into the bases, in the tensor's own coordinates."""
     for q, axis in zip(bases, axes, strict=True):
         x = along(xp, q, x, axis)
     return x
 
 
 class Side(NamedTuple):
-    """The bases of an axis of a stack of blocks, with the products that they follow."""
+    """The bases for one axis of a stack of blocks, and the products whose eigenvectors they follow."""
 
     tensor: int
     axis: int
     block: int
     basis: Any
     products: Any
-    #: Whether the products have not full rank, whatever the gradients are.
+    #: Whether there were too few gradients for products of full rank.
     is_short: bool
 
 
 def refresh_bases(xp: Any, sides: Sequence[Side]) -> tuple[Any, Any]:
-    """Bases of one size after one step of power iteration, and the eigenvalues by whose falling order they are."""
-    q, products = (join_stacks(xp, matrices) for matrices in ([s.basis for s in sides], [s.products for s in sides]))
+    """Bases of one size after one step of power iteration, and the eigenvalues by which their columns are ordered."""
+    q, products = join_stacks(xp, [side.basis for side in sides]), join_stacks(xp, [side.products for side in sides])
     power = xp.matmul(products, q)
     values, least = eigenvalues(xp, q, power)
     power = xp.arrange(power, values, 2)
@@ -294,9 +301,9 @@ def refresh_bases(xp: Any, sides: Sequence[Side]) -> tuple[Any, Any]:
 
 
 def keep_unseen(xp: Space[A], basis: A, power: A, before: A, least: A) -> Value:
-    """The basis with the columns before in the place of those that are rounding errors of ``power``."""
-    (left,) = xp.sums((basis * power, (1,)))
-    is_seen = xp.abs(left) > least
+    """The basis, with the columns that it had before in place of those that are rounding errors of ``power``."""
+    (lengths,) = xp.sums((basis * power, (1,)))
+    is_seen = xp.abs(lengths) > least
     seen = xp.where(is_seen, basis, 0.0)
     rest = before - xp.matmul(seen, xp.matmul(transposed(xp, seen), before))
     return xp.orthonormal(xp.where(is_seen, basis, rest))
@@ -328,7 +335,10 @@ def first_basis(xp: Space[A], g: A, axis: int) -> Value:
 
 
 def eigenvalues(xp: Space[A], q: A, power: A) -> tuple[Value, Value]:
-    """Of each column its eigenvalue by its product, (b, n), 0 for rounding errors; and what is more than those."""
+    """The eigenvalue of each column, from q and power = products @ q: (b, n), 0 for those that are rounding errors.
+
+    And the largest that is taken for a rounding error, (b, 1, 1).
+    """
     (values,) = xp.sums((q * power, (1,)))
     batch, _, n = xp.shape(values)
     least = UNSEEN * math.sqrt(n) * xp.amax(values, (2,))
@@ -336,7 +346,7 @@ def eigenvalues(xp: Space[A], q: A, power: A) -> tuple[Value, Value]:
 
 
 def with_sign(xp: Space[A], q: A) -> Value:
-    """Columns whose entries, weighted by their places, sum to more than 0. No step depends on their sign."""
+    """q with columns turned so that their entries, weighted by place, have a sum above 0. No step depends on it."""
     (total,) = xp.sums((place_weights(xp, q) * q, (1,)))
     return q * xp.where(total < 0, -1.0, 1.0)
 

@@ -16,9 +16,9 @@ from thalweg.rules.options import check_options, option
 
 #: How many times the limit a spike enters the history as, at most.
 GROWTH = 2.0
-#: How many norms, and which share of a window, are equal to the largest where gradients were clipped; and how far from
-#: it: in bfloat16, the factor of clipping has eight digits.
-EQUALS, SHARE, ALIKE = 8, 0.25, 2.0**-7
+#: Gradients look clipped where at least so many norms, and this share of a window, are equal to the largest, up to a
+#: relative difference: in bfloat16, the factor of clipping has eight digits.
+FEWEST_EQUAL, EQUAL_SHARE, TOLERANCE = 8, 0.25, 2.0**-7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Spikes:
 
 
 class SpikeCheck(NamedTuple):
-    """What is decided about a step by its norm. All but ``skips`` and ``kept`` are arrays of one element."""
+    """What is decided about a step by its norm. Arrays have one element, but for ``kept``."""
 
     norm: Any
     is_spike: Truth
@@ -70,11 +70,11 @@ def judge(xp: Space[A], spikes: Spikes, norm: A, history: A) -> SpikeCheck:
     without it, a rise that lasts would be taken for spikes for ever.
     """
     count, norms = xp.cut(history, 0, (1, spikes.window))
-    counted = xp.where(norms > 0, 1.0, 0.0 * norms)
-    number, total = xp.sums((counted, (0,)), (norms, (0,)))
+    is_there = xp.where(norms > 0, 1.0, 0.0 * norms)
+    number, total = xp.sums((is_there, (0,)), (norms, (0,)))
     mean = total / xp.maximum(number, 1.0)
     if spikes.quantile is None:
-        (squares,) = xp.sums((counted * (norms - mean) ** 2, (0,)))
+        (squares,) = xp.sums((is_there * (norms - mean) ** 2, (0,)))
         limit = mean + spikes.z * xp.sqrt(squares / xp.maximum(number - 1, 1.0))
     else:
         place = (1 - spikes.quantile) * (number - 1)  # from the largest, between two norms
@@ -106,8 +106,8 @@ def warn_if_clipped(history: Sequence[float]) -> bool:
     """
     _, *norms = history
     largest = max(norms)
-    equal = sum(norm >= largest * (1 - ALIKE) for norm in norms)
-    if min(norms) == 0 or equal < max(EQUALS, SHARE * len(norms)):
+    equal = sum(norm >= largest * (1 - TOLERANCE) for norm in norms)
+    if min(norms) == 0 or equal < max(FEWEST_EQUAL, EQUAL_SHARE * len(norms)):
         return False
     warn(
         f"spikes: of the last {len(norms)} norms of the gradient none was above {largest:.4g}, and {equal} were equal "

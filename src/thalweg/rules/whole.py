@@ -26,7 +26,7 @@ class Preparation(NamedTuple):
     tensors: tuple[Any, ...]
     #: The state so far.
     state: State[Any]
-    #: Whether entries with a shape of their own (factors) change in this step; or a number that says what is due.
+    #: Whether this step changes entries with a shape of their own (factors); or a number that says in which way.
     due: Truth = True
 
 
@@ -39,7 +39,7 @@ class Direction(NamedTuple):
     figures: dict[str, Scalar]
     #: The entries with a shape of their own.
     state: State[Any]
-    #: What :meth:`WholeRule.keep` makes of these, where ``transform`` has made it.
+    #: What :meth:`WholeRule.keep` would make of these entries, if ``transform`` had to compute it anyway.
     kept: State[Any] = {}
 
 
@@ -86,29 +86,28 @@ class WholeRule(Rule):
         """Element by element: the step. state: the new one, as far as the other two parts have computed it."""
 
     def keep(self, xp: Space[A], s: State[A], shape: Shape) -> State[A]:
-        """What ``transform`` makes of entries with a shape of their own and may be kept until these change.
+        """What ``transform`` computes from entries with a shape of their own alone, so that engines may keep it.
 
-        Engines that keep it give it to ``transform`` as ``kept`` where nothing is due; nothing: there is no such thing.
+        Until these entries change, such engines pass it to ``transform`` as ``kept``. Empty: there is nothing to keep.
         """
         return {}
 
     def refresh(
         self, xp: Space[A], states: Sequence[State[A]], shapes: Sequence[Shape], most: float = math.inf
     ) -> Iterator[tuple[int, State[A]]]:
-        """What ``transform`` does after the direction where 1 is due, for many tensors: which, and new entries of it.
+        """Change the entries with a shape of their own of many tensors: yields a tensor's index and its new entries.
 
-        An engine that has them all calls ``transform`` with ``due=False``, and then this. states, shapes: of each
-        tensor. most: elements of what is worked on together.
+        That is what ``transform`` does, after the direction, where 1 is due. An engine that has many tensors calls
+        ``transform`` with ``due=False`` for each, and then this. most: how many elements to work on together.
         """
         yield from ()
 
     @classmethod
     def refreshes_apart(cls) -> bool:
-        """Whether there is such a ``refresh``: not if a subclass has another ``transform`` and not its own refresh."""
-        transforms, refreshes = (
-            next(base for base in cls.__mro__ if name in vars(base)) for name in ("transform", "refresh")
-        )
-        return refreshes is not WholeRule and issubclass(refreshes, transforms)
+        """Whether there is a ``refresh`` that does as ``transform``: not where a subclass has a ``transform`` alone."""
+        transforming = next(base for base in cls.__mro__ if "transform" in vars(base))
+        refreshing = next(base for base in cls.__mro__ if "refresh" in vars(base))
+        return refreshing is not WholeRule and issubclass(refreshing, transforming)
 
     def update(self, xp, g, s, p, *, t, lr, lr_scale=1.0, noise=None) -> Update:
         prepared = self.prepare(xp, g, s, p, t)
@@ -169,16 +168,16 @@ def no_loads(ranks: int, replicas: int = 1) -> Loads:
 
 
 def owners_of(tensors: Sequence[tuple[str, int]], loads: Loads) -> list[tuple[int, int]]:
-    """The replica that owns each tensor, and the rank in it: the most work first, to the one with the least.
+    """The replica that owns each tensor, and the rank in it: the costliest first, to the rank with the least work.
 
-    tensors: names and costs. loads: those of other tensors, to which these are added.
+    tensors: names and costs. loads: the work that ranks have already, to which this is added.
     """
-    places = [(0, 0)] * len(tensors)
+    owners = [(0, 0)] * len(tensors)
     for index in sorted(range(len(tensors)), key=lambda i: (-tensors[i][1], tensors[i][0])):
         load, rank, replica = loads[0]
-        places[index] = replica, rank
+        owners[index] = replica, rank
         heapq.heapreplace(loads, (load + tensors[index][1], rank, replica))
-    return places
+    return owners
 
 
 #: Elements that an owner receives at a time: while it transforms these, the next arrive.
@@ -186,9 +185,9 @@ SLOT = 2**25
 
 
 def slots_of(tensors: Sequence[tuple[Hashable, int]], most: int = SLOT) -> list[list[int]]:
-    """Which tensors travel together: of each owner no more elements than so many, or one tensor.
+    """The indices of tensors that travel together: for each owner at most so many elements, or one larger tensor.
 
-    tensors: the owner and the elements of each.
+    tensors: of each its owner and how many elements it has.
     """
     slots: list[list[int]] = []
     filled: dict[Hashable, tuple[int, int]] = {}
