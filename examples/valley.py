@@ -1,4 +1,4 @@
-"""The way down four test functions of two variables, by every rule: the picture of the README.
+"""The way down four test functions of two variables, by every rule: a picture.
 
 python examples/valley.py [valley.png]
 
