@@ -73,7 +73,7 @@ SIZED = {"n": (), "short": (3,), "long": (40,), "a": (6, 4), "b": (4, 6), "c": (
 FACTORS = Adafactor(min_dim_size_to_factor=3)
 CODED_STACKS = {"s": (3, 64, 128), "v": (64, 128)}
 WIDE_AND_SQUARE = {"w": (2, 1000), "v": (600, 600)}
-TINY = {f"t{i}": (1 + i % 3,) for i in range(20)}
+TINY = {f"t{i}": (1 + i % 3,) for i in range(12)}
 CHANGING = [draw(SHAPES, dtype, seed) for seed, dtype in enumerate(("float64", "float16", "float32"), 1)]
 WIDE_VALUES = (np.nan, np.inf, -np.inf, 3e38, 1e30, 2e19, 1e15, 1e-15, 1e-30, 1e-42, 0.0)
 
@@ -311,7 +311,8 @@ PINNED = [
     *(
         row
         for kind, own in KINDS.items()
-        for row in pin(f"spikes, {kind}", EVERY_TORCH, "AdamW", MATRIX, lr=0.01, steps=12, spikes=own, spoil=spikes)
+        for engines in (EVERY_TORCH[:3] if own.quantile else EVERY_TORCH,)  # kernels see no limit, but what it does
+        for row in pin(f"spikes, {kind}", engines, "AdamW", MATRIX, lr=0.01, steps=12, spikes=own, spoil=spikes)
     ),
     # what is not finite is no spike, and of a step that raises no norm is kept
     *(

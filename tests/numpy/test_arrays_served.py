@@ -1,4 +1,4 @@
-"""Which arrays can be stepped: dtypes and memory layouts. test_lean_state.py has dtypes of state, agree shapes."""
+"""Which arrays can be stepped. test_lean_state.py has dtypes of state, tests/engines shapes and where gradients lie."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agree import dtype_of
-from raw_arrays import FRONT_END, Make, bits, every_case, gradients, model, two_cases
+from raw_arrays import FRONT_END, Make, bits, every_case, gradients, model
 
 from thalweg.numpy import LAMB, LARS
 
@@ -30,50 +30,26 @@ def test_results_of_16_bits_are_those_of_float32_rounded_once(make: Make, name: 
     assert bits(optimizer.state) == bits(reference.state)
 
 
-def layouts(x: Any) -> dict[str, Any]:
-    """The same numbers, differently laid out in memory."""
-    strided = np.zeros([2 * n for n in x.shape], x.dtype)[(..., *[slice(None, None, 2)] * x.ndim)]
-    strided[...] = x
-    frozen = x.copy()
-    frozen.flags.writeable = False
-    backwards = (..., *[slice(None, None, -1)] * x.ndim)
-    reverse = x[backwards].copy()[backwards]
-    return {"Fortran": x.copy(order="F"), "strided": strided, "read-only": frozen, "reversed": reverse}
+def test_an_array_on_disk_is_an_array(tmp_path: Path) -> None:
+    weights = np.memmap(tmp_path / "weights", dtype="float32", mode="w+", shape=(3, 2))
+    weights[...], twin = 1, np.ones((3, 2), "float32")
+    LAMB(0.1).update("w", weights, np.full((3, 2), 0.5, "float32"))
+    LAMB(0.1).update("w", twin, np.full((3, 2), 0.5, "float32"))
+    weights.flush()
+    assert (tmp_path / "weights").read_bytes() == twin.tobytes()
 
 
-class TestLayouts:
-    @two_cases
-    @pytest.mark.parametrize("layout", layouts(np.ones((2, 2))))
-    def test_gradients_may_lie_in_any_way(self, make: Make, layout: str) -> None:
-        first, second = model(), model()
-        one, two = make(), make()
-        for step in gradients(3):
-            changed = {name: layouts(g)[layout] for name, g in step.items()}
-            before = bits(changed)
-            one.step(first, step)
-            two.step(second, changed)
-            assert bits(changed) == before
-        assert bits(first) == bits(second) != bits(model())
-
-    def test_an_array_on_disk_is_an_array(self, tmp_path: Path) -> None:
-        weights = np.memmap(tmp_path / "weights", dtype="float32", mode="w+", shape=(3, 2))
-        weights[...], twin = 1, np.ones((3, 2), "float32")
-        LAMB(0.1).update("w", weights, np.full((3, 2), 0.5, "float32"))
-        LAMB(0.1).update("w", twin, np.full((3, 2), 0.5, "float32"))
-        weights.flush()
-        assert (tmp_path / "weights").read_bytes() == twin.tobytes()
-
-    @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-    @pytest.mark.parametrize("whole", [False, True], ids=["alone", "among others"])
-    def test_a_matrix_whose_star_is_not_elementwise(self, whole: bool) -> None:
-        """numpy.matrix is an array, and is served as one."""
-        start, gradient = np.arange(1.0, 10.0).reshape(3, 3), np.eye(3) + 1
-        twin, weights = start.copy(), np.matrix(start)
-        params = {"a": start.copy(), "w": weights} if whole else {"w": weights}
-        LAMB(0.1).update("w", twin, gradient)
-        LAMB(0.1).step(params, {name: np.matrix(gradient) if name == "w" else gradient for name in params})
-        assert all(np.array_equal(p, twin) for p in params.values())
-        assert type(weights) is np.matrix
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("whole", [False, True], ids=["alone", "among others"])
+def test_a_matrix_whose_star_is_not_elementwise(whole: bool) -> None:
+    """numpy.matrix is an array, and is served as one."""
+    start, gradient = np.arange(1.0, 10.0).reshape(3, 3), np.eye(3) + 1
+    twin, weights = start.copy(), np.matrix(start)
+    params = {"a": start.copy(), "w": weights} if whole else {"w": weights}
+    LAMB(0.1).update("w", twin, gradient)
+    LAMB(0.1).step(params, {name: np.matrix(gradient) if name == "w" else gradient for name in params})
+    assert all(np.array_equal(p, twin) for p in params.values())
+    assert type(weights) is np.matrix
 
 
 @every_case

@@ -106,6 +106,8 @@ class TestLearningRate:
         with refused(OptionError, f"parameter 'w', step 3: .*({option}|learning rate)", optimizer, weights):
             optimizer.update("w", weights, np.ones(3))
 
+
+class TestSchedules:
     @pytest.mark.parametrize("engine", ["auto", "reference"])
     def test_a_momentum_that_is_zero_in_a_step_is_kept_for_the_next(self, engine: Any) -> None:
         options: dict[str, Any] = dict(trust=False, momentum_mode="lr_outside", momentum_dtype="float16", engine=engine)

@@ -1,4 +1,4 @@
-"""Steps that are not finite: let through, left out, or refused. tests/kernels/test_guards*.py has every engine."""
+"""Steps that are not finite: let through, left out, or refused. tests/engines has every engine."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_kernels_that_may_be_fused_are_hinted_at() -> None:
 
 
 def test_a_rate_that_is_meant_for_adamw_is_told() -> None:
-    """tests/torch/test_torch_hints.py has those that are not."""
+    """tests/torch/test_torch_recipes.py has those that are not."""
     params = {"a": {"kernel": jnp.ones((4, 4))}, "out": {"kernel": jnp.ones((4, 5))}}
     (hint,) = explain(muon_adamw(3e-4, layout="flax"), params).hints
     assert hint.startswith("a.kernel: the rate 0.0003 is that of Muon, usually 0.02, and AdamW has 4.5e-06")
