@@ -16,7 +16,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "spaces and programs": (3552, ("src/thalweg/spaces/", "src/thalweg/programs/")),
     "kernels/triton": (3955, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (5032, ("src/thalweg/kernels/",)),
-    "torch": (8790, ("src/thalweg/torch/",)),
+    "torch": (8674, ("src/thalweg/torch/",)),
     "optax": (4125, ("src/thalweg/optax/",)),
     "numpy": (955, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
