@@ -89,16 +89,12 @@ def step_in_backward(model: nn.Module, optimizer: Optimizer) -> InBackward:
     """
     if not isinstance(optimizer, Optimizer):
         raise ParameterError(f"step_in_backward needs an optimizer of thalweg.torch, got {type(optimizer).__name__}")
-    if any(group["max_grad_norm"] is not None for group in optimizer.param_groups):
-        raise OptionError(
-            "max_grad_norm needs all gradients of a step at once, which step_in_backward never has: leave it out, or "
-            "call optimizer.step() after backward() instead"
-        )
-    if any(group.get("spikes") for group in optimizer.param_groups):
-        raise OptionError(
-            "spikes needs all gradients of a step at once, which step_in_backward never has: leave it out, or "
-            "call optimizer.step() after backward() instead"
-        )
+    for name in ("max_grad_norm", "spikes"):
+        if any(group.get(name) for group in optimizer.param_groups):
+            raise OptionError(
+                f"{name} needs all gradients of a step at once, which step_in_backward never has: leave it out, or "
+                "call optimizer.step() after backward() instead"
+            )
     if any(group["on_nonfinite"] == "skip" for group in optimizer.param_groups):
         raise OptionError(
             "on_nonfinite='skip' decides by all gradients of a step at once: use 'propagate' or 'raise' here"

@@ -65,7 +65,7 @@ def by_tensor(bucket: Bucket) -> Iterator[Result]:
             entries,
             t=t,
             tensor=tensor_id(name),
-            noise=functools.partial(noise_of, alone) if bucket.t is not None and not p.is_cpu else None,
+            noise=functools.partial(draw_first, alone) if bucket.t is not None and not p.is_cpu else None,
             **bucket.given,
         )
         finite = None if result.finite is None else [result.finite]
@@ -92,7 +92,7 @@ def as_list(space: Any, bucket: Bucket) -> Result:
         operands.s,
         t=operands.t,
         tensor=operands.ids,
-        noise=functools.partial(noise_as_list, bucket) if is_whole and bucket.t is not None else None,
+        noise=(lambda: TensorList(draw(bucket))) if is_whole and bucket.t is not None else None,
         **bucket.given,
     )
     return unlisted(bucket, result)
@@ -142,23 +142,17 @@ def entries_of(value: Any, count: int) -> Sequence[Any]:
 # ---- noise
 
 
-def noise_as_list(bucket: Bucket) -> TensorList:
-    """The noise of all parameters of a bucket, by thalweg's own code."""
-    if len({p.shape for p in bucket.params}) == 1:
-        return TensorList(draw_alike(bucket).unbind())
-    return TensorList([noise_of(bucket.chosen([i])) for i in range(len(bucket.names))])
-
-
-def draw_alike(bucket: Bucket) -> Tensor:
-    """The noise of parameters of one shape, as a stack."""
+def draw(bucket: Bucket) -> Sequence[Tensor]:
+    """The noise of a bucket's parameters, by thalweg's own code: at once if all have one shape."""
+    if len({p.shape for p in bucket.params}) > 1:
+        return [x for i in range(len(bucket.names)) for x in draw(bucket.chosen([i]))]
     first = bucket.params[0]
     like = first if first.dtype == torch.float64 else first.float()
-    return draw_noise(like, seed=bucket.setting.numerics.seed, names=bucket.names, t=bucket.t)
+    return draw_noise(like, seed=bucket.setting.numerics.seed, names=bucket.names, t=bucket.t).unbind()
 
 
-def noise_of(bucket: Bucket) -> Tensor:
-    """The noise of a bucket's one parameter."""
-    return draw_alike(bucket)[0]
+def draw_first(bucket: Bucket) -> Tensor:
+    return draw(bucket)[0]
 
 
 # ---- what owners of whole tensors are asked

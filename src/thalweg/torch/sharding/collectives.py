@@ -82,8 +82,8 @@ class Message:
         self.is_recorded = sent.is_cuda and torch.cuda.is_current_stream_capturing()
 
     def begin(self) -> None:
-        arrived, sent = self.memory
-        self.work = all_to_all(arrived, sent, *self.sizes, self.group)
+        (arrived, sent), (incoming, outgoing) = self.memory, self.sizes
+        self.work = all_to_all(arrived, sent, incoming, outgoing, self.group)
 
     def wait(self) -> None:
         """A GPU waits by itself, and not the host."""

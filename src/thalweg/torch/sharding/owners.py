@@ -102,12 +102,6 @@ class Ranks:
     def gather(self, mine: Any) -> list[Any]:
         return collectives.gather_objects(mine, self.group) if self.size > 1 else [mine]
 
-    def exchange(
-        self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> Message:
-        """One message to every rank, and one from each."""
-        return Message(outgoing, incoming, dtype=dtype, device=device, group=self.group, sent_from=self.device)
-
 
 class Slot(NamedTuple):
     """Batches that travel together, and the sizes of what arrives for this rank."""
@@ -360,8 +354,14 @@ class SlotWork:
         return ((batch, self.begun.requests[batch.request]) for batch in batches)
 
     def send(self, ranks: Ranks, pieces: Sequence[Sequence[Tensor]], incoming: Sequence[int]) -> None:
-        device = self.begun.requests[0].tensors[0][0].device
-        self.message = ranks.exchange(pieces, incoming, self.begun.dtype, device)
+        self.message = Message(
+            pieces,
+            incoming,
+            dtype=self.begun.dtype,
+            device=self.begun.requests[0].tensors[0][0].device,
+            group=ranks.group,
+            sent_from=ranks.device,
+        )
 
     def read(self) -> list[Reader]:
         return [] if self.message is None else list(map(Reader, self.message.read()))

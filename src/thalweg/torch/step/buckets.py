@@ -59,9 +59,8 @@ class Sorter:
         optimizer._states.convert_counts(optimizer.state, places, settings, optimizer.param_groups)
         named = [(name, p, index) for p, (name, index) in places.items() if p.grad is not None]
         gradients = {p: gradient_of(name, p, p.grad) for name, p, _ in named if p.grad is not None}
-        by_key: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
+        by_key: dict[Any, list[tuple[str, Tensor, ParameterOptions]]] = defaultdict(list)
         parts: dict[str, Part] = {}
-        shared: dict[Any, tuple[int, ParameterOptions, int | None, str, bool]] = {}
         for name, p, index in named:
             capturable, facts = optimizer.param_groups[index]["capturable"], (name, p, settings[index])
             setting, state = optimizer._states.make_ready(optimizer.state, *facts, capturable=capturable)
@@ -80,19 +79,17 @@ class Sorter:
             if divided and self.may_fuse:
                 refused = refusal(admit_shard, setting, p, part) or refused
             key = (index, id(setting), p.device, p.dtype, g.dtype, kind, t, refused, divided)
-            by_key[key].append((name, p))
+            by_key[key].append((name, p, setting))
             parts[name] = part
-            shared[key] = index, setting, t, refused, bool(divided)
         buckets = []
-        for key, members in by_key.items():
-            index, setting, t, refused, sharded = shared[key]
-            name, first = members[0]
+        for (index, *_, t, refused, divided), members in by_key.items():
+            name, first, setting = members[0]
             way, engine, reason = choose(
                 self.wanted,
                 setting,
                 first,
                 name,
-                parts[name] if sharded else None,
+                parts[name] if divided else None,
                 refused=refused,
                 counted=t is not None,
                 alone=len(members) == 1,
@@ -100,10 +97,10 @@ class Sorter:
             lr, factor = optimizer._rate(optimizer.param_groups[index])
             buckets.append(
                 Bucket(
-                    [name for name, _ in members],
-                    [local(p) for _, p in members],
-                    [gradients[p] for _, p in members],
-                    [local_state(optimizer.state[p]) for _, p in members],
+                    [name for name, *_ in members],
+                    [local(p) for _, p, _ in members],
+                    [gradients[p] for _, p, _ in members],
+                    [local_state(optimizer.state[p]) for _, p, _ in members],
                     setting,
                     lr,
                     t,
@@ -112,7 +109,7 @@ class Sorter:
                     engine=engine,
                     refused=reason,
                     group=index,
-                    parts=[parts[name] for name, _ in members] if sharded else (),
+                    parts=[parts[name] for name, *_ in members] if divided else (),
                 )
             )
         return buckets
