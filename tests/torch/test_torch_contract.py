@@ -65,6 +65,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (given(lr="0.1"), "lr must be"),
     (given(lr=torch.ones(2)), "one element"),
     (given(lr=lambda t: 0.1), "scheduler"),
+    (given(overrides=[("*", dict(weight_decay=lambda t: 0.1))]), "weight_decay cannot be a function in torch"),
     (given(engine="fast"), "engine must be one of"),
     (given(capturable=1), "capturable must be True or False"),
     (given(maximize="yes"), "maximize must be True or False"),

@@ -9,7 +9,7 @@ from thalweg.given import Overrides, Pattern
 from thalweg.rules import Spikes
 from thalweg.settings import RuleOptions
 from thalweg.torch.base import Optimizer
-from thalweg.torch.params.groups import EngineName, Params, check_given, choose_engine
+from thalweg.torch.params.groups import EngineName, Params, check_given, check_no_functions_in, choose_engine
 from thalweg.torch.params.rules import Rules
 from thalweg.torch.sharding.sharing import Sharing
 
@@ -57,6 +57,7 @@ class Mixture(Optimizer):
         whole = dict(
             maximize=maximize, max_grad_norm=max_grad_norm, on_nonfinite=on_nonfinite, seed=seed, spikes=spikes
         )
+        check_no_functions_in(overrides)
         rules = Rules.mix(entries, whole, overrides)
         engine = choose_engine(engine, foreach, fused, differentiable)
         self._begin(params, rules, engine, capturable, Sharing(replicas, divide_work))

@@ -23,6 +23,7 @@ from thalweg.given import (
     OverrideList,
     Overrides,
     Pattern,
+    check_overrides,
     hint_for,
     places_of,
     plain,
@@ -384,6 +385,7 @@ def check_options(
 ) -> RuleOptions:
     """Options and a learning rate as torch has them, checked. Functions are refused, which no checkpoint could hold."""
     check_no_functions(options)
+    check_no_functions_in(overrides)
     settings = RuleOptions(rule, options, variant, overrides, lr)
     check_rate(settings.base.rule, lr)
     settings.validate_lr(lr)
@@ -394,6 +396,12 @@ def check_no_functions(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if callable(value) and not isinstance(value, (Tensor, type)):
             raise OptionError(f"{name} cannot be a function in torch: set the group's value, or use a scheduler for lr")
+
+
+def check_no_functions_in(overrides: Overrides) -> None:
+    """The same of overrides, which engines read once and not at every step."""
+    for _, options in check_overrides(overrides):
+        check_no_functions(options)
 
 
 def choose_engine(engine: Any, foreach: Any, fused: Any, differentiable: Any) -> Any:
