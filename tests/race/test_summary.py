@@ -12,7 +12,7 @@ from race_tasks import parabola
 
 from thalweg.race import race
 from thalweg.race.run import Record, Result, Run
-from thalweg.race.summary import describe, list_results, verdict
+from thalweg.race.summary import describe, give_verdict, list_results
 
 
 def record(contestant: str, lr: float, seed: int, losses: tuple[float | None, ...], score: float = 0.5) -> Record:
@@ -63,7 +63,7 @@ def test_one_seed_that_diverged_spoils_its_rate_and_the_diverged_come_last() -> 
 def test_one_sentence_says_who_won(losses: dict[str, list[float | None]], words: str) -> None:
     ends = [(name, seed, loss) for name, finals in losses.items() for seed, loss in enumerate(finals)]
     results = list_results([record(name, 0.1, seed, (2.0, 1.0, loss)) for name, seed, loss in ends], None)
-    assert verdict({"results": results, "loss_name": "loss, nats"}).startswith(words)
+    assert give_verdict({"results": results, "loss_name": "loss, nats"}).startswith(words)
 
 
 def test_the_best_of_a_column_are_marked_and_where_all_are_equal_none_is() -> None:

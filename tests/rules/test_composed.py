@@ -71,7 +71,7 @@ def test_what_cannot_be_is_refused(options: Any, told: str) -> None:
         thalweg.numpy.AdamW(lr=0.1, **options)
 
 
-def test_a_rule_with_a_rate_of_its_own_is_given_one_where_the_grafted_rule_has_none() -> None:
+def test_a_grafted_rule_without_a_rate_of_its_own_needs_one() -> None:
     with pytest.raises(OptionError, match=r"graft=AdamW\(\) needs a learning rate: give lr a number"):
         thalweg.numpy.Adafactor(graft=AdamW())
     assert thalweg.numpy.Adafactor(graft=Adafactor()).lr is None

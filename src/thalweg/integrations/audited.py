@@ -12,7 +12,7 @@ LOG = logging.getLogger("thalweg")
 
 
 class ChosenStep:
-    """Audits step ``step``, counted from 1, and logs the report. check: raise what is not as the page."""
+    """Audits step ``step``, counted from 1, and logs the report. check: raise if it is not the step of its page."""
 
     def __init__(self, step: int = 1, *, check: bool = False, **options: Any) -> None:
         self.step, self.check, self.options = step, check, options
@@ -22,13 +22,13 @@ class ChosenStep:
         self.taken = 0
 
     def begin(self, optimizer: Any, model: Any, step: int) -> None:
-        """Before a step of this number, where an audit begins if it is the one."""
+        """To be called before each step, with its number: begins the audit if it is the one."""
         if step == self.step and self.audit is None and self.report is None:
             self.audit = importlib.import_module("thalweg.audit.torch").Audit(optimizer, model, **self.options)
             self.audit.__enter__()
 
     def end(self) -> None:
-        """After a step. What an audit could not see ends no run, unless it is to check."""
+        """To be called after each step. A step that could not be audited ends no run, unless ``check`` is set."""
         self.taken += 1
         audit, self.audit = self.audit, None
         if audit is None:

@@ -57,7 +57,7 @@ NOT_IN_KERAS = {
 
 @dataclass(frozen=True)
 class Stepped:
-    """A variable that is stepped, what holds for it, and the variables of its state."""
+    """A variable of the model, its options, and the variables that hold its state."""
 
     name: str
     variable: Any
@@ -121,8 +121,8 @@ class Optimizer(keras.optimizers.Optimizer):
         return setting
 
     def _add_state(self, variable: Any, setting: ParameterOptions) -> dict[str, Any]:
-        """New variables for the state of one, with the layout of that one where they have its shape."""
-        state = first_state(xp, setting.stored_rule, setting.numerics, array_of(variable))
+        """New variables for the state of a variable, placed like it where they have its shape."""
+        state = first_state(xp, setting.stored_rule, setting.numerics, read_array(variable))
         return {
             key: self.add_variable(
                 xp.shape(entry),
@@ -136,7 +136,7 @@ class Optimizer(keras.optimizers.Optimizer):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         stepped = self._stepped[self._get_variable_index(variable)]
-        setting, p = stepped.setting, array_of(variable)
+        setting, p = stepped.setting, read_array(variable)
         rate = xp.astype(keras.ops.convert_to_tensor(learning_rate), arithmetic(xp.dtype(p)))
         result = advance(
             xp,
@@ -144,7 +144,7 @@ class Optimizer(keras.optimizers.Optimizer):
             setting.numerics,
             p,
             gradient,
-            {key: array_of(entry) for key, entry in stepped.state.items()},
+            {key: read_array(entry) for key, entry in stepped.state.items()},
             t=keras.ops.convert_to_tensor(self.iterations) + 1,
             lr=rate if self._has_rate else None,
             lr_scale=setting.lr_scale if self._has_rate else rate * setting.lr_scale,
@@ -175,7 +175,7 @@ class Optimizer(keras.optimizers.Optimizer):
         return Explanation(rows, self._settings.unused_overrides(named))
 
     def get_config(self) -> dict[str, Any]:
-        """What a file holds: Keras's own, the options, and as overrides what exclude_from_weight_decay() named."""
+        """What a file holds: Keras's own, the options, and overrides; what exclude_from_weight_decay() named is one."""
         settings = self._settings
         if any(not isinstance(pattern, (str, Standard)) for pattern, _ in settings.overrides):
             raise OptionError("overrides that are no globs cannot be saved: write their patterns as strings")
@@ -186,10 +186,11 @@ class Optimizer(keras.optimizers.Optimizer):
         ]
         config: dict[str, Any] = super().get_config()
         del config["weight_decay"]
-        config |= {} if self._has_rate else {"learning_rate": None}
-        config["paths"] = [stepped.name for stepped in self._stepped] or list(self._paths)
-        config["overrides"] = without_decay + as_written(settings.overrides)
-        return {**config, "variant": settings.variant, **settings.given}
+        if not self._has_rate:
+            config["learning_rate"] = None
+        names = [stepped.name for stepped in self._stepped] or list(self._paths)
+        overrides = without_decay + as_written(settings.overrides)
+        return {**config, "paths": names, "overrides": overrides, "variant": settings.variant, **settings.given}
 
 
 def check_settings(
@@ -227,7 +228,7 @@ def hint_of_kernel(name: str, shape: tuple[int, ...], rule: Rule) -> str:
     return "Keras keeps kernels as (in, out): transposed=True scales steps by outputs over inputs" if is_kernel else ""
 
 
-def array_of(variable: Any) -> Any:
+def read_array(variable: Any) -> Any:
     """The array of a variable, without the gradients that torch would keep of it."""
     value = variable.value
     return value.detach() if hasattr(value, "detach") else value

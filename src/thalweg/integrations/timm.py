@@ -41,34 +41,21 @@ def register(*rules: type[Rule]) -> list[str]:
 @functools.cache
 def describe_rule(rule: type[Rule]) -> OptimInfo:
     options = defaults(rule)
-    return OptimInfo(
-        name=timm_name(rule.__name__),
-        opt_class=optimizer(rule),
-        description=first_line(rule),
-        # timm has one number for each of these, and 0.9 for the momentum of all that have one
-        has_eps=isinstance(options.get("eps"), float),
-        has_momentum=isinstance(options.get("momentum"), float),
-        has_betas="betas" in options,
-    )
+    # timm has one number for each of these, and 0.9 for the momentum of all that have one
+    has_eps, has_momentum = isinstance(options.get("eps"), float), isinstance(options.get("momentum"), float)
+    has = {"has_eps": has_eps, "has_momentum": has_momentum, "has_betas": "betas" in options}
+    return describe(rule.__name__, optimizer(rule), rule, **has)
 
 
 @functools.cache
 def describe_mixture(recipe: str) -> OptimInfo:
-    return OptimInfo(
-        name=timm_name(recipe),
-        opt_class=functools.partial(make_mixture, recipe),
-        description=first_line(getattr(recipes, recipe)),
-        has_eps=False,
-    )
+    return describe(recipe, functools.partial(make_mixture, recipe), getattr(recipes, recipe), has_eps=False)
 
 
-def timm_name(name: str) -> str:
-    return f"thalweg{name.lower().replace('_', '')}"
-
-
-def first_line(documented: object) -> str:
-    """The first line of a docstring."""
-    return (getdoc(documented) or "").partition("\n")[0]
+def describe(name: str, make: Any, documented: object, **has: bool) -> OptimInfo:
+    """What timm keeps of an optimizer. has: the arguments of its scripts that it takes."""
+    description = (getdoc(documented) or "").partition("\n")[0]
+    return OptimInfo(f"thalweg{name.lower().replace('_', '')}", make, description, **has)
 
 
 def make_mixture(

@@ -48,16 +48,16 @@ def optimizer_cls_and_kwargs(
     if isinstance(rule, str) and rule.lower() in RECIPES:
         recipe = getattr(recipes, rule.lower())
     if recipe is None:
-        kind = class_of(rule)
+        kind = find_class(rule)
         given = {"lr": args.learning_rate, **adam_options(args, kind.rule), **given}
-        return partial(partial, by_rule, kind), given  # a Trainer calls the first without arguments
+        return partial(partial, make_by_rule, kind), given  # a Trainer calls the first without arguments
     adamw = {**adam_options(args, RULES["AdamW"]), **given.pop("adamw", {})}
     given = {"lr": args.learning_rate, **given, **({"adamw": adamw} if adamw else {})}
-    usual = {name: p.default for name, p in inspect.signature(recipe).parameters.items()}
-    lr, adamw_lr = usual.get("lr"), usual.get("adamw_lr")
+    defaults_of_recipe = {name: p.default for name, p in inspect.signature(recipe).parameters.items()}
+    lr, adamw_lr = defaults_of_recipe.get("lr"), defaults_of_recipe.get("adamw_lr")
     if isinstance(lr, float) and isinstance(adamw_lr, float):  # a function of the user's own: the ratio of its defaults
         given = {"adamw_lr": given["lr"] * adamw_lr / lr, **given}
-    return partial(partial, by_recipe, recipe), given
+    return partial(partial, make_by_recipe, recipe), given
 
 
 class Averages(TrainerCallback):
@@ -91,37 +91,38 @@ class Audit(TrainerCallback):
         self.chosen.end()
 
 
-def by_rule(
+def make_by_rule(
     kind: type[front_end.Optimizer], model: nn.Module, _: Any = None, *, weight_decay: float, **options: Any
 ) -> front_end.Optimizer:
     """An optimizer for a model. axolotl gives its arguments beside the model."""
-    return kind(groups_of(model, kind.rule, weight_decay), **options)
+    return kind(make_groups(model, kind.rule, weight_decay), **options)
 
 
-def by_recipe(recipe: Recipe, model: nn.Module, _: Any = None, **options: Any) -> front_end.Optimizer:
+def make_by_recipe(recipe: Recipe, model: nn.Module, _: Any = None, **options: Any) -> front_end.Optimizer:
     return recipe(model, **options)
 
 
-def groups_of(model: nn.Module, rule: type[Rule], weight_decay: float) -> list[dict[str, Any]]:
+def make_groups(model: nn.Module, rule: type[Rule], weight_decay: float) -> list[dict[str, Any]]:
     """The trainable parameters of a model with their names, in a group that decays and one that does not."""
     if "weight_decay" not in defaults(rule):
         if weight_decay:
             raise OptionError(f"{rule.__name__} has no weight_decay: train with TrainingArguments(weight_decay=0)")
-        return [{"params": trainable(model)}]
+        return [{"params": list_trainable(model)}]
     decaying = set(Trainer.get_decay_parameter_names(None, model))  # which asks nothing of a Trainer
-    named = trainable(model)
+    named = list_trainable(model)
     groups = [
-        {"params": [(n, p) for n, p in named if n in decaying], "weight_decay": weight_decay},
-        {"params": [(n, p) for n, p in named if n not in decaying], "weight_decay": 0.0},
+        {"params": [(name, p) for name, p in named if name in decaying], "weight_decay": weight_decay},
+        {"params": [(name, p) for name, p in named if name not in decaying], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
 
-def trainable(model: nn.Module) -> list[tuple[str, Tensor]]:
+def list_trainable(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def class_of(rule: Any) -> type[front_end.Optimizer]:
+def find_class(rule: Any) -> type[front_end.Optimizer]:
+    """The class of thalweg.torch that is meant by a rule, its name, or the class itself."""
     if isinstance(rule, type) and issubclass(rule, front_end.Optimizer):
         return rule
     by_name = {name.lower(): shipped for name, shipped in RULES.items()}
@@ -149,10 +150,11 @@ def parsed(optim_args: str | None) -> dict[str, Any]:
     pairs = [pair for pair in re.split(r",(?![^(\[]*[)\]])", (optim_args or "").replace(" ", "")) if pair]
     if wrong := [pair for pair in pairs if "=" not in pair]:
         raise OptionError(f"optim_args must be a list such as 'trust=False,betas=(0.9,0.95)', got {wrong[0]!r} in it")
-    return {name: literal(value) for name, _, value in (pair.partition("=") for pair in pairs)}
+    return {name: parse_literal(value) for name, _, value in (pair.partition("=") for pair in pairs)}
 
 
-def literal(text: str) -> Any:
+def parse_literal(text: str) -> Any:
+    """A value as Python writes it; whatever is none is text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

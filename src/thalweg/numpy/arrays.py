@@ -62,7 +62,7 @@ def checked_pair(name: Name, weights: Any, gradient: Any, shape: Shape | None) -
 
 
 def check_array(what: str, name: Name, x: Any) -> None:
-    """Refuse what cannot be stepped, or step something else. what: what it is to the parameter of this name."""
+    """Refuse what is no array that can be stepped. what: "parameter" or "the gradient of", for the message."""
     if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
         raise ParameterError(f"{what} {name!r} must be a numpy array, got {type(x).__name__}; {ELSEWHERE}")
     if xp.dtype(x) not in DTYPES or not x.dtype.isnative:
@@ -73,7 +73,7 @@ def check_array(what: str, name: Name, x: Any) -> None:
 
 
 def unflattened(what: str, name: Name, x: Arr, shape: Any) -> Arr:
-    """A flat buffer, seen in the shape of the parameter it holds."""
+    """A flat buffer as a view in the shape of the parameter that it holds."""
     is_tuple = isinstance(shape, (tuple, list))
     if not is_tuple or not all(isinstance(n, (int, np.integer)) and type(n) is not bool and n >= 0 for n in shape):
         raise ParameterError(f"shape must be a tuple of whole numbers >= 0, got {shape!r}")
@@ -86,7 +86,7 @@ def unflattened(what: str, name: Name, x: Arr, shape: Any) -> Arr:
 
 
 def pairs(params: Any, grads: Any) -> list[tuple[Name, Any, Any]]:
-    """(name, parameter, gradient) of a whole model, without those that have no gradient."""
+    """(name, parameter, gradient) for each parameter of a model that has a gradient."""
     if all(isinstance(x, Sequence) and not isinstance(x, str) for x in (params, grads)):
         if len(params) != len(grads):
             raise ParameterError(
@@ -145,7 +145,7 @@ def checked_rate(lr: Any, settings: RuleOptions) -> Rate:
 
 
 def value_at(name: str, value: Any, t: int) -> Any:
-    """An option at step t, in Python's own numbers; raise if it is one that another framework keeps to itself."""
+    """An option at step t, in Python's own numbers; raise if it is an array or a tensor of another framework."""
     value = plain(value(t) if callable(value) else value)
     if not is_known(value):
         raise OptionError(f"{name} must be a Python number here, got {type(value).__name__}")

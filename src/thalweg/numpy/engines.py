@@ -149,7 +149,7 @@ class Native:
     """The native engine of one optimizer, with tables that are kept between steps."""
 
     def __init__(self) -> None:
-        #: Of the last step of these names: its operands, what decided how they are laid out, and so laid out.
+        #: By the names of a step's parameters: its operands, the layouts of its options, and the tables of both.
         self.laid: dict[tuple[Name, ...], tuple[list[Operand], list[Any], Tables]] = {}
         #: Held by a step from its first table to its last figure.
         self.lock = threading.RLock()
@@ -158,9 +158,9 @@ class Native:
         return Native, ()  # copies begin empty: addresses belong to this optimizer alone
 
     def measure(self, jobs: Sequence[Job], grad_scale: float | None) -> tuple[list[bool], Callable[[], list[Figures]]]:
-        """For each job whether its step is to be taken, and what takes them and returns the figures of each.
+        """For each job whether its step is to be taken, and a function that takes these and returns everyone's figures.
 
-        Nothing is written before. What has changed since the last step of these jobs is laid out.
+        Until that is called, nothing is written. Only what has changed since the last step of these jobs is laid out.
         """
         if not jobs:
             return [], list
@@ -197,7 +197,7 @@ class Native:
         layout, laid = [option.layout for option in options], self.laid.get(names)
         if laid is not None and laid[1] == layout and all(map(operator.is_, operands, laid[0])):
             return laid[2]
-        # a name is in one list or in few: all at once, or each by itself
+        # of steps by name there is one for each name; of steps of several parameters the last alone is kept
         self.laid = {key: tables for key, tables in self.laid.items() if len(key) == len(names) == 1}
         tables = Tables(operands, options)
         self.laid[names] = operands, layout, tables
@@ -205,7 +205,7 @@ class Native:
 
 
 def show_job(job: Job, group: int, gradient: Arr) -> Operand:
-    """How native code is shown a parameter: as the last time, if nothing has moved but its gradient."""
+    """The operand of a parameter for native code: the last one again, if nothing has moved but the gradient."""
     tracked, known = job.tracked, job.tracked.operand
     dtypes = xp.dtype(job.weights), xp.dtype(gradient)
     if known is not None and (known.p, known.group) == (job.place[0], group) and known.dtypes[:2] == dtypes:

@@ -52,11 +52,7 @@ with extra("cli"):
     "--world", type=click.IntRange(1), default=1, show_default=True, help="Ranks over which FSDP2 shards the model."
 )
 @click.option(
-    "--bandwidth",
-    metavar="RATE",
-    default="3.35TB/s",
-    show_default=True,
-    help="That of your memory; an H100's if left out.",
+    "--bandwidth", metavar="RATE", default="3.35TB/s", show_default=True, help="Of your memory; an H100's if left out."
 )
 @click.option("--explain", is_flag=True, help="List every parameter and how it is treated.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON instead of a table.")
@@ -102,8 +98,9 @@ def command(
     screen.print(make_cost_table(planned.optimizers, rate, most))
     for text in ("", *describe_figures(planned, rate)):
         screen.print(text, markup=False, soft_wrap=True)
-    for cost in planned.optimizers if explain else ():
-        click.echo(f"\n{cost.optimizer}\n{cost.explanation}")
+    if explain:
+        for cost in planned.optimizers:
+            click.echo(f"\n{cost.optimizer}\n{cost.explanation}")
 
 
 def describe_cost(cost: Cost, bandwidth: int, memory: int | None, *, explain: bool) -> dict[str, Any]:

@@ -81,10 +81,12 @@ def plan(
     if world < 1:
         raise CommandError(f"world must be at least 1, got {world}")
     planned = list({candidate.name: candidate for candidate in map(find_optimizer, optimizers)}.values())
-    given, stored = resolve_options(options, planned), None if dtype is None else parse_dtype(dtype)
+    given = resolve_options(options, planned)
+    dtype = None if dtype is None else parse_dtype(dtype)
     name, module = (model, load_model(model)) if isinstance(model, str) else (type(model).__name__, model)
-    module = copy_module(name, module, stored, [frozen] if isinstance(frozen, str) else frozen)
-    costs, refused = [], dict[str, str]()
+    module = copy_module(name, module, dtype, [frozen] if isinstance(frozen, str) else frozen)
+    costs: list[Cost] = []
+    refused: dict[str, str] = {}
     for candidate in planned:
         try:
             costs.append(count_cost(candidate.name, module, build_optimizer(candidate, module, given), world))
@@ -93,11 +95,11 @@ def plan(
         except OptionError as error:
             raise CommandError(f"{candidate.name}: {error}") from None
     if not costs:
-        raise CommandError("; ".join(f"{title}: {reason}" for title, reason in refused.items()))
+        raise CommandError("; ".join(f"{optimizer}: {reason}" for optimizer, reason in refused.items()))
     return Plan(costs, refused)
 
 
-def copy_module(model: str, module: nn.Module, dtype: str | None, frozen: Sequence[str]) -> nn.Module:
+def copy_module(name: str, module: nn.Module, dtype: str | None, frozen: Sequence[str]) -> nn.Module:
     """A copy of a module without memory, in a dtype, with parameters frozen whose names match one of the patterns."""
     import torch
 
@@ -109,18 +111,18 @@ def copy_module(model: str, module: nn.Module, dtype: str | None, frozen: Sequen
         module = module.to(getattr(torch, dtype))
     named = list(module.named_parameters(remove_duplicate=False))
     for pattern in unused_patterns(frozen, named):
-        examples = ", ".join(name for name, _ in named[:3])
+        examples = ", ".join(path for path, _ in named[:3])
         raise CommandError(f"--frozen {pattern} matches no parameter; the first ones are {examples}")
-    for name, p in named:
-        if any(matches(pattern, name, p) for pattern in frozen):
+    for path, p in named:
+        if any(matches(pattern, path, p) for pattern in frozen):
             p.requires_grad_(False)
-    for name, p in named:
+    for path, p in named:
         if p.requires_grad and str(p.dtype).removeprefix("torch.") not in DTYPES:
             raise CommandError(
-                f"{name!r} has dtype {p.dtype}, which cannot be trained: set --dtype, or --frozen {name}"
+                f"{path!r} has dtype {p.dtype}, which cannot be trained: set --dtype, or --frozen {path}"
             )
     if not any(p.requires_grad for _, p in named):
-        raise CommandError(f"{model} has no floating-point parameter that requires a gradient")
+        raise CommandError(f"{name} has no floating-point parameter that requires a gradient")
     return module
 
 
@@ -133,19 +135,19 @@ def count_cost(name: str, module: nn.Module, optimizer: Optimizer, world: int) -
     """The cost of one optimizer of a module."""
     from thalweg.torch.params.explain import COUNTER_BYTES
 
-    weights = {True: 0, False: 0}
+    bytes_if_trained = {True: 0, False: 0}
     for p in module.parameters():
-        weights[p.requires_grad] += math.prod(cut_shape(tuple(p.shape), world)) * p.element_size()
+        bytes_if_trained[p.requires_grad] += math.prod(cut_shape(tuple(p.shape), world)) * p.element_size()
     explanation = optimizer.explain()
     state = moved = norms = 0
     for row, treatment in zip(explanation.rows, optimizer._treatments(), strict=True):
-        setting, held = treatment.setting, cut_shape(row.shape, world)
+        setting, local_shape = treatment.setting, cut_shape(row.shape, world)
         factors = setting.rule_at(1).keys(row.shape, Factor)
         state += COUNTER_BYTES
-        for key, (shape, dtype) in budget.state_entries(setting, row.shape, row.dtype, held).items():
+        for key, (shape, dtype) in budget.state_entries(setting, row.shape, row.dtype, local_shape).items():
             state += budget.entry_bytes((cut_shape(shape, world) if key in factors else shape, dtype))
-        moved += budget.bytes_moved(setting, row.shape, row.dtype, held)
+        moved += budget.bytes_moved(setting, row.shape, row.dtype, local_shape)
         if setting.numerics.guard is not None:  # one record of norms, for all parameters
             norms = 8 * math.prod(setting.numerics.guard.kept_shape)
     temporaries = optimizer._count_temporaries(lambda p: cut_shape(tuple(p.shape), world))
-    return Cost(name, weights[True], weights[False], state + norms, temporaries, moved, explanation)
+    return Cost(name, bytes_if_trained[True], bytes_if_trained[False], state + norms, temporaries, moved, explanation)

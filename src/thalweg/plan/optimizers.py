@@ -48,17 +48,17 @@ def find_optimizer(reference: Any) -> Candidate:
         if not is_rule(reference):
             raise CommandError(f"an optimizer is a rule, or the name of one, got {reference!r}")
         is_packaged = RULES.get(reference.__name__) is reference
-        path = reference.__name__ if is_packaged else f"{reference.__module__}:{reference.__qualname__}"
-        return Candidate(path, (reference,))
+        name = reference.__name__ if is_packaged else f"{reference.__module__}:{reference.__qualname__}"
+        return Candidate(name, (reference,))
     packaged = {name.lower(): name for name in (*RULES, *MIXTURES)}
-    path = packaged.get(reference.strip().lower(), reference.strip())
-    if path in RULES:
-        return Candidate(path, (RULES[path],))
-    if path not in MIXTURES and ":" not in path:
-        raise CommandError(f"there is no optimizer {path!r}: {suggest(path, packaged.values())}")
-    where = f"thalweg.torch:{path}" if path in MIXTURES else path
-    value, _ = import_attribute(where, "rule", "mymodule:MyRule", is_rule)
-    return Candidate(path, (value,)) if is_rule(value) else Candidate(path, MIXTURES.get(path, ()), value)
+    name = packaged.get(reference.strip().lower(), reference.strip())
+    if name in RULES:
+        return Candidate(name, (RULES[name],))
+    if name not in MIXTURES and ":" not in name:
+        raise CommandError(f"there is no optimizer {name!r}: {suggest(name, packaged.values())}")
+    path = f"thalweg.torch:{name}" if name in MIXTURES else name
+    value, _ = import_attribute(path, "rule", "mymodule:MyRule", is_rule)
+    return Candidate(name, (value,)) if is_rule(value) else Candidate(name, MIXTURES.get(name, ()), value)
 
 
 def is_rule(value: Any) -> bool:
@@ -66,7 +66,7 @@ def is_rule(value: Any) -> bool:
 
 
 def resolve_options(options: Iterable[Given], planned: Sequence[Candidate]) -> list[Given]:
-    """Options with their optimizers as those are spelt here; raise for one that no optimizer here has."""
+    """The options, each with its optimizer's name as Candidate has it; raise for one that no optimizer here has."""
     names = {candidate.name.lower(): candidate.name for candidate in planned}
     given = [option._replace(owner=names.get(option.owner.strip().lower(), option.owner)) for option in options]
     for option in given:
@@ -84,9 +84,9 @@ def build_optimizer(candidate: Candidate, module: nn.Module, given: Sequence[Giv
         return build_rule(candidate.rules[0], module, named, shared)
     options: dict[str, Any] = {rule.__name__.lower(): {} for rule in candidate.rules}
     for name, value in {**shared, **named}.items():
-        takers = [rule for rule in candidate.rules if name in option_names(rule) and name not in WHOLE_STEP]
-        for taker in [options[rule.__name__.lower()] for rule in takers] or [options]:
-            taker[name] = value
+        rules = [] if name in WHOLE_STEP else [rule for rule in candidate.rules if name in option_names(rule)]
+        for rule_options in [options[rule.__name__.lower()] for rule in rules] or [options]:
+            rule_options[name] = value
     if candidate.rules and any("." in name for name in module._parameters):
         options["first"] = hidden_by_name(module)
     try:
@@ -108,8 +108,9 @@ def build_rule(rule: type[Rule], module: nn.Module, named: Mapping[str, Any], sh
     """An optimizer of one rule. shared: options for all optimizers, which may have no effect on this one."""
     from thalweg.torch import optimizer as class_of
 
-    rate = 1e-3 if rule.default_lr is None and not rule.lr_optional else rule.default_lr
     options = {**USUAL.get(rule.__name__, {}), **shared, **named}
+    needs_rate = not rule.lr_optional or "graft" in options  # a grafted rule may have none of its own
+    rate = 1e-3 if rule.default_lr is None and needs_rate else rule.default_lr
     variant = options.pop("variant", None)
     idle = find_idle(RuleOptions(rule, options, variant).base.rule, rate)
     options = {name: value for name, value in options.items() if name in named or name not in idle}

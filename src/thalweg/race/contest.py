@@ -41,13 +41,13 @@ class Race:
     @property
     def waiting(self) -> list[Run]:
         """The runs that are decided and not recorded yet, or have to be finished."""
-        return [run for run in self.plan() if not self.sweeps[run.contestant].done(run)]
+        return [run for run in self.plan() if not self.sweeps[run.contestant].is_done(run)]
 
     @property
     def progress(self) -> tuple[int, int]:
         """How many runs are done, and how many are decided so far."""
         runs = self.plan()
-        return sum(self.sweeps[run.contestant].done(run) for run in runs), len(runs)
+        return sum(self.sweeps[run.contestant].is_done(run) for run in runs), len(runs)
 
     @property
     def summary(self) -> Summary:
@@ -63,7 +63,7 @@ class Race:
         while waiting := self.waiting:
             run = waiting[0]
             sweep = self.sweeps[run.contestant]
-            result = execute(self.task, sweep.contestant, run, sweep.hopeless)
+            result = execute(self.task, sweep.contestant, run, sweep.is_hopeless)
             record = Record(run, result, describe_surroundings(run.device))
             if self.path is not None:
                 append_record(self.path, record)

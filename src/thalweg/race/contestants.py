@@ -91,15 +91,15 @@ def enter(reference: Any) -> Contestant:
     if rule is not None:
         is_packaged = RULES.get(rule.__name__) is rule
         name = rule.__name__ if is_packaged else f"{rule.__module__}.{rule.__qualname__}"
-        usual = {**defaults(rule), "variant": None, "engine": "auto"}
+        known = {**defaults(rule), "variant": None, "engine": "auto"}
     elif path and callable(value):
         name = {path: name for name, path in PATHS.items()}.get(path, path.replace(":", "."))
         parameters = inspect.signature(value).parameters
         takes_params = inspect.isclass(value) or next(iter(parameters), "") == "params"
         named = [p for p in list(parameters.values())[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        usual = {p.name: p.default for p in named}
+        known = {p.name: p.default for p in named}
         if name in MIXTURES:
-            usual |= dict.fromkeys((*around_options(), *WHOLE_STEP, "engine"))
+            known |= dict.fromkeys((*around_options(), *WHOLE_STEP, "engine"))
     else:
         raise CommandError(f"{reference!r} is no optimizer: {WANTED}")
 
@@ -108,15 +108,15 @@ def enter(reference: Any) -> Contestant:
             return importlib.import_module("thalweg.torch").optimizer(rule)(list(model.named_parameters()), **options)
         return value(list(model.parameters()) if takes_params else model, **options)
 
-    namesakes = {name.lower(): namesake for name, namesake in RULES.items()}
-    like = rule or namesakes.get(name.rpartition(".")[2].lower(), AdamW)
-    typical = like.typical_lr or like.default_lr or ANY_RATE
+    namesakes = {rule_name.lower(): namesake for rule_name, namesake in RULES.items()}
+    rated = rule or namesakes.get(name.rpartition(".")[2].lower(), AdamW)
+    typical = rated.typical_lr or rated.default_lr or ANY_RATE
     return Contestant(
         name=name,
         make=make,
         rule=rule,
-        options={**(equal_terms(usual) if inspect.isclass(value) else {}), **SETTINGS.get(name, {})},
-        known=list(usual),
+        options={**(equalize(known) if inspect.isclass(value) else {}), **SETTINGS.get(name, {})},
+        known=list(known),
         rates=[float(f"{typical * share:.2g}") for share in GRID],
         fingerprint=fingerprint_of(value, module),
     )
@@ -139,7 +139,7 @@ def import_optimizer(reference: str) -> tuple[Any, Any, str]:
     return value, module, path
 
 
-def equal_terms(defaults: Mapping[str, Any]) -> dict[str, Any]:
+def equalize(defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The options that put everyone on equal terms, where they differ from the defaults."""
     decay, momentum = defaults.get("weight_decay"), defaults.get("momentum")
     options: dict[str, Any] = {"weight_decay": 0.0} if is_number(decay) and decay != 0 else {}
@@ -147,7 +147,7 @@ def equal_terms(defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint_of(value: Any, module: Any) -> str:
-    """Changes with the source of a class or a function, and with the version of its package."""
+    """A text that changes with the source of a class or a function, and with the version of its package."""
     if inspect.isclass(value) or inspect.isfunction(value):
         module = inspect.getmodule(value)
     package = importlib.import_module(module.__name__.partition(".")[0])
@@ -181,6 +181,7 @@ def give_options(contestants: Sequence[Contestant], asked: Mapping[str, Mapping[
 
 
 def with_options(contestant: Contestant, given: Mapping[str, Any]) -> Contestant:
+    """The contestant with these options, of which ``lr`` takes the place of its grid."""
     options = {**contestant.options, **given}
     if "lr" not in options:
         return replace(contestant, options=options)

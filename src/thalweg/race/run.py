@@ -80,10 +80,10 @@ class Training:
     """A model and its optimizer: arrays by name that a rule steps in numpy, or a module of torch."""
 
     def __init__(self, task: Task, contestant: Contestant, run: Run) -> None:
-        self.task, self.run, self.who = task, run, f"task {task.name!r}, {contestant.name}"
+        self.task, self.run, self.label = task, run, f"task {task.name!r}, {contestant.name}"
         self.model = task.begin(contestant, run)
         self.is_arrays = isinstance(self.model, Mapping)
-        with blame(self.who, f"making it with lr={run.lr:g}"):
+        with blame(self.label, f"making it with lr={run.lr:g}"):
             if self.is_arrays:
                 make = importlib.import_module("thalweg.numpy").optimizer(contestant.rule)
                 self.optimizer = make(lr=partial(task.rate_at, run), **contestant.options)
@@ -97,7 +97,7 @@ class Training:
         # a rate that is too large is part of any sweep: its overflows are recorded, not warned of
         with np.errstate(all="ignore"):
             gradients = self.task.compute_gradients(self.model, next(self.batches), self.run, number)
-            with blame(self.who, "step()"):
+            with blame(self.label, "step()"):
                 if self.is_arrays:
                     self.optimizer.step(self.model, gradients)
                 else:
@@ -121,7 +121,7 @@ class Training:
 
 
 def share_rates(optimizer: Any, lr: float) -> list[float]:
-    """By group of an optimizer of torch, which part of the rate it has: groups keep their proportion."""
+    """The rate of each group of an optimizer of torch, as a multiple of lr: groups keep their proportion."""
     torch: Any = importlib.import_module("torch")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"it returned a {type(optimizer).__name__}, and must return an optimizer of torch")
@@ -134,18 +134,18 @@ def execute(
     task: Task,
     contestant: Contestant,
     run: Run,
-    hopeless: Callable[[Run, int, float | None], bool] = lambda run, step, loss: False,
+    is_hopeless: Callable[[Run, int, float | None], bool] = lambda run, step, loss: False,
 ) -> Result:
     """Train once. A run that diverges has a record of full length; one that is hopeless ends there.
 
-    hopeless: says of a run, its step and its loss there whether it is.
+    is_hopeless: says of a run, a step and the loss there whether it is.
     """
     training, wait = Training(task, contestant, run), Device(run.device).wait
     times, seconds = measuring_times(run.steps), [0.0]
     first_loss, first_score = training.measure(0)
     if not math.isfinite(first_loss):
         raise task.error(f"the loss before the first step is {first_loss}: it must be finite")
-    losses, scores = [finite(first_loss)], [finite(first_score)]
+    losses, scores = [none_if_infinite(first_loss)], [none_if_infinite(first_score)]
     for before, until in itertools.pairwise(times):
         spent, loss, score = 0.0, None, None
         if losses[-1] is not None:
@@ -154,13 +154,13 @@ def execute(
                 training.step(step + 1)
             wait()
             spent = time.perf_counter() - start
-            loss, score = map(finite, training.measure(until))
+            loss, score = map(none_if_infinite, training.measure(until))
             if loss is None or abs(loss) > DIVERGED * max(1.0, abs(first_loss)):
                 loss, score = None, None
         seconds.append(seconds[-1] + spent)
         losses.append(loss)
         scores.append(score)
-        if hopeless(run, until, loss):
+        if is_hopeless(run, until, loss):
             break
     params = training.model.values() if training.is_arrays else training.model.parameters()
     return Result(
@@ -179,7 +179,7 @@ def measuring_times(steps: int) -> list[int]:
     return [round(i * steps / points) for i in range(points + 1)]
 
 
-def finite(x: float | None) -> float | None:
+def none_if_infinite(x: float | None) -> float | None:
     """A number that can be written down; None for what is infinite or no number."""
     return x if x is not None and math.isfinite(x) else None
 

@@ -69,7 +69,7 @@ def summarize_contestant(name: str, rates: Mapping[float, Sequence[Record]], tar
     eligible = [lr for lr, results in ends.items() if len(results) == seeds]
     best = min(eligible, key=lambda lr: or_infinite(finals[lr]))
     results = ends[best]
-    curve = average(results)
+    curve = average_curves(results)
     goal = -math.inf if target is None else target
     reached = next((i for i, loss in enumerate(curve["loss"]) if loss is not None and loss <= goal), None)
     scores = [result.score[-1] for result in results if result.score is not None]
@@ -100,7 +100,7 @@ def summarize_contestant(name: str, rates: Mapping[float, Sequence[Record]], tar
     }
 
 
-def average(results: Sequence[Result]) -> Summary:
+def average_curves(results: Sequence[Result]) -> Summary:
     """The mean over seeds with its least and largest, measure by measure."""
     losses = list(zip(*(result.loss for result in results), strict=True))
     low, high = zip(*map(range_of, losses), strict=True)
@@ -116,9 +116,9 @@ def average(results: Sequence[Result]) -> Summary:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """None if any of them is: a run that diverged spoils the mean, and must."""
-    present = list(values)
-    return None if None in present else math.fsum(present) / len(present)  # type: ignore[arg-type]
+    """The mean; None if any value is: a run that diverged spoils it, and must."""
+    listed = list(values)
+    return None if None in listed else math.fsum(listed) / len(listed)  # type: ignore[arg-type]
 
 
 def range_of(values: Iterable[float | None]) -> tuple[float, float] | tuple[None, None]:
@@ -156,7 +156,7 @@ def describe(summary: Summary) -> Summary:
     columns = list_columns(summary)
     return {
         **summary,
-        "verdict": verdict(summary),
+        "verdict": give_verdict(summary),
         "size": describe_size(summary),
         "conditions": describe_conditions(summary),
         "columns": ["optimizer", *(column.title for column in columns)],
@@ -217,21 +217,22 @@ def describe_conditions(summary: Summary) -> str:
         words += f" {added} of them beside the grid, because a best rate was at its edge."
     if stopped:
         words += f" Hopeless and stopped early: {stopped} of {summary['runs']} runs (--full finishes all)."
-    edges = [
-        result["contestant"]
-        for result in summary["results"]
-        if result["loss"] is not None and len(result["sweep"]["lr"]) > 1
-        if result["lr"] in (result["sweep"]["lr"][0], result["sweep"]["lr"][-1])
-    ]
-    if edges:
-        words += f" At the edge of its rates: {', '.join(edges)}."
+    at_edge = [result["contestant"] for result in summary["results"] if is_at_edge(result)]
+    if at_edge:
+        words += f" At the edge of its rates: {', '.join(at_edge)}."
     return (
         f"{words} Weights do not decay and momentum is 0.9 where a default is 0, unless an option says otherwise. "
         "Seconds: training alone, one run at a time."
     )
 
 
-def verdict(summary: Summary) -> str:
+def is_at_edge(result: Summary) -> bool:
+    """Whether a contestant's best rate is the least or the largest of several that were tried."""
+    rates = result["sweep"]["lr"]
+    return result["loss"] is not None and len(rates) > 1 and result["lr"] in (rates[0], rates[-1])
+
+
+def give_verdict(summary: Summary) -> str:
     """One sentence: who won, by how much, and how surely."""
     finished = [result for result in summary["results"] if result["loss"] is not None]
     if not finished:

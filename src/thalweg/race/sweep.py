@@ -47,62 +47,64 @@ class Sweep:
         grid = sorted(self.contestant.rates)
         self.tried = sorted(grid, key=lambda lr: abs(2 * grid.index(lr) + 1 - len(grid)))
 
-    def run(self, lr: float, seed: int = 0) -> Run:
+    def make_run(self, lr: float, seed: int = 0) -> Run:
         return replace(self.first, lr=lr, seed=seed)
 
-    def count_kept(self, share: float) -> int:
+    def count_best(self, share: float) -> int:
+        """How many rates this share of the grid is: those that go on."""
         return len(self.tried) if self.full else max(FEWEST, math.ceil(share * len(self.contestant.rates)))
 
-    def done(self, run: Run) -> bool:
+    def is_done(self, run: Run) -> bool:
         record = self.records.get(run)
         return record is not None and not (self.full and record.stopped)
 
     @property
-    def over(self) -> bool:
-        return all(self.done(self.run(lr)) for lr in self.tried)
+    def is_over(self) -> bool:
+        return all(self.is_done(self.make_run(lr)) for lr in self.tried)
 
-    def standing(self, lr: float) -> tuple[bool, int, float]:
-        """Less is better: whether a rate diverged, how far it got, and its loss there."""
-        result = self.records[self.run(lr)].result
+    def rank(self, lr: float) -> tuple[bool, int, float]:
+        """What rates are compared by, and less is better: whether it diverged, minus its steps, its loss there."""
+        result = self.records[self.make_run(lr)].result
         return result.loss[-1] is None, -result.step[-1], or_infinite(result.loss[-1])
 
     @property
     def best(self) -> float:
-        return min(self.tried, key=self.standing)
+        return min(self.tried, key=self.rank)
 
     @property
     def at_edge(self) -> bool:
         """Whether the best rate may lie outside of those tried."""
-        return self.best in (min(self.tried), max(self.tried)) or self.standing(self.best)[0]
+        return self.best in (min(self.tried), max(self.tried)) or self.rank(self.best)[0]
 
     def next_rate(self) -> float:
         """Beyond the edge, downwards if everything diverged; or between the best and its better neighbour."""
         rates, best = sorted(self.tried), self.best
         place = rates.index(best)
-        if self.standing(best)[0] or place == 0:
-            return to_digits(rates[0] / max(rates[1] / rates[0], BEYOND))
+        if self.rank(best)[0] or place == 0:
+            return round_rate(rates[0] / max(rates[1] / rates[0], BEYOND))
         if place == len(rates) - 1:
-            return to_digits(best * max(best / rates[-2], BEYOND))
-        neighbours = sorted((rates[place - 1], rates[place + 1]), key=self.standing)
-        between = [to_digits(math.sqrt(best * neighbour)) for neighbour in neighbours]
+            return round_rate(best * max(best / rates[-2], BEYOND))
+        neighbours = sorted((rates[place - 1], rates[place + 1]), key=self.rank)
+        between = [round_rate(math.sqrt(best * neighbour)) for neighbour in neighbours]
         return next((lr for lr in between if lr not in rates), between[0])
 
     @property
     def repeated(self) -> list[float]:
         """The rates that run with the other seeds, once the search is over."""
-        return sorted(self.tried, key=self.standing)[: self.count_kept(REPEATED)]
+        return sorted(self.tried, key=self.rank)[: self.count_best(REPEATED)]
 
-    def hopeless(self, run: Run, step: int, loss: float | None) -> bool:
-        """Whether a run with this loss at this step stops there: enough others have been better."""
+    def is_hopeless(self, run: Run, step: int, loss: float | None) -> bool:
+        """Whether a run with this loss at this step stops there, because enough rates had less loss at that step."""
         share = rungs(run.steps).get(step)
         if share is None or self.full or run.seed or loss is None:  # what diverged is over anyway
             return False
-        others = [self.records[self.run(lr)].result for lr in self.tried if lr != run.lr and self.done(self.run(lr))]
-        losses = [dict(zip(other.step, other.loss, strict=True)).get(step) for other in others]
-        return sum(or_infinite(other) < loss for other in losses) >= self.count_kept(share)
+        others = [self.make_run(lr) for lr in self.tried if lr != run.lr]
+        results = [self.records[other].result for other in others if self.is_done(other)]
+        losses = [dict(zip(result.step, result.loss, strict=True)).get(step) for result in results]
+        return sum(or_infinite(other) < loss for other in losses) >= self.count_best(share)
 
 
-def to_digits(lr: float) -> float:
+def round_rate(lr: float) -> float:
     return float(f"{lr:.3g}")
 
 
@@ -113,9 +115,9 @@ def rungs(steps: int) -> dict[int, float]:
 
 
 def widen(sweeps: Collection[Sweep], most: int) -> None:
-    """One more rate for everyone who searches, while the best of any is at an edge; most: how many at most."""
+    """Add a rate for everyone who searches, as long as the best of any is at an edge, and up to ``most`` of them."""
     searching = [sweep for sweep in sweeps if sweep.contestant.is_searched]
-    while all(sweep.over for sweep in sweeps) and any(sweep.at_edge for sweep in searching):
+    while all(sweep.is_over for sweep in sweeps) and any(sweep.at_edge for sweep in searching):
         if any(len(sweep.tried) - len(sweep.contestant.rates) >= most for sweep in searching):
             break
         for sweep in searching:
@@ -125,7 +127,9 @@ def widen(sweeps: Collection[Sweep], most: int) -> None:
 def plan(sweeps: Collection[Sweep], beyond: int) -> list[Run]:
     """The search of everyone, and once that is over the repetitions at the best rates, in order."""
     widen(sweeps, beyond)
-    runs = [sweep.run(lr) for sweep in sweeps for lr in sweep.tried]
-    if all(sweep.over for sweep in sweeps):
-        runs += [sweep.run(lr, seed) for sweep in sweeps for lr in sweep.repeated for seed in range(1, sweep.seeds)]
+    runs = [sweep.make_run(lr) for sweep in sweeps for lr in sweep.tried]
+    if all(sweep.is_over for sweep in sweeps):
+        runs += [
+            sweep.make_run(lr, seed) for sweep in sweeps for lr in sweep.repeated for seed in range(1, sweep.seeds)
+        ]
     return runs

@@ -1,4 +1,4 @@
-"""What is raced on: tasks in plain numpy and in PyTorch, and a training, which the race drives step by step."""
+"""What is raced on: tasks in plain numpy and in PyTorch, whose models the race trains step by step."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class Task(ABC):
         """Raise a CommandError for what cannot be right."""
         if not self.name or not isinstance(self.name, str):
             raise CommandError(f"a task needs a name, such as 'mine', got {self.name!r}")
-        numbers = {"steps": self.steps, "seeds": self.seeds, "batch_size": self.batch_size or 1}
+        counts = {"steps": self.steps, "seeds": self.seeds, "batch_size": self.batch_size or 1}
         functions = [f.name for f in fields(self) if str(f.type).startswith("Callable")]
-        wanted = {name: "a whole number from 1 on" for name, n in numbers.items() if not isinstance(n, int) or n < 1}
+        wanted = {name: "a whole number from 1 on" for name, n in counts.items() if not isinstance(n, int) or n < 1}
         wanted |= {name: "a function" for name in functions if not callable(getattr(self, name))}
         if not isinstance(self.warm_up, Real) or not 0 <= self.warm_up < 1:
             wanted["warm_up"] = "a share of the steps below 1"
@@ -100,7 +100,7 @@ class Task(ABC):
     def rate_at(self, run: Run, step: int) -> float:
         """The learning rate of a step, counted from 1: up over a share of the steps, then down to almost 0.
 
-        So no rate is judged amid the noise of large steps.
+        Small steps at the end take the noise of large ones out of the loss that a rate is judged by.
         """
         rising = max(int(self.warm_up * run.steps), 1)
         return run.lr * min(step / rising, (run.steps + 1 - step) / (run.steps + 1 - rising))
@@ -109,11 +109,11 @@ class Task(ABC):
         """The batches of a run; too few of them are a mistake, not an end."""
         batches = self.call("batches", self.batches, run.seed, run.batch_size)
         try:
-            remaining = iter(batches)
+            iterator = iter(batches)
         except TypeError:
             raise self.error(f"batches must return something to iterate over, got {type(batches).__name__}") from None
         end = object()
-        while (batch := self.call("batches", next, remaining, end)) is not end:
+        while (batch := self.call("batches", next, iterator, end)) is not end:
             yield batch
         raise self.error("batches must not end: start again after the last one")
 
@@ -153,7 +153,9 @@ class ArrayTask(Task):
             return gradients
         model.zero_grad()
         for name, gradient in gradients.items():
-            self.call(f"the gradient of {name!r}", set_gradient, model, name, gradient)
+            with blame(f"task {self.name!r}", f"the gradient of {name!r}"):
+                p = model.get_parameter(name)
+                p.grad = None if gradient is None else p.new_tensor(gradient)
         return None
 
     def measure(self, model: Any, *, is_over: bool) -> tuple[float, float | None]:
@@ -181,11 +183,6 @@ def arrays_of(model: Any) -> Mapping[str, Array]:
     if isinstance(model, Mapping):
         return model
     return {name: p.detach().numpy() for name, p in model.named_parameters()}
-
-
-def set_gradient(model: Any, name: str, gradient: Array | None) -> None:
-    p = model.get_parameter(name)
-    p.grad = None if gradient is None else p.new_tensor(gradient)
 
 
 @dataclass(frozen=True, kw_only=True)

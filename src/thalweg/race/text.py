@@ -65,9 +65,9 @@ def task() -> ModelTask:
 
     def evaluate(model: nn.Module) -> tuple[float, float]:
         device = next(model.parameters()).device
-        seen, unseen = (part.view(-1, CONTEXT).long().to(device) for part in (train[:TEST_BYTES], test))
-        foretold = model(unseen[:, :-1]).argmax(-1) == unseen[:, 1:]
-        return loss(model, seen).item(), foretold.float().mean().item()
+        trained, unseen = (part.view(-1, CONTEXT).long().to(device) for part in (train[:TEST_BYTES], test))
+        is_foretold = model(unseen[:, :-1]).argmax(-1) == unseen[:, 1:]
+        return loss(model, trained).item(), is_foretold.float().mean().item()
 
     return ModelTask(
         name="text",

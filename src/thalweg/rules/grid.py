@@ -48,14 +48,6 @@ class Grid:
     def blocks(self) -> int:
         return math.prod(self.counts)
 
-    def starts(self) -> list[int]:
-        """The position of each block's first element among the elements of a tensor."""
-        return starts(self.sizes, self.sides)
-
-    def extents(self) -> list[Shape]:
-        """The size of each block."""
-        return list(product(*[[size for count, size in axis_runs for _ in range(count)] for axis_runs in self.runs]))
-
     def cut(self, xp: Space[A], x: A) -> list[A]:
         """The stacks of blocks, (b', s_1, ..., s_k), of (b, n_1, ..., n_k)."""
         return cut_runs(xp, x, self.runs)
@@ -109,14 +101,6 @@ class Grid:
     def along(self, axis: int | None) -> list[Runs]:
         """The runs of an array that has the tensor's size along one axis, and an entry for each block along others."""
         return [runs if i == axis else tuple((count, 1) for count, _ in runs) for i, runs in enumerate(self.runs)]
-
-
-def starts(sizes: Sequence[int], sides: Sequence[int]) -> list[int]:
-    """The positions of the first elements of blocks of these sides, in an array of these sizes."""
-    positions = [0]
-    for n, side in zip(sizes, sides, strict=True):
-        positions = [position * n + i for position in positions for i in range(0, n, side)]
-    return positions
 
 
 def cut_runs(xp: Space[A], x: A, runs: Sequence[Runs]) -> list[A]:

@@ -134,12 +134,11 @@ class SOAP(WholeRule):
         axes, gradients = self.turned_axes(grid.sizes), grid.cut(xp, g)
         within = xp.in_precision(self.precond_precision)
         products, bases = ([self.cut_sides(xp, s, key, axis, shape) for axis in axes] for key in ("GG", "Q"))
-        directions, squares, new_products = [], [], []
-        for i, blocks in enumerate(zip(grid.cut(xp, m), gradients, grid.cut(xp, v), strict=True)):
-            stepped = self.step_blocks(within, *blocks, [x[i] for x in products], [q[i] for q in bases], axes)
-            directions.append(stepped[0])
-            squares.append(stepped[1])
-            new_products.append(stepped[2])
+        stepped = [
+            self.step_blocks(within, *blocks, [x[i] for x in products], [q[i] for q in bases], axes)
+            for i, blocks in enumerate(zip(grid.cut(xp, m), gradients, grid.cut(xp, v), strict=True))
+        ]
+        directions, squares, new_products = zip(*stepped, strict=True)
         h = grid.join(xp, directions)
         new = {"exp_avg_sq": xp.reshape(grid.join(xp, squares), xp.shape(s["exp_avg_sq"]))}
         for axis, axis_products in zip(axes, zip(*new_products, strict=True), strict=True):
@@ -335,10 +334,7 @@ def first_basis(xp: Space[A], g: A, axis: int) -> Value:
 
 
 def eigenvalues(xp: Space[A], q: A, power: A) -> tuple[Value, Value]:
-    """The eigenvalue of each column, from q and power = products @ q: (b, n), 0 for those that are rounding errors.
-
-    And the largest that is taken for a rounding error, (b, 1, 1).
-    """
+    """The eigenvalue of each column by ``power``, which is products @ q: 0 up to a rounding error; and that error."""
     (values,) = xp.sums((q * power, (1,)))
     batch, _, n = xp.shape(values)
     least = UNSEEN * math.sqrt(n) * xp.amax(values, (2,))

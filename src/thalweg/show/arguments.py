@@ -54,8 +54,9 @@ def check_options(options: Iterable[Given], known: Mapping[str, Iterable[str]]) 
     for option in options:
         owner, name, _ = option
         if owner and owner not in known:
-            message = f"the option {option.spelt} is for {owner}, which is not among the optimizers"
-            raise CommandError(f"{message}: {', '.join(known)}")
+            raise CommandError(
+                f"the option {option.spelt} is for {owner}, which is not among the optimizers: {', '.join(known)}"
+            )
         if not owner and name not in names:
             hint = hint_for("", name, names, cutoff=0.6) or f"there are {', '.join(names) or 'none'}"
             raise CommandError(f"no optimizer here has an option {name!r}: {hint}")
@@ -92,21 +93,17 @@ def parse_literal(text: str) -> Any:
 
 
 def freeze(value: Any) -> Any:
+    """Lists as tuples, within lists too."""
     return tuple(map(freeze, value)) if isinstance(value, list) else value
 
 
 def parse_dtype(name: str) -> str:
-    """The dtype that is meant."""
+    """The name of a dtype, also of one that is called bf16."""
     dtype: str = spelt_dtype(name)
     if dtype not in DTYPES:
-        raise CommandError(f"there is no dtype {name!r}: {list_dtypes()}")
+        known = ", ".join(f"{known} (or {', '.join(ALIASES[known])})" for known in DTYPES)
+        raise CommandError(f"there is no dtype {name!r}: there are {known}")
     return dtype
-
-
-def list_dtypes() -> str:
-    """The names that exist, for an error about one that does not."""
-    names = (f"{name} (or {', '.join(ALIASES[name])})" for name in DTYPES)
-    return f"there are {', '.join(names)}"
 
 
 def check_file(path: Path) -> None:

@@ -22,7 +22,7 @@ def extra(name: str) -> Iterator[None]:
 
 
 def need(name: str, *packages: str) -> None:
-    """Raise now if packages of an extra are missing, before work is done that needs them at its end."""
+    """Raise now if packages of an extra are missing, and not when the work that needs them is done."""
     with extra(name):
         for package in packages:
             importlib.import_module(package)

@@ -48,7 +48,8 @@ def import_attribute(reference: str, what: str, example: str, is_one: Callable[[
     try:
         return operator.attrgetter(attribute)(module), module
     except AttributeError:
-        known = [key for key, value in vars(module).items() if not key.startswith("_") and is_one(value)]
+        public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+        known = [key for key, value in public.items() if is_one(value)]
         hint = suggest(attribute, known) if known else f"it has no {what} at all"
         raise CommandError(f"module {name!r} has no {attribute!r}: {hint}") from None
 
@@ -62,7 +63,7 @@ def digest(*parts: bytes) -> str:
 
 
 def digest_source(module: Any) -> str:
-    """The digest of a module's source: when it changes, its runs are done again."""
+    """The digest of a module's source, by which a race knows that runs are of another version; "" without source."""
     try:
         return digest(inspect.getsource(module).encode())
     except (OSError, TypeError):
@@ -71,18 +72,18 @@ def digest_source(module: Any) -> str:
 
 def locate_error(error: BaseException) -> str:
     """Where an error was raised: the last line of the user's own code, which is neither ours nor a library's."""
-    not_theirs = [str(Path(thalweg.__file__).parent), *(sysconfig.get_path(kind) for kind in LIBRARIES)]
+    library_folders = [str(Path(thalweg.__file__).parent), *(sysconfig.get_path(kind) for kind in LIBRARIES)]
     trace, place = error.__traceback__, ""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not file.startswith("<") and not any(Path(file).is_relative_to(folder) for folder in not_theirs):
+        if not file.startswith("<") and not any(Path(file).is_relative_to(folder) for folder in library_folders):
             place = f" ({file}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return place
 
 
 def describe_failure(error: BaseException) -> str:
-    """Where it was raised, and what it is: the end of a sentence that says what failed."""
+    """Where an error was raised, and what it is: the end of a sentence that says what failed."""
     return f"{locate_error(error)}: {describe_error(error)}"
 
 

@@ -32,14 +32,14 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """
+    """Three digits, in seconds, milliseconds or microseconds.
+
     >>> [human_seconds(s) for s in (0, 2.5e-6, 0.0123, 1.5, 90)]
     ['0 s', '2.5 µs', '12.3 ms', '1.5 s', '90 s']
     """
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size or unit == "µs":
-            break
-    return f"{seconds / size:.3g} {unit}" if seconds else "0 s"
+    if seconds == 0 or seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 1e-3:.3g} ms" if seconds >= 1e-3 else f"{seconds / 1e-6:.3g} µs"
 
 
 def short_number(value: float | None, digits: int = 3) -> str:
@@ -64,7 +64,8 @@ def percent(share: float | None) -> str:
 
 
 def count_words(count: int, one: str, more: str = "") -> str:
-    """
+    """How many there are, with the word for one or for more.
+
     >>> count_words(1, "step"), count_words(2000, "step"), count_words(3, "run is", "runs are")
     ('1 step', '2,000 steps', '3 runs are')
     """
