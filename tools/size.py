@@ -14,10 +14,10 @@ CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "rules": (4655, ("src/thalweg/rules/",)),
     "spaces and programs": (3552, ("src/thalweg/spaces/", "src/thalweg/programs/")),
-    "kernels/triton": (3955, ("src/thalweg/kernels/triton/",)),
-    "kernels without triton": (5032, ("src/thalweg/kernels/",)),
+    "kernels/triton": (3947, ("src/thalweg/kernels/triton/",)),
+    "kernels without triton": (5068, ("src/thalweg/kernels/",)),
     "torch": (8790, ("src/thalweg/torch/",)),
-    "optax": (4125, ("src/thalweg/optax/",)),
+    "optax": (4123, ("src/thalweg/optax/",)),
     "numpy": (955, ("src/thalweg/numpy/",)),
     "race": (1900, ("src/thalweg/race/",)),
     "plan": (610, ("src/thalweg/plan/",)),
