@@ -57,7 +57,9 @@ void step(const XLA_FFI_CallFrame* frame, const Plan& plan) {
     std::memcpy(options, plan.options, size_t(plan.option_count) * sizeof(Options));
     const auto place = [&](auto*& pointer) {
         const auto bits = reinterpret_cast<uint64_t>(pointer);
-        if (bits) pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(address(frame, bits));
+        // what XLA computes has no buffer, and its slices lie behind the beginning of none
+        pointer = bits >> PLACE_BITS ? reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(address(frame, bits))
+                                     : nullptr;
     };
     for (int64_t i = 0; i < plan.count; i++) {
         for (auto& operand : tensors[i].operand) place(operand);
