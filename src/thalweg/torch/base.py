@@ -238,8 +238,8 @@ class Optimizer(torch.optim.Optimizer):
             plans, most = self._plans, MOST_REMEMBERED
             self._latest = self._find_plan(plans, presence_of(self._groups.params), most, places, given, options)
             return self._latest
-        self._latest, before = None, self._groups.places
-        if self._places() is not before or not self._agreement.holds(groups):
+        self._latest = None
+        if self._places() is not self._agreement.places or not self._agreement.holds(groups):
             self._look(one_by_one=True)
         if not self._groups.places.keys() >= set(only):
             raise ParameterError("step_parameter: this tensor is not a parameter of this optimizer")
