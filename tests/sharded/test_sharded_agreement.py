@@ -59,6 +59,7 @@ def test_ranks_that_share_no_group_with_the_odd_one_hear_of_it() -> None:
         ("loaded", "weight_decay=0.5 in group 0"),
         ("option", "weight_decay=0.25 in group 0, and rank 1 has weight_decay=0.5 in group 0"),
         ("gradients", "without a gradient"),
+        ("cleared", "weight_decay=0.25 in group 0, and rank 1 has weight_decay=0.5 in group 0"),
     ],
 )
 def test_changes_are_noticed(fault: str, words: str) -> None:

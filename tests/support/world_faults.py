@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -82,7 +83,7 @@ def later_disagreement(fault: str) -> list[str]:
     odd = torch.distributed.get_rank() == 1
     _, params, _ = given("", False)
     optimizer = thalweg.torch.LAMB(params, lr=0.1)
-    said = [words(optimizer.step)]
+    said, step = [words(optimizer.step)], optimizer.step
     if fault == "group":
         optimizer.add_param_group({"params": [("new", parameter(6 if odd else 4))]})
     elif fault == "loaded":
@@ -94,7 +95,11 @@ def later_disagreement(fault: str) -> list[str]:
         optimizer.param_groups[0].update(trust=False, weight_decay=0.5 if odd else 0.25)
     elif fault == "gradients":  # both lose a gradient, but not the same
         dict(params)["first" if odd else "second"].grad = None
-    return [*said, words(optimizer.step)]
+    elif fault == "cleared":
+        optimizer.clear_state()
+        optimizer.param_groups[0]["weight_decay"] = 0.5 if odd else 0.25
+        step = functools.partial(optimizer.step_parameter, dict(params)["first"])
+    return [*said, words(step)]
 
 
 def parameters_of_its_own() -> str:

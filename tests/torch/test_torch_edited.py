@@ -204,6 +204,15 @@ def test_nothing_keeps_parameters_that_have_left(rule: str, engine: str) -> None
     assert optimizer.stats().keys() == {optimizer.explain().rows[0].name}
 
 
+@ENGINES
+def test_statistics_tell_the_rate_of_their_step_wherever_a_scheduler_has_moved_it_since(engine: str) -> None:
+    params, rate = weights(SHAPES), torch.tensor(0.5)
+    optimizer = thalweg.torch.AdamW(params, lr=rate, engine=engine)
+    train(optimizer, params, 2)
+    rate.fill_(0.25)
+    assert [figures["lr"] for figures in optimizer.stats().values()] == [0.5] * len(SHAPES)
+
+
 def test_parameters_exchanged_before_a_first_step_are_freed() -> None:
     params = weights(SHAPES)
     optimizer, gone = thalweg.torch.LAMB(params, lr=0.1), weakref.ref(params[0])

@@ -195,6 +195,16 @@ def test_a_group_that_is_refused_changes_nothing() -> None:
     assert [group["rule"] for group in optimizer.param_groups] == ["Kron", "AdamW", "LAMB"]
 
 
+def test_a_group_has_nothing_of_one_that_was_refused_in_its_place() -> None:
+    rate, (vector, matrix) = 0.1, (nn.Parameter(torch.ones(size)) for size in ((3,), (3, 2)))
+    optimizer = Mixture(model().named_parameters(), KRON_AND_ADAMW)
+    doubled = thalweg.torch.Muon.options(lr=rate, overrides=[("*", dict(lr_scale=2.0))])
+    with pytest.raises(OptimError, match="'x' has shape"):
+        optimizer.add_param_group({"params": [("x", vector)], "rule": doubled})
+    optimizer.add_param_group({"params": [("x", matrix)], "rule": thalweg.torch.Muon.options(lr=rate)})
+    assert optimizer.explain().rows[-1].lr_scale == 1.0
+
+
 def test_groups_of_another_mixture() -> None:
     other = Mixture(model().named_parameters(), entries())
     groups = [

@@ -27,7 +27,7 @@ from thalweg.kernels.cpu.tables import (
 )
 from thalweg.kernels.threads import count_threads, num_threads
 from thalweg.spaces.sharded import Asked
-from thalweg.torch.engines.protocol import Bucket, Engine, rate_of, say_buckets
+from thalweg.torch.engines.protocol import Bucket, Engine, say_buckets
 from thalweg.torch.engines.squares import borrow_torch_threads
 from thalweg.torch.params.checks import NAMES
 from thalweg.torch.params.parameter import Param
@@ -119,7 +119,7 @@ class NativeTables:
 
     def end_write(self) -> None:
         self.last.figures = self.tables.figures()
-        self.last.rates = [(bucket.lr, bucket.lr_scale, len(bucket.names)) for bucket in self.buckets]
+        self.last.rates = [(bucket.rate, len(bucket.names)) for bucket in self.buckets]
 
     # ---- shards: without a guard, passes that measure may write state
 
@@ -162,19 +162,16 @@ class LastStep:
     """Statistics of the last step of a run; they keep no parameter alive."""
 
     figures: Figures | None = None
-    #: Of each bucket: lr, what multiplies it, and the number of parameters.
-    rates: Sequence[tuple[Any, float, int]] = ()
+    #: Of each bucket, with the number of its parameters: as it was then, whatever becomes of an lr that is a tensor.
+    rates: Sequence[tuple[dict[str, Any], int]] = ()
 
     def read(self, index: int) -> dict[str, Any]:
         """The statistics of a parameter; none where no step was taken yet."""
         if self.figures is None:
             return {}
-        ends = itertools.accumulate(count for *_, count in self.rates)
-        lr, lr_scale = next(rate[:2] for rate, end in zip(self.rates, ends, strict=True) if index < end)
-        return {
-            **rate_of(lr, lr_scale),
-            **self.figures.read(index, lambda v, s: torch.tensor(v, dtype=torch.float64).reshape(s)),
-        }
+        ends = itertools.accumulate(count for _, count in self.rates)
+        rate = next(rate for (rate, _), end in zip(self.rates, ends, strict=True) if index < end)
+        return {**rate, **self.figures.read(index, lambda v, s: torch.tensor(v, dtype=torch.float64).reshape(s))}
 
 
 def options_of(bucket: Bucket) -> Options:

@@ -98,7 +98,8 @@ class Bucket:
 
     @property
     def rate(self) -> dict[str, Any]:
-        return rate_of(self.lr, self.lr_scale)
+        """The step size, as statistics tell it."""
+        return {} if self.lr is None else {"lr": self.lr * self.lr_scale}
 
     def locate_gradients(self) -> array[int]:
         """Where the gradients are, for code that needs them to lie as parameters do: copies replace those that do not.
@@ -161,11 +162,6 @@ class Bucket:
             parts=some(self.parts) if self.parts else (),
             addresses=None if self.addresses is None else array("Q", some(self.addresses)),
         )
-
-
-def rate_of(lr: float | Tensor | None, lr_scale: float) -> dict[str, Any]:
-    """The step size, as statistics tell it."""
-    return {} if lr is None else {"lr": lr * lr_scale}
 
 
 def say_buckets(buckets: Sequence[Bucket]) -> str:

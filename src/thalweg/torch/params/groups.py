@@ -62,8 +62,8 @@ NAMES_OF = operator.methodcaller("get", "param_names")
 class Known(NamedTuple):
     """What was found of a group."""
 
-    #: All values of the group but its members, and of the first what concerns the whole step; empty where one is a
-    #: list, which may be edited in its place.
+    #: Its entry, all values of the group but its members, and of the first what concerns the whole step; empty where
+    #: one is a list, which may be edited in its place.
     values: list[Any]
     #: Its entry, and the values of the options alone.
     given: list[Any]
@@ -225,13 +225,12 @@ class Groups:
 
     def options_at(self, groups: Sequence[Group], index: int) -> RuleOptions:
         """The options of a group, checked; made anew only if one of them has changed."""
-        group, first = groups[index], groups[0]
-        values = [*{**group, **NO_MEMBERS}.values(), *map(first.get, JOINT)]
-        known = self.known.get(index)
-        if known is not None and len(known.values) == len(values) and all(map(operator.is_, known.values, values)):
-            return known.options
+        group, first, known = groups[index], groups[0], self.known.get(index)
         try:
             entry = self.entry_of(group)
+            values = [entry, *{**group, **NO_MEMBERS}.values(), *map(first.get, JOINT)]
+            if known is not None and len(known.values) == len(values) and all(map(operator.is_, known.values, values)):
+                return known.options
             given = [entry, *[group.get(name, ABSENT) for name in option_names(entry.rule)]]
             # a list may be edited where it is
             given = [tuple(value) if isinstance(value, list) else value for value in given]
