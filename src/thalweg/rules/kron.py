@@ -285,7 +285,7 @@ class Kron(WholeRule):
         def refresh() -> list[Factors[Any]]:
             gradients: list[FactorGradient] = []
             for whole, stacks in zip(wholes, old, strict=True):
-                gradients += whole.rule.factor_gradients(whole, stacks)
+                gradients.extend(whole.rule.factor_gradients(whole, stacks))
             return refresh_all(xp, rule, gradients, together=len(wholes) > 1)
 
         new = iter(xp.cond(due, refresh, lambda: [stack for stacks in old for stack in stacks]))

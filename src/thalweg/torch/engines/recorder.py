@@ -8,13 +8,14 @@ one after the last.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import operator
 import os
 import struct
 from array import array
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -154,7 +155,8 @@ class Recorder:
         recorded.stages.append(Compute("upload tables of this step", functools.partial(self.upload, recorded)))
         token = deferred.set(recorded.tables)
         try:
-            with on_device(self.device), torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
+            stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            with on_device(self.device), torch.cuda.stream(stream), without_garbage_collection():
                 pool = torch.cuda.graph_pool_handle()
                 for launches, alike in itertools.groupby(stages, operator.attrgetter("launches")):
                     neighbours = list(alike)
@@ -199,6 +201,18 @@ class Recorder:
             if self.latest is not recorded or uploads.captured:  # or a graph of the user's may have filled it
                 uploads.refill(table, values)
         self.latest = recorded
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Garbage may hold recorded graphs, and freeing one would end the recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
