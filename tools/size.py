@@ -12,20 +12,20 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = (".py", ".h", ".cpp", ".js", ".css", ".html")
 #: Of each room: the most lines, and where they are. A path belongs to the first room that names the start of it.
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "rules": (4655, ("src/thalweg/rules/",)),
-    "spaces and programs": (3552, ("src/thalweg/spaces/", "src/thalweg/programs/")),
-    "kernels/triton": (3955, ("src/thalweg/kernels/triton/",)),
-    "kernels without triton": (5032, ("src/thalweg/kernels/",)),
-    "torch": (8783, ("src/thalweg/torch/",)),
-    "optax": (4125, ("src/thalweg/optax/",)),
+    "rules": (4638, ("src/thalweg/rules/",)),
+    "spaces and programs": (3550, ("src/thalweg/spaces/", "src/thalweg/programs/")),
+    "kernels/triton": (3947, ("src/thalweg/kernels/triton/",)),
+    "kernels without triton": (5067, ("src/thalweg/kernels/",)),
+    "torch": (8683, ("src/thalweg/torch/",)),
+    "optax": (4123, ("src/thalweg/optax/",)),
     "numpy": (955, ("src/thalweg/numpy/",)),
-    "race": (1900, ("src/thalweg/race/",)),
-    "plan": (610, ("src/thalweg/plan/",)),
-    "check and audit": (4275, ("src/thalweg/check/", "src/thalweg/audit/")),
-    "show and integrations": (1160, ("src/thalweg/show/", "src/thalweg/integrations/")),
+    "race": (1899, ("src/thalweg/race/",)),
+    "plan": (609, ("src/thalweg/plan/",)),
+    "check and audit": (4272, ("src/thalweg/check/", "src/thalweg/audit/")),
+    "show and integrations": (1156, ("src/thalweg/show/", "src/thalweg/integrations/")),
     "top-level modules": (2832, ("src/thalweg/",)),
-    "tests": (27266, ("tests/",)),
-    "tools": (980, ("tools/",)),
+    "tests": (26605, ("tests/",)),
+    "tools": (841, ("tools/",)),
     "words of the docs": (40000, ("docs/", "README.md")),
 }
 
