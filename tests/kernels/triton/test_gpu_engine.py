@@ -52,6 +52,20 @@ def test_no_gradient_outlives_a_step(options: dict[str, Any]) -> None:
     assert not [grad for grad in gone if grad() is not None]
 
 
+def test_a_first_step_that_is_refused_shows_no_figures_of_old_memory() -> None:
+    p = torch.nn.Parameter(torch.ones(16, 8, device=DEVICE))
+    p.grad = torch.ones_like(p)
+    optimizer: Any = thalweg.torch.SGD([("p", p)], lr=0.1, max_grad_norm=0.5)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor([8.0, 1.0], device=DEVICE).unbind()
+    torch.use_deterministic_algorithms(True)  # which fills what is not initialized with NaN
+    try:
+        optimizer.step()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert optimizer.stats()["p"]["grad_norm"] == 0
+    assert torch.equal(p, torch.ones_like(p))
+
+
 def test_without_triton_lists_serve_and_one_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "is_here", lambda: False)
     kernels.warn_once.cache_clear()

@@ -35,8 +35,8 @@ class Uploads:
         return self.pinned and torch.cuda.is_current_stream_capturing()
 
     def empty(self, shape: Sequence[int], dtype: str = "float32") -> Tensor:
-        """Scratch memory that is kept."""
-        return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=self.device)
+        """Scratch memory that is kept: zeros at first, which figures of a first step show if it was refused."""
+        return torch.zeros(tuple(shape), dtype=getattr(torch, dtype), device=self.device)
 
     def table(self, values: Tensor | array[Any], columns: int | None = None) -> Tensor:
         """A table that is made once."""

@@ -252,7 +252,7 @@ class Stack:
 
     def note_figure(self, key: str, figure: Any) -> None:
         if key not in self.figures:
-            self.figures[key] = torch.empty(getattr(figure, "shape", ()), device=self.scratch.device)
+            self.figures[key] = torch.zeros(getattr(figure, "shape", ()), device=self.scratch.device)
         self.figures[key].copy_(figure) if isinstance(figure, Tensor) else self.figures[key].fill_(figure)
 
 
