@@ -74,7 +74,7 @@ class Field:
         self.rates = {name: sorted({one.run.lr for one in records if one.run.contestant == name}) for name in latest}
         wanted = task["steps"], task["batch_size"]
         self.records = [record for record in records if (record.run.steps, record.run.batch_size) == wanted]
-        self.entered = list(latest)
+        self.entered = list(dict.fromkeys(record.run.contestant for record in self.records))
         self.is_share = task["best_score"] == "most"
         self.digits = 2 if self.is_share else 3
         found = [self.read_result(result) for result in list_results(self.records, None)]
