@@ -52,6 +52,22 @@ def test_no_gradient_outlives_a_step(options: dict[str, Any]) -> None:
     assert not [grad for grad in gone if grad() is not None]
 
 
+@pytest.mark.parametrize("rule", ["Kron", "SOAP"])
+def test_a_saved_state_carries_stacks_once(rule: str) -> None:
+    """State of equal shapes lies in one memory, of which each entry is a part."""
+    params = [torch.nn.Parameter(torch.randn(16, 16, device=DEVICE)) for _ in range(12)]
+    optimizer = getattr(thalweg.torch, rule)(params, lr=0.1, engine="fused")
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    entries = [x for state in optimizer.state_dict()["state"].values() for x in state.values() if x.ndim]
+    assert len({x.untyped_storage().data_ptr() for x in entries}) < len(entries)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    # of each entry, the file has at most a kilobyte beside its numbers
+    assert file.tell() < sum(x.nbytes for x in entries) + 1024 * len(entries)
+
+
 def test_a_first_step_that_is_refused_shows_no_figures_of_old_memory() -> None:
     p = torch.nn.Parameter(torch.ones(16, 8, device=DEVICE))
     p.grad = torch.ones_like(p)
