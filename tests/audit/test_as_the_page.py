@@ -99,6 +99,16 @@ def test_a_class_that_no_table_has() -> None:
         audited(optimizer, model, rule=AdamW())
 
 
+def test_a_step_of_nothing_is_no_fault() -> None:
+    p = torch.nn.Parameter(torch.zeros(0, 4))
+    p.grad = torch.zeros(0, 4)
+    optimizer = thalweg.torch.AdamW([p], lr=0.1)
+    with thalweg.torch.audit(optimizer) as audit:
+        optimizer.step()
+    audit.check()
+    assert not audit.lines
+
+
 def test_what_an_audit_cannot_see() -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

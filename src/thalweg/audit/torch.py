@@ -80,7 +80,7 @@ class Audit(Report):
         return super().__str__() if is_shown else "the report is on rank 0"
 
     def __enter__(self) -> Audit:
-        self._depth, self._problem, self._joint = 0, "", 0.0
+        self._depth, self._stepped, self._problem, self._joint = 0, 0, "", 0.0
         #: How often each optimizer was given gradients; and steps that have begun, with what reads their arrays.
         self._given, self._begun = Counter[Any](), list[tuple[Step, Callable[[], Any]]]()
         before = [optimizer.register_step_pre_hook(self._begin) for optimizer in self.optimizers]
@@ -136,7 +136,7 @@ class Audit(Report):
             return
         params = [one for one, _ in treated]
         scale, joint = scale_all(optimizer, params)
-        self._joint = math.hypot(self._joint, joint)
+        self._joint, self._stepped = math.hypot(self._joint, joint), self._stepped + len(treated)
         sample = {id(p) for p in choose(optimizer, params, self.memory // len(self.optimizers))}
         names = {} if self.model is None else {id(p): name for name, p in self.model.named_parameters()}
         for (name, p, group, setting, lr, factor, *_), keys in treated:
@@ -173,7 +173,7 @@ class Audit(Report):
                 "and an audit is of one of each optimizer: call step() once in the with block. A GradScaler that found "
                 "infinities, a replayed graph and step_parameter() take none"
             )
-        elif not self._problem and not self._begun:
+        elif not self._problem and not self._stepped:
             self._problem = "no parameter had a gradient: call backward() before step()"
         if problem := next(filter(None, gather(self._problem)), ""):
             raise AuditError(problem)
