@@ -17,7 +17,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "kernels/triton": (3947, ("src/thalweg/kernels/triton/",)),
     "kernels without triton": (5067, ("src/thalweg/kernels/",)),
     "torch": (8683, ("src/thalweg/torch/",)),
-    "optax": (4123, ("src/thalweg/optax/",)),
+    "optax": (4126, ("src/thalweg/optax/",)),
     "numpy": (955, ("src/thalweg/numpy/",)),
     "race": (1899, ("src/thalweg/race/",)),
     "plan": (609, ("src/thalweg/plan/",)),

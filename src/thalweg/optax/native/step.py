@@ -45,7 +45,10 @@ class NativeStep(ABC):
 
     @abstractmethod
     def take(self, numbers: Sequence[Any]) -> tuple[dict[int, Outcome], Any]:
-        """What comes of each job, by its place, with all figures; and whether all is finite, None if nobody asks."""
+        """Step all jobs: their outcomes by place, each with all of its figures, and whether all of it is finite.
+
+        The last is None where the step is not guarded.
+        """
 
     def run(self, numbers: Sequence[Any]) -> tuple[list[Outcome], Any]:
         """The step. numbers: what ``numbers`` answered, for these jobs or for those that they are parts of."""
